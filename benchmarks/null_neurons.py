@@ -36,7 +36,7 @@ from probing.disabling.neurons.neuron_sets import NeuronSet, drawn_sets
 from probing.disabling.neurons.stream import Values
 from probing.disabling.neurons.stream_passes import NeuronPasses
 from probing.disabling.subject import Subject, frozen_of_run
-from probing.readouts.positions import Positions, Probes
+from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.readouts.text import draw_text
 from probing.runs.run import load_fit
 from probing.runtime import terminal
@@ -56,7 +56,7 @@ class Case:
     """
 
     passes: NeuronPasses
-    readout: Positions
+    readout: ProbeReadout
     values: Values
     layer: int
 
@@ -68,7 +68,7 @@ class Case:
         sides = [np.array([side == name for side in subject.splits[0]]) for name in ("test", "train")]
         text, train = (draw_text(stores[0], side, n, 0) for side, n in zip(sides, (n_tokens, 20_000), strict=True))
         labels, train_labels = (
-            subject.labels(stores, 0, frozen.classes, side)[of.of_corpus]
+            subject.own.labels(stores, 0, frozen.classes, side)[of.of_corpus]
             for side, of in (("test", text), ("train", train))
         )
         last = max(frozen.weight)
@@ -76,7 +76,7 @@ class Case:
         values = Values.of(train, layer, "words", train_labels, len(frozen.classes))
         plan, readers = stores[0].plan, subject.readers
         passes = NeuronPasses(readers, text, lambda layer: values, False, "words", plan.batch_tokens, 0)
-        return cls(passes, Positions(text, probes, readers.device), values, layer)
+        return cls(passes, ProbeReadout(text, probes, readers.device), values, layer)
 
     def row(self, k: int, n_draws: int, seed: int) -> Mapping[str, Any]:
         """Return the row of random neurons that are declared to be the first of a ranking."""

@@ -174,14 +174,14 @@ def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
 
 
 def _frozen(run: Run | None, source: Any) -> Any:
-    """Return the `probing.disabling.subject.Frozen` probes of a run, if there is one.
+    """Return the `probing.disabling.probed_task.Frozen` probes of a run, if there is one.
 
     Raises:
         UserError: If the model has changed since.
     """
     if run is None:
         return None
-    from probing.disabling.subject import frozen_of_run
+    from probing.disabling.probed_task import frozen_of_run
 
     return frozen_of_run(run, source.model, source.random_weights_seed, (), "run")
 

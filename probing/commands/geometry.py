@@ -33,6 +33,7 @@ from probing.runs.loading import read_folder
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import is_main_process
 from probing.runtime.stopwatch import Stopwatch
+from probing.tables.readout_names import TASK
 from probing.tracking import Tracker, resolve_mode
 
 SpecialTokens = Literal["exclude", "include"]
@@ -56,7 +57,7 @@ def geometry(
     draws: int | None = None, whitening: Literal["pca", "zca"] = "pca", components: int | None = None,
     shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
     interventions: bool = False, neurons: int | list[int] | str | None = None, from_run: str | None = None,
-    kind: str | list[str] = "mean", at: Place = "words", readouts: str | list[str] = "position", tokens: int = 20_000,
+    kind: str | list[str] = "mean", at: Place = "words", readouts: str | list[str] | None = None, tokens: int = 20_000,
     retrain: int = 5, norms: bool = False, path: bool = False, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -90,14 +91,17 @@ def geometry(
         neurons: Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of
             --layer, to measure what later layers lose beside random sets of as many; with --kind direction also all.
         from_run: Finished run of `fit`, whose neurons with the largest contributions are changed, as many as --top, in
-            each of its layers and of --layer; its model, its corpus and its split are then read.
+            each of its layers and of --layer, or with --neurons all all of them; its model, its corpus, its split and
+            its task are then read.
         kind: What replaces the neurons: mean (over training tokens), zero, resample (their values at a random token of
-            another sentence), direction (their values after linear erasure of the position, by LEACE), shuffled (as
-            direction, but for positions that are permuted within sentences, as a control); some of these, or all.
+            another sentence), direction (their values after linear erasure, by LEACE, of the task of --from_run, or of
+            the position without it), shuffled (as direction, but for permuted labels, as a control), translate (their
+            values moved by the difference between the means of another class and of their own); some of these, or all.
         at: Whether neurons are changed at words only, or everywhere, which includes special tokens.
-        readouts: What is read while neurons are changed, one or more: position (by probes of the later layers and by
-            heads), or others as in `disable`: mlm (the loss of masked words, by the model's own head), sts=DIR,
-            wic=DIR.
+        readouts: What is read while neurons are changed, one or more: task (the classes of the task of --from_run, by
+            its probes of the later layers; the default with it), position (by probes of the later layers and by heads;
+            the default without a run), or others as in `disable`: mlm (the loss of masked words, by the model's own
+            head), sts=DIR, wic=DIR.
         tokens: Maximum number of tokens of the test sentences that are read while neurons are changed, and also of the
             training sentences from which replacement values come; if there are more, sentences are drawn at random.
         retrain: For the neurons and for this many random and as many matched sets of the largest size, also retrain a
@@ -162,14 +166,15 @@ def _run(
             "interventions": config["interventions"] and stream is None,
         }  # fmt: skip
         _check_inside(source, inside)
-        ranked, data = None, {}
+        ranked, data, task = None, {}, None
         if stream is not None:
             from probing.disabling.subject import data_of
 
             ranked = stream.ranked(source.layers, typed is None, source.config.num_hidden_layers, d_model)
             data = data_of(stream.readouts)
+            task = _own_task(stream)
         text, stores = _read(source, config["corpus"], config["fit_corpus"], config["special_tokens"])
-        changing = None if stream is None else _changing(config, stream, ranked, data, source, text, split_seed)
+        changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
         watch.end("extract")
         if not is_main_process():
             return None
@@ -198,14 +203,35 @@ def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
     )  # fmt: skip
 
 
+def _own_task(stream: Stream) -> Any:
+    """Return the `probing.tasks.TokenTask` of the run; None if it is position, or there is no run."""
+    from probing.disabling.probed_task import task_of_run
+
+    if stream.run is None or stream.own_task is None:
+        return None
+    return task_of_run(stream.run, f"--from_run {stream.run.folder}", TASK in stream.readouts, stream.kinds)
+
+
 def _changing(
-    config: Mapping[str, Any], stream: Stream, ranked: Any, data: Mapping[str, Any], source: Any, corpus: Any,
-    split_seed: int,
+    config: Mapping[str, Any], stream: Stream, ranked: Any, reads: tuple[Mapping[str, Any], Any], source: Any,
+    corpus: Any, split_seed: int,
 ) -> Callable[[], Any]:  # fmt: skip
-    """Read what is needed to change neurons, and return what measures what is lost."""
+    """Read what is needed to change neurons, and return what measures what is lost.
+
+    Args:
+        config: The resolved options.
+        stream: The neurons.
+        ranked: The same by layer.
+        reads: The data of what is read, by name, and the run's task if it is another than position.
+        source: The model.
+        corpus: The text.
+        split_seed: Seed of the split.
+    """
     from probing.corpus.sides import GroupBy, read_corpora, splits_of
-    from probing.disabling.neurons.neuron_survey import Asked, survey
-    from probing.disabling.subject import Subject, frozen_of_run
+    from probing.disabling.neurons.asked import Asked
+    from probing.disabling.neurons.neuron_survey import survey
+    from probing.disabling.probed_task import frozen_of_run
+    from probing.disabling.subject import Subject
     from probing.runtime import terminal
 
     split_by: GroupBy = "sentence" if stream.run is None else stream.run.split_by
@@ -218,11 +244,12 @@ def _changing(
     if stream.run is not None:
         later = range(min(ranked) + 1, source.config.num_hidden_layers + 1)
         frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, later, "from_run")
-    subject = Subject(whole, corpora, splits, split_seed, frozen, data)
+    subject = Subject(whole, corpora, splits, split_seed, frozen, *reads)
     stores = subject.read()
     asked = Asked(
-        ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"]
-    )
+        ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"],
+        stream.own_task,
+    )  # fmt: skip
     return lambda: survey(subject, stores, asked, terminal.training_bars(source.shows_progress))
 
 

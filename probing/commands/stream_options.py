@@ -9,15 +9,20 @@ from typing import Any, Literal
 from probing.cli.choices import chosen, chosen_with_data
 from probing.commands.of_run import read_as_run
 from probing.errors import UserError, out_of_range, refuse
-from probing.runs.run import Run, load_fit, of_text
-from probing.tables.readout_names import READOUTS
+from probing.runs.run import Run, layers_of, load_fit, of_text
+from probing.tables.readout_names import POSITION, READOUTS_OF_RUN, STS, TASK, WIC
+from probing.tasks import short_name
 
 # Options whose values are those of `--from_run`, where it is given.
 OF_RUN = ("model", "revision", "random_weights", "corpus", "max_length")
 # Options that are about neurons of the stream alone.
 _ABOUT_NEURONS = ("kind", "at", "readouts", "tokens", "retrain")
-Kind = Literal["mean", "zero", "resample", "direction", "shuffled"]
-KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled")
+# Defaults of earlier versions, which stand in the configurations of their runs.
+_USUAL_BEFORE = {"readouts": POSITION}
+Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate"]
+KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
+# Kinds that all neurons of a layer can be changed by, since they leave something of it.
+_LEAVE_SOME = frozenset({"direction", "shuffled", "translate"})
 # Number of neurons from a run by default.
 TOP = 10
 
@@ -42,6 +47,11 @@ class Stream:
     kinds: Sequence[Kind]
     readouts: Mapping[str, str | None]
 
+    @property
+    def own_task(self) -> str | None:
+        """Name of the run's task, where it is another than position, whose default options are no others."""
+        return None if self.run is None or _is_of_positions(self.run) else short_name(self.run.config)
+
     def split_seed(self, seed: int) -> int:
         """Return the seed of the split of sentences."""
         return seed if self.run is None else int(self.run.config["seed"])
@@ -58,7 +68,8 @@ class Stream:
         Raises:
             UserError: If nothing reads one of the layers, the run does not have it, or there are no such neurons.
         """
-        there = list(range(n_layers)) if self.run is None else sorted({row["layer"] for row in self.run.accuracy})
+        is_ranked = self.neurons is None
+        there = layers_of(self.run) if is_ranked and self.run is not None else list(range(n_layers))
         wrong = [layer for layer in layers if layer not in there or layer == n_layers]
         if wrong and not is_all:
             why = "no later layer reads them" if wrong[0] == n_layers else "the run has no ranking of them"
@@ -80,7 +91,7 @@ class Stream:
         if n > most:
             option = f"`--top {n}`" if self.neurons is None else f"`{self.typed}`"
             raise UserError(f"{option}: {n} neurons are more than half of the {d_model}; give at most {most}.")
-        if self.run is None:
+        if self.neurons is not None or self.run is None:
             return {layer: list(self.neurons or range(d_model)) for layer in found}
         return {layer: [row["neuron"] for row in self.run.top(layer, top)] for layer in found}
 
@@ -98,7 +109,7 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
     given = [name for name in ("neurons", "from_run") if config[name] is not None]
     if not given:
         for name in _ABOUT_NEURONS:
-            if config[name] != usual[name]:
+            if config[name] not in (usual[name], _USUAL_BEFORE.get(name)):
                 raise UserError(
                     f"`--{name} {config[name]}` says how neurons are changed, and none are named; give `--neurons` or "
                     "`--from_run` too."
@@ -107,7 +118,8 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
     typed = f"--{given[0]} {_as_typed(config[given[0]])}"
     if not config["interventions"]:
         raise UserError(f"`{typed}` names neurons that are changed inside of the model; add `--interventions`.")
-    if len(given) == 2:
+    takes_all = _as_typed(config["neurons"]) == "all"
+    if len(given) == 2 and not takes_all:
         raise UserError(f"`{typed}` and `--from_run {config['from_run']}` both name neurons; leave one of the two out.")
     if config["dtype"] != "float32":
         raise UserError(f"`--dtype {config['dtype']}`: neurons are changed in float32 alone; leave the option out.")
@@ -123,18 +135,46 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
         *(out_of_range("top", config["top"], 1) if config["from_run"] else []),
     ])  # fmt: skip
     kinds = chosen("--kind", config["kind"], KINDS)
-    readouts = chosen_with_data("--readouts", config["readouts"], READOUTS)
-    if _as_typed(config["neurons"]) == "all":
-        if not {"direction", "shuffled"}.issuperset(kinds):
-            raise UserError(
-                f"`--neurons all` with `--kind {_as_typed(config['kind'])}` would leave nothing of the layer; give "
-                "`--kind direction`, which takes from it what tells the position alone, or its control `shuffled`."
-            )
-        return Stream((), None, typed, None, kinds, readouts)
-    if config["from_run"] is None:
+    if takes_all and not _LEAVE_SOME.issuperset(kinds):
+        raise UserError(
+            f"`--neurons all` with `--kind {_as_typed(config['kind'])}` would leave nothing of the layer; give "
+            "`--kind direction`, which takes from it what tells the position alone, or the task of `--from_run`, its "
+            "control `shuffled`, or `translate`."
+        )
+    run = None if config["from_run"] is None else _run_of(config, usual)
+    readouts = _readouts(config, kinds, run)
+    if takes_all:
+        return Stream((), run, typed, None, kinds, readouts)
+    if run is None:
         return Stream(_numbers(config["neurons"]), None, typed, None, kinds, readouts)
-    run = _run_of(config, usual)
     return Stream(None, run, typed, config["top"], kinds, readouts)
+
+
+def _readouts(config: dict[str, Any], kinds: Sequence[Kind], run: Run | None) -> dict[str, str | None]:
+    """Return what is read, by default the run's own task, and note it in the configuration.
+
+    Raises:
+        UserError: If there is no such readout, or it cannot be read under one of the kinds.
+    """
+    is_of_positions = run is None or _is_of_positions(run)
+    if config["readouts"] is None:
+        config["readouts"] = POSITION if is_of_positions else TASK
+    found = chosen_with_data("--readouts", config["readouts"], READOUTS_OF_RUN)
+    if TASK in found and run is None:
+        raise UserError("`--readouts task` reads the classes of the task of a run; give `--from_run` too.")
+    if TASK in found and is_of_positions:
+        found = {name: data for name, data in found.items() if name != TASK} | {POSITION: None}
+    others = [name for name in (STS, WIC) if name in found]
+    if others and "translate" in kinds:
+        raise UserError(
+            f"`--readouts {others[0]}={found[others[0]]}` with `--kind translate`: words are moved from their own "
+            "class to another, and those of these sentences have none; leave one of the two out."
+        )
+    return {name: found[name] for name in READOUTS_OF_RUN if name in found}
+
+
+def _is_of_positions(run: Run) -> bool:
+    return run.config["task"] == POSITION and not run.config["task_args"]
 
 
 def _as_typed(value: Any) -> str:

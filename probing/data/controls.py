@@ -20,6 +20,7 @@ from probing.corpus import Corpus
 from probing.data.examples import Activations, Examples, Sides
 from probing.data.sentences import SentenceVectors, exchanged
 from probing.models.word_table import word_table
+from probing.statistics.label_codes import LabelCodes
 from probing.statistics.permutation import permute_within_sentences
 
 # Number of draws of the control task's labels; a single draw may be easier or harder than most.
@@ -30,33 +31,51 @@ def shuffled(sides: Sides, seed: int) -> Sides:
     """Return the sides with each sentence's labels permuted among its tokens.
 
     So far as labels differ between sentences and not within them, they are exchanged among the sentences of each side
-    first: each sentence gets those of another with the probability of `LabelCodes.excess_between`. Where every sentence
-    has one label only, all are exchanged; positions never are.
+    first; see `shuffled_labels`.
     """
 
     def permute(examples: Examples) -> Examples:
-        tokens = examples.store.tokens
-        labels = _exchanged(examples, len(sides.classes), seed)
-        (labels,) = permute_within_sentences(labels, tokens.sentences, tokens.input_ids, 1, seed)
-        return replace(examples, labels=labels)
+        if not examples.n_tokens:
+            return examples
+        codes = examples.codes(len(sides.classes))
+        return replace(examples, labels=shuffled_labels(examples.labels, examples.store.tokens, codes, seed))
 
     return sides.each(permute)
 
 
-def _exchanged(examples: Examples, n_classes: int, seed: int) -> NDArray[np.int32]:
+def shuffled_labels(labels: NDArray[np.int32], tokens: Tokens, codes: LabelCodes, seed: int) -> NDArray[np.int32]:
+    """Return labels permuted within sentences, and exchanged among these as far as they differ between them.
+
+    Each sentence gets the labels of another with the probability of `LabelCodes.excess_between`. Where every sentence
+    has one label only, all are exchanged; positions never are.
+
+    Args:
+        labels: Class of each token, shape (n_tokens,); -1 for tokens that are not examples, which keep it.
+        tokens: The table of tokens.
+        codes: The classes as vectors.
+        seed: Seed of the draw.
+    """
+    labels = _exchanged(labels, tokens.sentences, codes, seed)
+    (permuted,) = permute_within_sentences(labels, tokens.sentences, tokens.input_ids, 1, seed)
+    return permuted
+
+
+def _exchanged(
+    labels: NDArray[np.int32], sentences: NDArray[np.int32], codes: LabelCodes, seed: int
+) -> NDArray[np.int32]:
     """Return the labels with those of some sentences exchanged; of a longer sentence's labels, a random part."""
-    sentences, kept = examples.store.tokens.sentences, np.flatnonzero(examples.labels >= 0)
-    between = examples.codes(n_classes).excess_between(examples.labels, sentences) if len(kept) else 0.0
+    kept, given_labels = np.flatnonzero(labels >= 0), labels
+    between = codes.excess_between(labels, sentences) if len(kept) else 0.0
     if not between:
-        return examples.labels
-    generator, labels = np.random.default_rng(seed), examples.labels.copy()
+        return labels
+    generator, labels = np.random.default_rng(seed), labels.copy()
     _, first, lengths = np.unique(sentences[kept], return_index=True, return_counts=True)
     moved = np.flatnonzero(generator.random(len(first)) < between)
     source, n = generator.permutation(moved), lengths[moved]
     in_random_order = kept[np.lexsort((generator.random(len(kept)), sentences[kept]))]
     index = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
     given = np.repeat(first[source], n) + index % np.repeat(lengths[source], n)
-    labels[kept[np.repeat(first[moved], n) + index]] = examples.labels[in_random_order[given]]
+    labels[kept[np.repeat(first[moved], n) + index]] = given_labels[in_random_order[given]]
     return labels
 
 

@@ -1,9 +1,9 @@
-"""Retrains probes on a model in which something is disabled, to measure whether position can still be read."""
+"""Retrains probes on a model in which something is disabled, to measure what can still be read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,12 @@ from torch import Tensor
 from probing.cache.plan import Plan, divide
 from probing.cache.tokens import Tokens
 from probing.data.examples import Examples, Sides
+from probing.data.sentences import SentenceVectors
 from probing.disabling.passes import Passes
 from probing.disabling.units import Job, Kind
 from probing.probes.recipe import Training
 from probing.probes.training import train_probes
-from probing.tasks import Labels
+from probing.tasks import Labels, SentenceTask, TokenTask
 
 # Maximum number of bytes of hidden states in memory; if all layers need more, passes are repeated for a few layers at a
 # time.
@@ -59,15 +60,23 @@ class Labelled:
 
     Args:
         passes: The passes.
-        labels: Class of each token, shape (n_tokens,); -1 for tokens that are not examples.
+        labels: Class of each token that is an example or stands for one, shape (n_tokens,); -1 for others.
+        task: The task, which tells what an example's vector is; None if it is the hidden state of its token.
     """
 
     passes: Passes
     labels: NDArray[np.int32]
+    task: TokenTask | None = None
 
     def examples(self, job: Job, layers: Sequence[int]) -> Examples:
         """Return the examples with the hidden states that they have while something is disabled."""
-        return Examples(Held(self.passes.tokens, self.passes.states(job, layers)), self.labels)
+        held, task = Held(self.passes.tokens, self.passes.states(job, layers)), self.task
+        if isinstance(task, SentenceTask):
+            # Each sentence has one label at most; the others are -1.
+            labels = np.full(held.tokens.n_sentences, -1, dtype=np.int32)
+            np.maximum.at(labels, held.tokens.sentences, self.labels)
+            return Examples(SentenceVectors(held, task.pooling), labels, pooling=task.pooling)
+        return Examples(held, self.labels, word_means=task is not None and task.word_means)
 
 
 def retrained(
@@ -78,7 +87,7 @@ def retrained(
     Args:
         train: Training sentences.
         test: Test sentences.
-        classes: The position of each class.
+        classes: The label of each class.
         job: What is disabled.
         training: Settings of the training.
         layers: The layers that are read, at least that of the block that is changed.
@@ -89,8 +98,9 @@ def retrained(
     right = []
     for some in _in_memory(train, test, layers):
         sides = [part.examples(job, some) for part in (train, test)]
-        nothing = Examples(sides[0].store, np.full_like(sides[0].labels, -1))
-        fits = train_probes(Sides(sides[0], nothing, sides[1], classes, ordinal=True), some, training, "retrained")
+        nothing = replace(sides[0], labels=np.full_like(sides[0].labels, -1))
+        ordinal = train.task is None or train.task.ordinal
+        fits = train_probes(Sides(sides[0], nothing, sides[1], classes, ordinal), some, training, "retrained")
         right += [fit.correct_by_sentence for fit in fits]
     return torch.from_numpy(np.array(right, dtype=np.float32))
 

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from probing.cache import ActivationStore
 from probing.cache.extraction import forward_trainer
-from probing.cache.passes import PassStore
 from probing.cache.source import ActivationSource
-from probing.cli.options import ProbeOptions
+from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.corpus.splits import Split
-from probing.data.labelling import class_of_tokens
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import example_checks, label_sides
-from probing.disabling.store import PROBES, fingerprint_of
+from probing.disabling.probed_task import Frozen, ProbedTask
 from probing.downstream.wic.evaluation import target_check
-from probing.errors import UserError
-from probing.models import ModelSource, load_encoder, load_tokenizer
-from probing.probes.options import training_of
-from probing.probes.recipe import CONTROL_TOLERANCE, Progress, Training
-from probing.probes.training import train_probes
+from probing.models import load_encoder, load_tokenizer
 from probing.readouts.forward import Readers
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.masked_words import MaskedWordLoss, masked_lm_of
@@ -36,70 +25,8 @@ from probing.readouts.readout import Readout
 from probing.readouts.sentence_similarity import drawn, halves, read_similarity, similarity_readout
 from probing.readouts.text import Text
 from probing.readouts.word_senses import READ, TRAIN, Rule, read_senses, rule_of, senses_readout
-from probing.runs.run import Run
-from probing.tables.readout_names import MLM, POSITION, STS, WIC
-from probing.tasks import Labels, load_task
-
-# Probes are trained as by `fit`, with two differences. Training stops when accuracy no longer changes, because no
-# neurons are ranked by these probes. The penalty is fixed, near the values that `fit` chooses, because choosing it
-# takes longer than all passes. With `--run`, the probes of a run of `fit` are used instead.
-PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
-
-
-@dataclass(frozen=True)
-class Frozen:
-    """Probes that another run trained.
-
-    Args:
-        weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model), by layer number.
-        classes: The position of each class.
-    """
-
-    weight: Mapping[int, Tensor]
-    classes: Labels
-
-
-def frozen_of(weight: Mapping[int, Tensor], classes: Sequence[Any], typed: str) -> Frozen:
-    """Return probes of another run.
-
-    Args:
-        weight: Weight of each layer's probe on raw hidden states, by layer number.
-        classes: The label of each class.
-        typed: The option that names the run, for messages.
-
-    Raises:
-        UserError: If the run has no probe of a layer above the embeddings.
-    """
-    if not weight:
-        raise UserError(f"`{typed}` has probes of the embeddings alone, which no head changes; give another run.")
-    return Frozen(weight, np.array(classes, dtype=np.int64))
-
-
-def frozen_of_run(
-    run: Run, model: ModelSource, random_weights_seed: int | None, layers: Sequence[int], option: str
-) -> Frozen | None:
-    """Return the probes of a run if they read positions from all of the given layers, otherwise None.
-
-    Args:
-        run: A run of `fit`.
-        model: The model that is changed.
-        random_weights_seed: Seed of the weights, if they are random.
-        layers: The layers that are read.
-        option: The option that names the run.
-
-    Raises:
-        UserError: If the model has changed since.
-    """
-    before = run.results["cache"]["test"]["key"]["model"]
-    if model.fingerprint(weights=random_weights_seed is None) != before:
-        raise UserError(
-            f"`--{option} {run.folder}`: its model {run.config['model']} has changed since; repeat the run."
-        )
-    there = [row["layer"] for row in run.accuracy]
-    if run.config["task"] != "position" or run.config["task_args"] or not set(layers) <= set(there):
-        return None
-    weight = {layer: run.weight[there.index(layer)] for layer in there if layer > 0}
-    return frozen_of(weight, run.results["classes"], f"--{option} {run.folder}")
+from probing.tables.readout_names import MLM, POSITION, PROBED, STS, TASK, WIC
+from probing.tasks import TokenTask, load_task
 
 
 def data_of(wanted: Mapping[str, str | None]) -> dict[str, Any]:
@@ -124,8 +51,9 @@ class Subject:
         corpora: The corpus, and the test corpus if there is one.
         splits: Side of each sentence of each corpus.
         split_seed: Seed of the split, and of the training of probes.
-        frozen: Probes of another run; None to train them here.
+        frozen: Probes of another run, of its task; None to train them here.
         wanted: What is read out, by the name of the option, with its data; None where there is none.
+        task: The task of that run, where it is another than position.
     """
 
     source: ActivationSource
@@ -134,6 +62,20 @@ class Subject:
     split_seed: int
     frozen: Frozen | None = None
     wanted: Mapping[str, Any] = field(default_factory=lambda: {POSITION: None})
+    task: TokenTask | None = None
+
+    def probed(self, name: str) -> ProbedTask:
+        """Return what is read by probes: `position`, or `task` for the run's own."""
+        is_position = name == POSITION
+        frozen = self.frozen if is_position is (self.task is None) else None
+        task = load_task(POSITION, {}) if is_position else self.task
+        assert task is not None
+        return ProbedTask(name, task, frozen, self.source, self.corpora, self.splits, self.split_seed)
+
+    @property
+    def own(self) -> ProbedTask:
+        """What the run's probes read; positions without a run."""
+        return self.probed(POSITION if self.task is None else TASK)
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -212,60 +154,14 @@ class Subject:
                 or no sentence of a side has a token of any class.
         """
         _ = self.model  # what cannot be disabled is refused before any work
-        checks = example_checks(load_task(POSITION, {}), self.corpora, self.splits, PROBE, self.source.say)
-        stores = self.source.read(self.corpora, checks)
+        checks = [self.probed(name).checks() for name in PROBED if name in self.wanted] or [self.own.checks()]
+        of_corpora = [partial(_all, of_corpus) for of_corpus in zip(*checks, strict=True)]
+        stores = self.source.read(self.corpora, of_corpora)
         _ = self.stores_of_sets, self.stores_of_senses
         return stores
 
-    def labels(self, stores: Sequence[ActivationStore], part: int, classes: Labels, side: Split) -> NDArray[np.int32]:
-        """Return the position class of each token of a corpus, -1 on other sides.
-
-        Args:
-            stores: The activations of each corpus.
-            part: Index of the corpus.
-            classes: The position of each class.
-            side: The side of the split.
-        """
-        task, corpus, splits = load_task(POSITION, {}), self.corpora[part], self.splits[part]
-        return class_of_tokens(stores[part].tokens, corpus, task, splits, classes, side).labels.astype(np.int32)
-
-    def train(self, stores: Sequence[ActivationStore], progress: Progress) -> dict[str, Tensor]:
-        """Train a position probe of each layer but the embeddings, whose states no head changes.
-
-        Returns:
-            `weight`, shape (n_layers, n_classes, d_model), and `classes`.
-        """
-        sides = label_sides(stores, self.corpora, self.splits, load_task(POSITION, {}))
-        layers = [layer for layer in self.source.layers if layer > 0]
-        fits = train_probes(sides, layers, self.training(progress), moments=layer_moments(sides.train, layers))
-        return {"weight": torch.stack([fit.weight for fit in fits]), "classes": torch.from_numpy(sides.classes)}
-
-    def probes(
-        self, stores: Sequence[ActivationStore], store: PassStore | None, progress: Progress
-    ) -> tuple[dict[int, Tensor], Labels]:
-        """Return the weight of each layer's probe (of another run, stored, or trained now), and the classes.
-
-        Args:
-            stores: The activations of each corpus.
-            store: Where trained probes are stored; None if they are those of another run.
-            progress: Returns Lightning callbacks that show the training of probes.
-        """
-        if store is None or self.frozen is not None:
-            assert self.frozen is not None
-            return dict(self.frozen.weight), self.frozen.classes
-        if store.unfinished([PROBES]):
-            store.put(PROBES, self.train(stores, progress))
-        found = store.get(PROBES)
-        weight = dict(zip(range(1, len(found["weight"]) + 1), found["weight"], strict=True))
-        return weight, found["classes"].numpy()
-
-    def training(self, progress: Progress) -> Training:
-        """Return the settings of the training of probes."""
-        assert PROBE.l2 != "auto"
-        return training_of(PROBE, PROBE.l2, self.split_seed, dict(self.source.trainer), progress)
-
     def other_readouts(self, text: Text, n_tokens: int, seed: int) -> Iterator[Readout]:
-        """Yield what is read out beside positions.
+        """Yield what is read out beside the classes that probes read.
 
         Args:
             text: The test sentences that are read.
@@ -318,8 +214,7 @@ class Subject:
         """The rule that decides, by the cosine in the last layer, whether two senses are the same."""
         return rule_of(self.wanted[WIC][TRAIN], self.stores_of_senses[0], self.source.layers[-1])
 
-    def key_of_positions(self) -> dict[str, Any]:
-        """Return what decides on the probes that read positions, for the keys of caches."""
-        frozen = self.frozen
-        of_run = None if frozen is None else fingerprint_of(*frozen.weight, *frozen.weight.values(), frozen.classes)
-        return {"probes": of_run or asdict(PROBE), "retrained": asdict(PROBE)}
+
+def _all(checks: Sequence[Callable[[Tokens], None]], tokens: Tokens) -> None:
+    for check in checks:
+        check(tokens)

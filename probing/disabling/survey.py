@@ -19,13 +19,14 @@ from probing.disabling.cumulative import Cumulative, n_files
 from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of
 from probing.disabling.importance import importance, importance_rows
 from probing.disabling.passes import Passes
+from probing.disabling.probed_task import ProbedTask
 from probing.disabling.retraining import Labelled, chosen_units, retrained
 from probing.disabling.store import fingerprint_of, opened, run_unfinished
 from probing.disabling.subject import Subject
 from probing.disabling.units import Job, Kind, UnitType, all_jobs, wanted
 from probing.errors import UserError
 from probing.probes.recipe import Progress
-from probing.readouts.positions import Positions, Probes
+from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.readouts.readout import ReadableText, Readout
 from probing.readouts.text import Text, draw_text
 from probing.tables.readout_names import POSITION, RETRAINED
@@ -172,6 +173,11 @@ class _Work:
         return all_jobs(heads.n_layers, heads.n_heads)
 
     @cached_property
+    def probed(self) -> ProbedTask:
+        """Positions, and the probes that read them."""
+        return self.subject.probed(POSITION)
+
+    @cached_property
     def passes(self) -> Passes:
         """Passes over the test sentences."""
         return self._passes_over(self.text)
@@ -182,9 +188,9 @@ class _Work:
     def positions(self) -> _Part:
         """Read positions by frozen and by retrained probes."""
         asked = self.asked
-        with self._store(POSITION, self.subject.key_of_positions()) as store:
+        with self._store(POSITION, self.probed.key(self.stores)) as store:
             probes, classes = self._probes(store)
-            readout = Positions(self.text, probes, self.subject.readers.device)
+            readout = ProbeReadout(self.text, probes, self.subject.readers.device)
             results = self._run(store, readout, lambda: self.passes)
             layers = {block: probes.layers(block) for block in asked.blocks}
             measured = measured_of(results, layers, readout.n, POSITION)
@@ -194,9 +200,9 @@ class _Work:
                 repeated = self._retrained(store, results, strongest, probes, classes)
                 measured += measured_of(repeated, layers, readout.n, RETRAINED)
             rows = self._importance(store, readout)
-        labels = self.subject.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
+        labels = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
         of_train = Probes(probes.weight, torch.from_numpy(labels.astype(np.int64)))
-        chosen_on = Positions(self.train, of_train, self.subject.readers.device)
+        chosen_on = ProbeReadout(self.train, of_train, self.subject.readers.device)
         return _Part(readout, measured, rows, *self._pruned(chosen_on, readout))
 
     def other(self, readout: Readout) -> _Part:
@@ -264,8 +270,8 @@ class _Work:
 
     def _probes(self, store: PassStore) -> tuple[Probes, Labels]:
         """Return the later layers' probes of the test sentences, and their classes."""
-        weight, classes = self.subject.probes(self.stores, store, self.progress)
-        labels = self.subject.labels(self.stores, -1, classes, "test")
+        weight, classes = self.probed.probes(self.stores, store, self.progress)
+        labels = self.probed.labels(self.stores, -1, classes, "test")
         return Probes(weight, torch.from_numpy(labels[self.text.of_corpus].astype(np.int64))), classes
 
     def _retrained(
@@ -275,10 +281,10 @@ class _Work:
         passes_of_train = cache(lambda: self._passes_over(self.train))
 
         def again(job: Job) -> Tensor:
-            of_train = self.subject.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
+            of_train = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
             of_text = probes.labels.numpy().astype(np.int32)
             parts = Labelled(passes_of_train(), of_train), Labelled(self.passes, of_text)
-            return retrained(*parts, classes, job, self.subject.training(self.progress), probes.layers(job.block))
+            return retrained(*parts, classes, job, self.probed.training(self.progress), probes.layers(job.block))
 
         blocks = {job.block for job in strongest}
         jobs_again = [job for job in results if job in strongest or (job.kind is None and job.block in blocks)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.statistics.intervals import few_sentences
 from probing.tables.columns import ends, in_brackets, interval
-from probing.tables.readout_names import CONTRAST, POSITION, RETRAINED, WORD_MASS, measure_of
+from probing.tables.readout_names import AGAIN, CONTRAST, TASK, TRANSLATED, WORD_MASS, measure_of, probed_of
 
 Row = Mapping[str, Any]
 
@@ -17,19 +17,34 @@ _DRAWN = tuple(
     for column in ("", "_lowest", "_highest", "_percentile", "_p")
 )
 NEURON_INTERVENTION_COLUMNS = (
-    "changed_layer", "kind", "k", "readout", "layer", "head", "offset", "neurons", "intact", "value", "effect", "low",
-    "high", *_DRAWN, "n",
+    "changed_layer", "kind", "k", "task", "readout", "layer", "head", "offset", "neurons", "intact", "value", "effect",
+    "low", "high", *_DRAWN, "n",
 )  # fmt: skip
-NEURON_DRAW_COLUMNS = ("changed_layer", "kind", "k", "readout", "layer", "head", "offset", "set", "draw", "effect")
+NEURON_DRAW_COLUMNS = (
+    "changed_layer", "kind", "k", "task", "readout", "layer", "head", "offset", "set", "draw", "effect",
+)  # fmt: skip
 
-# How neurons are changed, as a phrase that follows `neurons of layer N`.
-KINDS = {
+# How neurons are changed, as a phrase that follows `neurons of layer N`; where it is by classes, of positions and of a
+# run's own task.
+_KINDS = {
     "mean": "held at their mean",
     "zero": "set to 0",
     "resample": "with their values at random tokens of other sentences",
     "direction": "without what tells the position linearly in them",
     "shuffled": "without what tells shuffled positions linearly in them",
+    "translate": "moved from the mean of each token's position to that of another",
 }
+_KINDS_OF_TASK = {
+    "direction": "without what tells {} linearly in them",
+    "shuffled": "without what tells shuffled labels of {} linearly in them",
+    "translate": "moved from the mean of each example's class of {} to that of another",
+}
+
+
+def kind_of(row: Row) -> str:
+    """Return how the neurons of a row are changed, as a phrase that follows `neurons of layer N`."""
+    kind = row["kind"]
+    return _KINDS_OF_TASK[kind].format(row["task"]) if "task" in row and kind in _KINDS_OF_TASK else _KINDS[kind]
 
 
 def groups_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
@@ -41,19 +56,19 @@ def groups_of(rows: Sequence[Row]) -> Iterator[list[Row]]:
 def readouts_of(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the dose curves of one changed layer and kind that are shown, ascending in the number of neurons.
 
-    These are the probe of the last layer, as it was and trained again, what is read beside positions, and the clearest
+    These are the probes of the last layer, as they were and trained again, what else is read, and the clearest
     head: the one that attends most to its offset while nothing is changed.
     """
     curves: dict[Any, list[Row]] = {}
     for row in sorted(rows, key=lambda row: row["k"]):
         curves.setdefault((row["readout"], row["layer"], row.get("head")), []).append(row)
-    last = max((layer for readout, layer, _ in curves if readout == POSITION), default=None)
+    last = max((layer for readout, layer, _ in curves if probed_of(readout)), default=None)
     masses = {key[1:]: curve[0]["intact"] for key, curve in curves.items() if key[0] == WORD_MASS}
     clearest = max(masses, key=masses.__getitem__, default=None)
     return [
         curve
         for (readout, layer, head), curve in curves.items()
-        if (readout != POSITION or layer == last)
+        if (not probed_of(readout) or layer == last)
         and (readout not in (WORD_MASS, CONTRAST) or (layer, head) == clearest)
     ]
 
@@ -61,10 +76,11 @@ def readouts_of(rows: Sequence[Row]) -> list[list[Row]]:
 def name_of(row: Row) -> str:
     """Return what a row reads."""
     readout, layer = row["readout"], row["layer"]
-    if readout == POSITION:
-        return f"probe of layer {layer}"
-    if readout == RETRAINED:
-        return f"retrained probe of layer {layer}"
+    if probed := probed_of(readout):
+        # Where probes read two things, each is named.
+        of = f"{row['task'] if probed == TASK else probed} " if "task" in row else ""
+        how = "retrained " if readout.endswith(AGAIN) else "target by " if readout.endswith(TRANSLATED) else ""
+        return f"{how}{of}probe of layer {layer}"
     if readout in (WORD_MASS, CONTRAST):
         what = "contrast" if readout == CONTRAST else "attention"
         return f"{what} of head {layer}-{row['head']} at {row['offset']:+d}"
@@ -81,9 +97,7 @@ def _table(rows: Sequence[Row], all_sizes: bool) -> Any:
     from probing.runtime.terminal import plain_table
 
     first = rows[0]
-    table = plain_table(
-        f"k neurons of layer {first['changed_layer']} {KINDS[first['kind']]}: points, or logits of contrasts"
-    )
+    table = plain_table(f"k neurons of layer {first['changed_layer']} {kind_of(first)}: points, or logits of contrasts")
     for heading in ("read", "k", "effect", "95% range", "random sets", "p", "matched in sd", "p"):
         table.add_column(heading, justify="right", no_wrap=True)
     for curve in readouts_of(rows):
@@ -131,7 +145,7 @@ def conclusions(rows: Sequence[Row]) -> list[str]:
 def _conclusion(rows: Sequence[Row]) -> str:
     largest = [curve[-1] for curve in readouts_of(rows)]
     first = max(rows, key=lambda row: row["k"])
-    what = f"Layer {first['changed_layer']}, {_count(first['k'])} {KINDS[first['kind']]}"
+    what = f"Layer {first['changed_layer']}, {_count(first['k'])} {kind_of(first)}"
     return f"{what}: {'; '.join(_told_beside(row) for row in largest)}."
 
 

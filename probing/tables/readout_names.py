@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 POSITION, RETRAINED, MLM, STS, WIC = "position", "position_retrained", "mlm", "sts", "wic"
+# The classes of the task of a run.
+TASK = "task"
+# What probes of later layers read.
+PROBED = (TASK, POSITION)
+# What is added to the name of a readout by probes: where probes are trained again, and where the share is measured of
+# examples that are read as the class that they were moved to.
+AGAIN, TRANSLATED = "_retrained", "_translated"
 # What is read of heads that attend to a fixed offset.
 CONTRAST, WORD_MASS = "head_contrast", "head_word_mass"
 # What the user may name, with how the data is called that it needs.
 READOUTS: dict[str, str | None] = {POSITION: None, MLM: None, STS: "DIR", WIC: "DIR"}
+READOUTS_OF_RUN: dict[str, str | None] = {TASK: None, **READOUTS}
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,9 @@ class Measure:
 
 _MEASURES = {
     POSITION: Measure("position accuracy", "points", 100, 1, True, True),
+    TASK: Measure("accuracy", "points", 100, 1, True, True),
+    # What is looked for is a rise.
+    TRANSLATED: Measure("share read as the target", "points", 100, 1, False, True),
     MLM: Measure("loss of masked words", "nats", 1, 3, False, False),
     STS: Measure("Spearman's correlation", "points", 100, 1, True, False, "pair"),
     CONTRAST: Measure("contrast of a position head", "logits", 1, 2, True, False),
@@ -53,6 +64,15 @@ def measure_of(readout: str) -> Measure:
     """Return what the numbers of a readout are.
 
     Args:
-        readout: Its name in tables: `position`, `position_retrained`, `mlm`, `wic`, or `sts:` and the name of a set.
+        readout: Its name in tables: `position` or `task`, alone or with `_retrained` or `_translated`, `mlm`, `wic`, or
+            `sts:` and the name of a set.
     """
-    return _MEASURES[POSITION if readout == RETRAINED else readout.split(":")[0]]
+    if readout.endswith(TRANSLATED):
+        return _MEASURES[TRANSLATED]
+    return _MEASURES[readout.split(":")[0].removesuffix(AGAIN)]
+
+
+def probed_of(readout: str) -> str | None:
+    """Return what probes read, `position` or `task`; None if the readout is not by probes."""
+    name = readout.removesuffix(AGAIN).removesuffix(TRANSLATED)
+    return name if name in PROBED else None

@@ -13,7 +13,7 @@ from test_passes import Case, weights_of
 from probing.disabling.cumulative import Cumulative, n_files
 from probing.disabling.store import PassStore
 from probing.readouts.forward import Forward, Readers
-from probing.readouts.positions import Positions
+from probing.readouts.frozen_probes import ProbeReadout
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -36,7 +36,7 @@ class Setting:
 
     def __init__(self, case: Case, place: Path) -> None:
         self.readers = Readers.of(case.encoder, case.pad, "tiny")
-        self.readout = Positions(case.text, case.probes, self.readers.device)
+        self.readout = ProbeReadout(case.text, case.probes, self.readers.device)
         model, self.case, self.place = self.readers.model, case, place
         stands = torch.zeros(3, model.width)
         self.how = Cumulative(self.readers, "heads", "zero", stands, [1, 2, 3], 0.1, 0, 256, False)

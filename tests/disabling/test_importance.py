@@ -13,8 +13,8 @@ from torch import Tensor
 from probing.disabling.importance import head_gradients, importance_rows
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
+from probing.readouts.frozen_probes import probe_loss
 from probing.readouts.later_blocks import LaterBlocks
-from probing.readouts.positions import probe_loss
 
 TEXTS = ["the probe reads one layer", "a small model often forgets every position of a large sentence, quietly"]
 

@@ -19,7 +19,7 @@ from probing.disabling.units import KINDS, OF_HEADS, Job, all_jobs
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.readouts.forward import Readers
-from probing.readouts.positions import Positions, Probes
+from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.readouts.readout import Readout
 from probing.readouts.text import Text, draw_text
 
@@ -72,7 +72,7 @@ class Case:
     def passes(self, batch_tokens: int = 256) -> Reading:
         readers = Readers.of(self.encoder, self.pad, "tiny")
         passes = Passes(readers, self.text, self.train, batch_tokens, seed=0)
-        return Reading(passes, Positions(self.text, self.probes, readers.device))
+        return Reading(passes, ProbeReadout(self.text, self.probes, readers.device))
 
 
 class Reading:

@@ -10,7 +10,7 @@ import numpy as np
 
 from probing.figures.formats import USUAL
 from probing.figures.style import BLUE, GREY, ORANGE, error_bars, write_drawings
-from probing.tables.neuron_interventions import KINDS, groups_of, has, name_of, readouts_of
+from probing.tables.neuron_interventions import groups_of, has, kind_of, name_of, readouts_of
 from probing.tables.readout_names import measure_of
 
 if TYPE_CHECKING:
@@ -92,5 +92,5 @@ def _dose_curve(axes: Axes, curve: Sequence[Row]) -> None:
         axes.set_xlim(sizes[0] / 2, sizes[0] * 2)
     axes.set_xlabel("neurons (log scale)")
     axes.set_ylabel(f"effect ({measure.unit})")
-    kind = KINDS[curve[0]["kind"]]
+    kind = kind_of(curve[0])
     axes.set_title(f"{name_of(curve[0])},\n{kind} (intact: {curve[0]['intact']:.3f})", fontsize=8)

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from probing.heads.position.removal import matched_sets, random_sets
 
-Kind = Literal["mean", "zero", "resample", "direction", "shuffled"]
+Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate"]
 Source = Literal["chosen", "random", "matched"]
 
-KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled")
+KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
 # Numbers of neurons of a dose curve; the number of all neurons that were asked for is its last point.
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
@@ -25,8 +25,9 @@ class NeuronSet:
 
     Args:
         layer: The layer whose hidden states are changed.
-        kind: The replacement: their mean, 0, their values at a random token of another sentence, or their values after
-            linear erasure of the position, or of positions that are permuted within sentences.
+        kind: The replacement: their mean, 0, their values at a random token of another sentence, their values after
+            linear erasure of the classes of a task, or of classes that are permuted, or their values moved by the
+            difference of two class means.
         neurons: The neurons; none if nothing is changed, which is what the others are compared with.
         source: Whether these are the neurons that were asked for, or drawn to be compared with them.
         draw: Number of the draw, from 1; 0 for those that were asked for.

@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore
 from probing.cache.passes import PassStore
+from probing.disabling.neurons.asked import Asked, Found
 from probing.disabling.neurons.neuron_effects import DRAWN, Line, Rows, effect_rows
 from probing.disabling.neurons.neuron_sets import Kind, NeuronSet, chosen_sets, drawn_sets
-from probing.disabling.neurons.stream import Place, Values
+from probing.disabling.neurons.probed_classes import ProbedClasses
+from probing.disabling.neurons.stream import Values
 from probing.disabling.neurons.stream_passes import NeuronPasses
+from probing.disabling.probed_task import OF_CLASSES, ProbedTask
 from probing.disabling.retraining import Labelled, retrained
 from probing.disabling.store import fingerprint_of, opened, run_unfinished
 from probing.disabling.subject import Subject
 from probing.errors import UserError, as_clause
 from probing.models.query_key import find_query_keys
 from probing.probes.recipe import Progress
-from probing.readouts.position_heads import PositionHead, PositionHeads, find_position_heads
-from probing.readouts.positions import Positions, Probes
+from probing.readouts.position_heads import PositionHeads, find_position_heads
 from probing.readouts.readout import ReadableText, Readout
 from probing.readouts.text import Text, draw_text
-from probing.tables.readout_names import POSITION, RETRAINED
-from probing.tasks import Labels
+from probing.tables.readout_names import POSITION, PROBED
 
 # Increased whenever the meaning of what is stored changes.
 FORMAT = 1
@@ -39,57 +39,6 @@ FORMAT = 1
 DRAWN_TOKENS = 5_000
 # Most tokens of the training sentences by which position heads are chosen.
 HEAD_TOKENS = 5_000
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is asked.
-
-    Args:
-        ranked: The neurons that are changed, in their order, by layer.
-        kinds: What stands in their place.
-        at: At which tokens.
-        n_tokens: Most tokens of the text that is read, and of the training sentences.
-        n_draws: Number of random sets, and of matched ones, for each size.
-        n_retrained: Number of these, of the largest size, for which probes are trained again.
-        seed: Seed of every random draw.
-    """
-
-    ranked: Mapping[int, Sequence[int]]
-    kinds: Sequence[Kind]
-    at: Place
-    n_tokens: int
-    n_draws: int
-    n_retrained: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class Found:
-    """What was found.
-
-    Args:
-        interventions: Rows of `neuron_interventions.csv`.
-        draws: Rows of `neuron_draws.csv`.
-        text: The sentences that were read.
-        part: Those of them that drawn sets were read on.
-        heads: The heads that were read.
-    """
-
-    interventions: Rows
-    draws: Rows
-    text: Text
-    part: Text
-    heads: Sequence[PositionHead]
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What `results.json` says of it."""
-        return {
-            "n_sentences": self.text.tokens.n_sentences, "n_tokens": self.text.tokens.n_tokens,
-            "n_drawn_sentences": self.part.tokens.n_sentences, "n_drawn_tokens": self.part.tokens.n_tokens,
-            "position_heads": [vars(one) for one in self.heads],
-        }  # fmt: skip
 
 
 def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, progress: Progress) -> Found:
@@ -111,16 +60,34 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
     text = draw_text(stores[-1], is_test, asked.n_tokens, asked.seed)
     train = draw_text(stores[0], is_train, asked.n_tokens, asked.seed)
     work = _Work(subject, stores, asked, text, train, progress)
-    parts = work.of_positions() if POSITION in subject.wanted else []
-    heads = work.heads.heads if parts and work.heads else ()
-    parts += [work.of_other(readout) for readout in subject.other_readouts(work.part, DRAWN_TOKENS, asked.seed)]
+    parts: list[_Part] = []
+    for kinds in _together(asked.kinds):
+        parts += [part for name in PROBED if name in subject.wanted for part in work.of_probes(name, kinds)]
+        others = subject.other_readouts(work.part, DRAWN_TOKENS, asked.seed)
+        parts += [work.of_other(readout, kinds) for readout in others]
+    heads = work.heads.heads if POSITION in subject.wanted and work.heads else ()
     interventions: Rows = []
     draws: Rows = []
     for layer in asked.ranked:
         for part in parts:
             for table, more in zip((interventions, draws), part.rows(layer), strict=True):
                 table += more
-    return Found(interventions, draws, text, work.part, heads)
+    if asked.task_name is not None:
+        for row in (*interventions, *draws):
+            row["task"] = asked.task_name
+    read = {name: "here" if subject.probed(name).frozen is None else "run" for name in PROBED if name in subject.wanted}
+    erased = None if OF_CLASSES.isdisjoint(asked.kinds) else asked.task_name or POSITION
+    return Found(interventions, draws, text, work.part, heads, read, erased)
+
+
+def _is_moved(kinds: Sequence[Kind]) -> bool:
+    return "translate" in kinds
+
+
+def _together(kinds: Sequence[Kind]) -> list[list[Kind]]:
+    """Return the kinds whose passes are read alike: where examples are moved, it is also read where to."""
+    groups: list[list[Kind]] = [[kind for kind in kinds if kind != "translate"], ["translate"]]
+    return [group for group in groups if set(group) & set(kinds)]
 
 
 @dataclass(frozen=True)
@@ -180,37 +147,44 @@ class _Work:
         return draw_text(self.text.store, candidates, DRAWN_TOKENS, self.asked.seed)
 
     @cached_property
-    def probes(self) -> tuple[dict[int, Tensor], Labels]:
-        """Weight of each later layer's probe (of another run, stored, or trained now), and the classes."""
-        if self.subject.frozen is not None:
-            return self.subject.probes(self.stores, None, self.progress)
-        with self._opened("probes", {}, 0) as store:
-            return self.subject.probes(self.stores, store, self.progress)
+    def probed(self) -> Callable[[str], ProbedClasses]:
+        """A function that returns the classes that `position` or `task` reads, with their probes.
 
-    @cached_property
-    def train_labels(self) -> Any:
-        """Position class of each token of the training sentences, shape (n_tokens,)."""
-        return self.subject.labels(self.stores, 0, self.probes[1], "train")[self.train.of_corpus]
+        Probes are those of a run, stored ones, or trained now.
+        """
+
+        @cache
+        def of(name: str) -> ProbedClasses:
+            task = self.subject.probed(name)
+            if task.frozen is not None:
+                found = task.probes(self.stores, None, self.progress)
+            else:
+                with self._opened("probes", self._read(task), 0) as store:
+                    found = task.probes(self.stores, store, self.progress)
+            return ProbedClasses(task, self.stores, self.train, *found, self.subject.readers.device, self.asked.seed)
+
+        return of
+
+    @property
+    def own(self) -> ProbedClasses:
+        """The classes that are erased, and between which examples are moved."""
+        return self.probed(self.subject.own.name)
 
     @cached_property
     def values(self) -> Any:
         """A function that returns a layer's values at training tokens; those of one layer are kept in memory."""
-        is_told = not {"direction", "shuffled"}.isdisjoint(self.asked.kinds)  # what tells the position
-        labels = self.train_labels if is_told else np.full(self.train.tokens.n_tokens, -1, dtype=np.int32)
-        n_classes = len(self.probes[1]) if is_told else 1
+        if OF_CLASSES.isdisjoint(self.asked.kinds):
+            own = np.full(self.train.tokens.n_tokens, -1, dtype=np.int32), 1, self.asked.seed, None
+        else:
+            classes = self.own
+            stands = classes.task.stands(self.train.tokens)
+            own = classes.train_labels, len(classes.classes), self.asked.seed, stands  # type: ignore[assignment]
 
         @lru_cache(maxsize=1)
         def of(layer: int) -> Values:
-            return Values.of(self.train, layer, self.asked.at, labels, n_classes, self.asked.seed)
+            return Values.of(self.train, layer, self.asked.at, *own)
 
         return of
-
-    def positions(self, text: Text) -> Positions:
-        """Return the readout of positions of a text."""
-        weight, classes = self.probes
-        labels = self.subject.labels(self.stores, -1, classes, "test")[text.of_corpus]
-        probes = Probes(weight, torch.from_numpy(labels.astype(np.int64)))
-        return Positions(text, probes, self.subject.readers.device)
 
     @cached_property
     def heads(self) -> PositionHeads | None:
@@ -229,85 +203,109 @@ class _Work:
         found = find_position_heads(readers, some, self.batch_tokens, list(self.asked.ranked))
         return PositionHeads(self.text, found, query_keys, model.heads.is_causal, readers.device)
 
-    def reads(self, text: Text) -> list[Any]:
-        """Return all that reads a text."""
-        reads: list[Any] = [self.positions(text)]
-        if self.heads is not None:
+    def reads(self, name: str, text: Text, kinds: Sequence[Kind]) -> list[Any]:
+        """Return all that reads a text together with the classes of a task."""
+        classes = self.probed(name)
+        reads: list[Any] = [classes.readout(text)]
+        if _is_moved(kinds) and name == self.own.name:
+            reads.append(classes.translated(text))
+        if name == POSITION and self.heads is not None:
             of = self.heads
             reads.append(PositionHeads(text, of.heads, of.query_keys, of.is_causal, of.device))
         return reads
 
-    def lines(self, layer: int) -> list[Line]:
+    def lines(self, reads: Sequence[Any], layer: int) -> list[Line]:
         """Return what each row of the results of a pass is, when this layer is changed."""
-        positions = self.positions(self.text)
-        lines = [Line(positions.name, one, positions.n, {}) for one in positions.layers(layer + 1)]
-        if self.heads is not None:
-            lines += [
-                Line(measure, one.layer, self.heads.n(one), {"head": one.head, "offset": one.offset})
-                for measure, one in self.heads.rows(layer + 1)
-            ]
+        lines = []
+        for read in reads:
+            if isinstance(read, PositionHeads):
+                lines += [
+                    Line(measure, one.layer, read.n(one), {"head": one.head, "offset": one.offset})
+                    for measure, one in read.rows(layer + 1)
+                ]
+            else:
+                lines += [Line(read.name, one, read.n, {}) for one in read.layers(layer + 1)]
         return lines
 
     # --- passes ---
 
-    def passes(self, text: ReadableText) -> NeuronPasses:
-        """Return the passes over a text."""
+    def passes(self, text: ReadableText, moved: Text | None = None) -> NeuronPasses:
+        """Return the passes over a text.
+
+        Args:
+            text: The text.
+            moved: The text whose examples are moved to other classes, the same one or one with the same tokens but for
+                masks; None if they are not.
+        """
         asked = self.asked
+        moves = None if moved is None else self.own.moves(moved)
         own = self.subject.readers, text, self.values
-        return NeuronPasses(*own, text is self.train, asked.at, self.batch_tokens, asked.seed)
+        return NeuronPasses(*own, text is self.train, asked.at, self.batch_tokens, asked.seed, moves)
 
-    @cached_property
-    def chosen(self) -> list[NeuronSet]:
-        """The sets that were asked for."""
+    def chosen(self, kinds: Sequence[Kind]) -> list[NeuronSet]:
+        """Return the sets that were asked for, of some kinds."""
         ranked, d_model = self.asked.ranked, self.text.store.plan.d_model
-        return [one for layer in ranked for one in chosen_sets(layer, ranked[layer], self.asked.kinds, d_model)]
+        return [one for layer in ranked for one in chosen_sets(layer, ranked[layer], kinds, d_model)]
 
-    @cached_property
-    def drawn(self) -> list[NeuronSet]:
-        """The sets that they are compared with."""
+    def drawn(self, chosen: Sequence[NeuronSet]) -> list[NeuronSet]:
+        """Return the sets that some are compared with."""
         asked = self.asked
         return [
             one
             for layer in asked.ranked
             for one in drawn_sets(
-                [one for one in self.chosen if one.layer == layer], self.values(layer).sd, asked.n_draws, asked.seed
+                [one for one in chosen if one.layer == layer], self.values(layer).sd, asked.n_draws, asked.seed
             )
         ]
 
-    @cached_property
-    def again(self) -> list[NeuronSet]:
-        """The sets for which probes are trained again: those asked for, and some drawn ones of the largest size."""
-        if not self.asked.n_retrained:
+    def again(self, chosen: Sequence[NeuronSet], drawn: Sequence[NeuronSet]) -> list[NeuronSet]:
+        """Return the sets for which probes are trained again: those asked for, and some drawn ones of the largest size.
+
+        While examples are moved to other classes, no probe is trained: what it would learn depends on where to.
+        """
+        if not self.asked.n_retrained or any(one.kind == "translate" for one in chosen):
             return []
         largest = {layer: len(ranked) for layer, ranked in self.asked.ranked.items()}
-        drawn = [one for one in self.drawn if one.draw <= self.asked.n_retrained and one.k == largest[one.layer]]
-        return [*self.chosen, *drawn]
+        some = [one for one in drawn if one.draw <= self.asked.n_retrained and one.k == largest[one.layer]]
+        return [*chosen, *some]
 
-    def of_positions(self) -> list[_Part]:
-        """Read positions, by frozen and by retrained probes, and position heads."""
-        n_sets = len(self.chosen) + len(self.drawn)
-        with self._opened("neurons", self._sets, n_sets + len(self.again)) as store:
-            own = store, 1, self.chosen, "neurons", lambda: self.passes(self.text), self.reads(self.text)
-            drawn = (
-                store, 1 + len(self.chosen), self.drawn, "drawn neurons", lambda: self.passes(self.part),
-                self.reads(self.part),
-            )  # fmt: skip
-            results = {**self._run(*own), **self._run(*drawn)}
-            files, shows = dict(enumerate(self.again, start=1 + n_sets)), self.subject.source.shows_progress
-            again = run_unfinished(files, store, self._retrained(), "neurons, probes retrained", shows)
-        n = self.positions(self.text).n
-        parts = [_Part(results, self.lines, np.searchsorted(self.text.kept, self.part.kept))]
-        if again:
-            parts.append(_Part(again, lambda layer: [Line(RETRAINED, self.last, n, {})], np.arange(len(n))))
+    def of_probes(self, name: str, kinds: Sequence[Kind]) -> list[_Part]:
+        """Read classes, by frozen and by retrained probes, and position heads with positions.
+
+        Args:
+            name: What is read, `position` or `task`.
+            kinds: What stands in the place of neurons.
+        """
+        classes, is_moved = self.probed(name), _is_moved(kinds)
+        chosen = self.chosen(kinds)
+        drawn = self.drawn(chosen)
+        again = self.again(chosen, drawn)
+        n_sets = len(chosen) + len(drawn)
+        with self._opened("neurons", {**self._sets(kinds), **self._read(classes.task)}, n_sets + len(again)) as store:
+            results: dict[NeuronSet, Any] = {}
+            for first, sets, what, text in (
+                (1, chosen, "neurons", self.text), (1 + len(chosen), drawn, "drawn neurons", self.part)
+            ):  # fmt: skip
+                passes_of = partial(self.passes, text, text if is_moved else None)
+                results |= self._run(store, first, sets, what, passes_of, self.reads(name, text, kinds))
+            files, shows = dict(enumerate(again, start=1 + n_sets)), self.subject.source.shows_progress
+            found = run_unfinished(files, store, self._retrained(classes), "neurons, probes retrained", shows)
+        reads = self.reads(name, self.text, kinds)
+        parts = [_Part(results, partial(self.lines, reads), np.searchsorted(self.text.kept, self.part.kept))]
+        if found:
+            n = reads[0].n
+            parts.append(_Part(found, lambda layer: [Line(classes.again, classes.last, n, {})], np.arange(len(n))))
         return parts
 
-    def of_other(self, readout: Readout) -> _Part:
-        """Read something else, over a text of its own."""
-        own = {**self._sets, "readout": readout.name, "content": fingerprint_of(*readout.content)}
-        sets = [*self.chosen, *self.drawn]
+    def of_other(self, readout: Readout, kinds: Sequence[Kind]) -> _Part:
+        """Read something else, over a text of its own; while examples are moved, this has the tokens of the text."""
+        own = {**self._sets(kinds), "readout": readout.name, "content": fingerprint_of(*readout.content)}
+        chosen = self.chosen(kinds)
+        sets = [*chosen, *self.drawn(chosen)]
+        moved = self.part if _is_moved(kinds) else None
         with self._opened("neurons", own, len(sets)) as store:
             what = f"neurons, {readout.name}"
-            results = self._run(store, 1, sets, what, lambda: self.passes(readout.text), [readout])
+            results = self._run(store, 1, sets, what, lambda: self.passes(readout.text, moved), [readout])
 
         def lines(layer: int) -> list[Line]:
             return [Line(readout.name, one, readout.n, {}) for one in readout.layers(layer + 1)]
@@ -324,42 +322,40 @@ class _Work:
         shows = self.subject.source.shows_progress
         return run_unfinished(files, store, lambda one: passes().run(one, reads), what, shows)
 
-    @property
-    def last(self) -> int:
-        """The last layer that has a probe."""
-        return max(self.probes[0])
-
-    def _retrained(self) -> Any:
+    def _retrained(self, classes: ProbedClasses) -> Any:
         """Return what trains a probe of the last layer while neurons are changed, and tests it."""
 
         @cache
-        def parts() -> tuple[Any, Any]:
-            of_text = self.positions(self.text).probes.labels.numpy().astype(np.int32)
-            return Labelled(self.passes(self.train), self.train_labels), Labelled(self.passes(self.text), of_text)  # type: ignore[arg-type]
+        def parts() -> tuple[Labelled, Labelled]:
+            train, text = (classes.labelled(self.passes(of), of) for of in (self.train, self.text))
+            return train, text
 
         def run(one: NeuronSet) -> Tensor:
-            training = self.subject.training(self.progress)
-            return retrained(*parts(), self.probes[1], one, training, [self.last])  # type: ignore[arg-type]
+            training = classes.task.training(self.progress)
+            return retrained(*parts(), classes.classes, one, training, [classes.last])  # type: ignore[arg-type]
 
         return run
 
     # --- what is stored ---
 
-    @property
-    def _sets(self) -> dict[str, Any]:
-        """Everything that determines the sets and their replacements."""
+    def _sets(self, kinds: Sequence[Kind]) -> dict[str, Any]:
+        """Return everything that determines the sets and their replacements."""
         asked = self.asked
         return {
-            "ranked": {str(layer): list(ranked) for layer, ranked in asked.ranked.items()}, "kinds": list(asked.kinds),
+            "ranked": {str(layer): list(ranked) for layer, ranked in asked.ranked.items()}, "kinds": list(kinds),
             "at": asked.at, "n_draws": asked.n_draws, "n_retrained": asked.n_retrained,
         }  # fmt: skip
+
+    def _read(self, task: ProbedTask) -> dict[str, Any]:
+        """Return what determines the probes and examples of a task; nothing for that whose classes are erased."""
+        return {} if task.name == self.subject.own.name else {"read": task.key(self.stores)}
 
     @contextmanager
     def _opened(self, what: str, own: Mapping[str, Any], n_passes: int) -> Iterator[PassStore]:
         source, first, asked = self.subject.source, self.stores[-1], self.asked
         settings = {
             "format": FORMAT, "train": dict(self.stores[0].plan.key), "split_seed": self.subject.split_seed,
-            **self.subject.key_of_positions(), "n_tokens": asked.n_tokens, "seed": asked.seed,
+            **self.subject.own.key(self.stores), "n_tokens": asked.n_tokens, "seed": asked.seed,
             "trainer": {name: str(value) for name, value in source.trainer.items()}, **own,
         }  # fmt: skip
         key = {**first.plan.key, what: settings}

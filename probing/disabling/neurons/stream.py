@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
+from probing.data.controls import shuffled_labels
 from probing.disabling.neurons.neuron_sets import Kind
+from probing.readouts.example_tokens import means
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.text import Padded, Text
-from probing.statistics.permutation import permute_within_sentences
+from probing.statistics.label_codes import LabelCodes
 from probing.transforms.erasure import Eraser, ErasureAccumulator
 
 Place = Literal["words", "everywhere"]
@@ -30,15 +32,30 @@ def changed_tokens(tokens: Tokens, at: Place) -> NDArray[np.bool_]:
 
 
 @dataclass(frozen=True, eq=False)
+class Moves:
+    """The class of the example of each token of a text, and the class that it is moved to.
+
+    Args:
+        source: The class, shape (n_tokens,); -1 for tokens that are not moved.
+        target: The other class, shape (n_tokens,).
+    """
+
+    source: Tensor
+    target: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Values:
     """Values of the neurons of a layer at training tokens.
 
     Args:
         states: Hidden states of the tokens, shape (n, d_model), float32.
         sentences: Index of the sentence of each, shape (n,).
-        labels: Position class of each, shape (n,); -1 for tokens that are not examples.
+        labels: Class of each that is an example or stands for one, shape (n,); -1 for others.
         n_classes: Number of classes.
-        shuffled: The classes, permuted within each sentence, shape (n,).
+        shuffled: The classes, permuted among examples, shape (n,).
+        stands: Index of the token that stands for the example of each, shape (n,); -1 for tokens of none. None where
+            examples are single tokens.
     """
 
     states: Tensor
@@ -46,24 +63,36 @@ class Values:
     labels: Tensor
     n_classes: int
     shuffled: Tensor
+    stands: Tensor | None = None
 
     @classmethod
-    def of(cls, train: Text, layer: int, at: Place, labels: NDArray[np.int32], n_classes: int, seed: int = 0) -> Values:
+    def of(
+        cls, train: Text, layer: int, at: Place, labels: NDArray[np.int32], n_classes: int, seed: int = 0,
+        stands: Tensor | None = None,
+    ) -> Values:  # fmt: skip
         """Read them from the cache.
 
         Args:
             train: Training sentences.
             layer: The layer.
             at: At which tokens neurons are changed; their values are taken from training tokens of the same kind.
-            labels: Position class of each token of the training sentences, shape (n_tokens,).
+            labels: Class of each token of the training sentences that is an example or stands for one, shape
+                (n_tokens,).
             n_classes: Number of classes.
             seed: Seed of the permutations of classes.
+            stands: The row of the token that stands for each token's example, shape (n_tokens,), if examples are means.
         """
         tokens, there = train.tokens, changed_tokens(train.tokens, at)
-        (shuffled,) = permute_within_sentences(labels, tokens.sentences, tokens.input_ids, 1, seed)
+        codes = LabelCodes.of_classes(torch.from_numpy(np.bincount(labels[labels >= 0], minlength=n_classes)))
+        shuffled = shuffled_labels(labels, tokens, codes, seed)
         of_tokens, of_others = (torch.from_numpy(given[there].astype(np.int64)) for given in (labels, shuffled))
         states = train.states(layer)[torch.from_numpy(there)]
-        return cls(states, tokens.sentences[there], of_tokens, n_classes, of_others)
+        if stands is not None:
+            # A token that stands for others is a word, so that it is among those that are kept.
+            index = torch.from_numpy(np.cumsum(there) - 1)
+            own = stands[torch.from_numpy(there)]
+            stands = torch.where(own >= 0, index[own.clamp_min(0)], -1)
+        return cls(states, tokens.sentences[there], of_tokens, n_classes, of_others, stands)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -75,24 +104,50 @@ class Values:
         """Standard deviation of each neuron, shape (d_model,)."""
         return self.states.double().std(0, correction=0).numpy()
 
+    def vectors(self, neurons: Sequence[int]) -> Tensor:
+        """Return values of some neurons, shape (n, k): where a token stands for an example, those of the example."""
+        states = self.states[:, list(neurons)]
+        return states if self.stands is None else means(states, self.stands, len(states))
+
     def eraser(self, neurons: Sequence[int], labels: Tensor | None = None) -> Eraser:
-        """Return the map of some neurons after which no linear probe of these neurons tells positions (LEACE).
+        """Return the map of some neurons after which no linear probe of these neurons tells the classes (LEACE).
+
+        The map is affine, so that the mean of a word's mapped pieces is the mapped mean of its pieces.
 
         Args:
             neurons: The neurons.
-            labels: Class of each token, shape (n,); by default that of its position.
+            labels: Class of each token, shape (n,); by default the true ones.
         """
         accumulator = ErasureAccumulator(len(neurons), self.n_classes)
-        accumulator.update(self.states[:, list(neurons)], self.labels if labels is None else labels)
+        accumulator.update(self.vectors(neurons), self.labels if labels is None else labels)
         return accumulator.result()
 
-    def replace(self, kind: Kind, neurons: Sequence[int], drawn: Tensor) -> Replace:
+    def class_means(self, neurons: Sequence[int]) -> Tensor:
+        """Return the mean of some neurons over the examples of each class, shape (n_classes, k), float64; NaN if none.
+
+        Args:
+            neurons: The neurons.
+        """
+        vectors, there = self.vectors(neurons).double(), self.labels >= 0
+        sizes = self.labels[there].bincount(minlength=self.n_classes)
+        sums = vectors.new_zeros(self.n_classes, len(neurons)).index_add_(0, self.labels[there], vectors[there])
+        return sums / sizes[:, None]
+
+    def replace(self, kind: Kind, neurons: Sequence[int], drawn: Tensor, moves: Moves | None = None) -> Replace:
         """Return the function that replaces the values of some neurons.
+
+        `translate` adds the difference of two class means, mean(target) - mean(source), to the neurons at each token of
+        an example: h + alpha (mean(target) - mean(source)) of Antverg & Belinkov (2022, section 5) with alpha = 1 for
+        all neurons that are changed, so that the mean of a class comes to lie at the mean of the other.
 
         Args:
             kind: Which values.
             neurons: The neurons.
             drawn: For each token of the text, the index of the training token that replaces it, shape (n_tokens,).
+            moves: The classes of the tokens of the text, for `translate`.
+
+        Raises:
+            ValueError: If this kind replaces nothing, or needs classes and there are none.
         """
         columns = list(neurons)
         if not columns:
@@ -108,7 +163,43 @@ class Values:
         if kind in ("direction", "shuffled"):
             eraser = self.eraser(columns, self.labels if kind == "direction" else self.shuffled)
             return lambda here, rows: eraser.apply(here.cpu()).to(here)
+        if kind == "translate" and moves is not None:
+            return _translation(self.class_means(columns), moves)
         raise ValueError(f"{kind} replaces no neurons")
+
+
+def _translation(class_means: Tensor, moves: Moves) -> Replace:
+    """Return the function that adds mean(target) - mean(source).
+
+    Args:
+        class_means: Mean of each class, shape (n_classes, k), float64.
+        moves: The two classes of each token of the text.
+    """
+
+    def translate(here: Tensor, rows: Tensor) -> Tensor:
+        source, target = moves.source[rows.cpu()], moves.target[rows.cpu()]
+        moved = (source >= 0)[:, None]
+        shift = class_means[target.clamp_min(0)] - class_means[source.clamp_min(0)]
+        return torch.where(moved, here.cpu().double() + torch.where(moved, shift, 0.0), here.cpu().double()).to(here)
+
+    return translate
+
+
+def draw_targets(labels: NDArray[np.int32], seen: NDArray[np.int64], seed: int) -> NDArray[np.int32]:
+    """Draw for each example another class, all others with equal probability.
+
+    Args:
+        labels: Class of each token that is an example or stands for one, shape (n_tokens,); -1 for others.
+        seen: The classes that are drawn from, ascending.
+        seed: Seed of the draw.
+
+    Returns:
+        Shape (n_tokens,); -1 for tokens that are not examples, or whose own class is not among `seen`.
+    """
+    step = np.random.default_rng([seed, 1]).integers(1, max(len(seen), 2), len(labels))
+    index = np.searchsorted(seen, labels).clip(max=len(seen) - 1)
+    known = (labels >= 0) & (seen[index] == labels) & (len(seen) > 1)
+    return np.where(known, seen[(index + step) % len(seen)], -1).astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from probing.disabling.neurons.neuron_sets import NeuronSet
-from probing.disabling.neurons.stream import NeuronsChanged, Place, Values, changed_tokens
+from probing.disabling.neurons.stream import Moves, NeuronsChanged, Place, Values, changed_tokens
 from probing.readouts.forward import Forward, Readers
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.readout import ReadableText, Reading
@@ -40,12 +40,14 @@ class NeuronPasses:
         at: At which tokens neurons are changed.
         batch_tokens: Most tokens in a batch, padding included.
         seed: Seed of the draw of the tokens whose values replace others.
+        moves: The classes between which the tokens of the text are moved, if they are.
     """
 
     def __init__(
         self, readers: Readers, text: ReadableText, values: Callable[[int], Values], is_train: bool, at: Place,
-        batch_tokens: int, seed: int,
+        batch_tokens: int, seed: int, moves: Moves | None = None,
     ) -> None:  # fmt: skip
+        self.moves = moves
         self.forward, self.values = Forward(readers, text, batch_tokens), values
         self.tokens = text.tokens
         self.d_model = int(readers.model.encoder.config.hidden_size)  # type: ignore[union-attr,arg-type]
@@ -58,7 +60,7 @@ class NeuronPasses:
 
     def change(self, one: NeuronSet) -> NeuronsChanged:
         """Return the change of the model that replaces the values of these neurons."""
-        replace = self.values(one.layer).replace(one.kind, one.neurons, self.drawn(one.layer))
+        replace = self.values(one.layer).replace(one.kind, one.neurons, self.drawn(one.layer), self.moves)
         return NeuronsChanged(one.layer, one.neurons, replace, self.where)
 
     def run(self, one: NeuronSet, reads: Sequence[Read]) -> Tensor:

@@ -18,7 +18,7 @@ from probing.disabling.neurons.stream_passes import NeuronPasses
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.readouts.forward import Readers
-from probing.readouts.positions import Positions, Probes
+from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.readouts.text import Text, draw_text
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -45,7 +45,7 @@ class Case:
         )
         self.readers = Readers.of(self.encoder, self.pad, "tiny")
         probes = Probes(weight, torch.from_numpy(self.labels.astype(np.int64)))
-        self.positions = Positions(self.text, probes, self.readers.device)
+        self.positions = ProbeReadout(self.text, probes, self.readers.device)
 
     def values(self, layer: int, at: Place = "words") -> Values:
         return Values.of(self.train, layer, at, self.train_labels, N_CLASSES)

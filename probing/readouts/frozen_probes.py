@@ -1,8 +1,8 @@
-"""Positions, read from the later layers by probes that were trained on the intact model."""
+"""Classes of a task, such as positions, read from later layers by probes that were trained on the intact model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from probing.cache.tokens import Tokens
+from probing.readouts.example_tokens import means
 from probing.readouts.readout import Loss, ReadableText
 from probing.readouts.text import Padded
 from probing.tables.readout_names import POSITION
@@ -25,11 +26,14 @@ class Probes:
 
     Args:
         weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model), by layer number.
-        labels: Class of each token of the text, shape (n_tokens,); -1 for tokens that are not examples.
+        labels: Class of each token of the text that is an example or stands for one, shape (n_tokens,); -1 for others.
+        stands: The row of the token that stands for each token's example, shape (n_tokens,), where examples are means
+            over tokens; None where they are single tokens. See `probing.readouts.example_tokens`.
     """
 
     weight: Mapping[int, Tensor]
     labels: Tensor
+    stands: Tensor | None = None
 
     def layers(self, block: int) -> list[int]:
         """Return the layers that can be read when a block is changed: its own output and later ones."""
@@ -50,11 +54,30 @@ class Probes:
         """
         labels = self.labels_of(batch)
         sentence, token = (labels >= 0).nonzero(as_tuple=True)
+        vectors_of = self._vectors(batch, sentence, token)
         right = torch.zeros(len(layers), len(labels), device=labels.device)
         for i, layer in enumerate(layers):
-            predicted = (states[layer][sentence, token].float() @ self.weight[layer].T).argmax(1)
+            predicted = (vectors_of(states[layer]) @ self.weight[layer].T).argmax(1)
             right[i].index_add_(0, sentence, (predicted == labels[sentence, token]).float())
         return right
+
+    def _vectors(self, batch: Padded, sentence: Tensor, token: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return what takes the hidden states of a batch and returns the vectors of its examples, float32.
+
+        Args:
+            batch: The batch.
+            sentence: Index in the batch of the sentence of each token that stands for an example, shape (n,).
+            token: Index of this token in its sentence, shape (n,).
+        """
+        if self.stands is None:
+            return lambda states: states[sentence, token].float()
+        number = torch.full(batch.mask.shape, -1, device=batch.mask.device)
+        number[sentence, token] = torch.arange(len(sentence), device=number.device)
+        stands = torch.where(batch.mask, self.stands.to(number.device)[batch.rows], -1)
+        of, taken = (stands >= 0).nonzero(as_tuple=True)
+        # The tokens of a sentence follow each other in the text.
+        into = number[of, stands[of, taken] - batch.rows[of, 0]]
+        return lambda states: means(states[of, taken].float(), into, len(sentence))
 
     def labels_of(self, batch: Padded) -> Tensor:
         """Return the class of each token of a batch, shape (batch, sequence); -1 where it is not an example."""
@@ -62,13 +85,14 @@ class Probes:
 
 
 @dataclass(frozen=True, eq=False)
-class Positions:
-    """The readout of positions: the share of tokens whose position the probe of a later layer predicts rightly.
+class ProbeReadout:
+    """The share of examples, such as tokens, whose class the probe of a later layer predicts rightly.
 
     Args:
         text: The sentences.
-        probes: The probes, and the class of each token.
+        probes: The probes, and the class of each example.
         device: Where hidden states are.
+        name: Its name in tables.
     """
 
     text: ReadableText
@@ -85,8 +109,10 @@ class Positions:
     def content(self) -> tuple[NDArray[Any], ...]:
         """The token ids, the probes and the classes."""
         weight = [one.cpu().numpy() for one in self.probes.weight.values()]
-        tokens = self.text.tokens
-        return tokens.input_ids, tokens.lengths, np.array(list(self.probes.weight)), *weight, self.probes.labels.numpy()
+        tokens, probes = self.text.tokens, self.probes
+        stands = [] if probes.stands is None else [probes.stands.numpy()]
+        own = tokens.input_ids, tokens.lengths, np.array(list(probes.weight)), *weight, probes.labels.numpy()
+        return (*own, *stands)
 
     def layers(self, block: int) -> list[int]:
         """Return the layers that have a probe, from this block's output on."""
@@ -99,7 +125,8 @@ class Positions:
     @cached_property
     def _on_device(self) -> Probes:
         weight = {layer: one.to(self.device) for layer, one in self.probes.weight.items()}
-        return Probes(weight, self.probes.labels.to(self.device))
+        stands = self.probes.stands
+        return Probes(weight, self.probes.labels.to(self.device), None if stands is None else stands.to(self.device))
 
     @cached_property
     def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -107,8 +134,14 @@ class Positions:
         return (every := np.arange(len(self.n))), every
 
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
-        """Return the mean cross-entropy of the last layer's probe over each sentence's examples."""
+        """Return the mean cross-entropy of the last layer's probe over each sentence's examples, which are tokens.
+
+        Raises:
+            ValueError: If they are means over tokens.
+        """
         probes = self._on_device
+        if probes.stands is not None:
+            raise ValueError("the loss is of examples that are single tokens")
         return probe_loss(probes.weight[max(probes.weight)], probes.labels_of(batch))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probing.readouts.positions import probe_loss
+from probing.readouts.frozen_probes import probe_loss
 
 
 def test_the_loss_of_a_sentence_is_the_mean_over_its_own_examples() -> None:

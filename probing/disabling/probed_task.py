@@ -1,0 +1,246 @@
+"""A task whose classes are read from the layers of a changed model, by probes that the intact model has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache import ActivationStore
+from probing.cache.passes import PassStore
+from probing.cache.source import ActivationSource
+from probing.cache.tokens import Tokens
+from probing.cli.options import ProbeOptions
+from probing.corpus import Corpus
+from probing.corpus.splits import Split
+from probing.data.labelling import class_of_tokens
+from probing.data.layer_moments import layer_moments
+from probing.data.preparation import example_checks, label_sides
+from probing.disabling.store import PROBES, fingerprint_of
+from probing.errors import UserError
+from probing.models import ModelSource
+from probing.probes.options import training_of
+from probing.probes.recipe import CONTROL_TOLERANCE, Progress, Training
+from probing.probes.training import train_probes
+from probing.readouts.example_tokens import at_tokens, standing_for
+from probing.runs.run import Run
+from probing.tables.readout_names import POSITION
+from probing.tasks import (
+    Labels,
+    SentenceTask,
+    TokenTask,
+    described,
+    labels_of,
+    load_task,
+    predicts_numbers,
+    short_name,
+)
+
+# Probes are trained as by `fit`, with two differences. Training stops when accuracy no longer changes, because no
+# neurons are ranked by these probes. The penalty is fixed, near the values that `fit` chooses, because choosing it
+# takes longer than all passes. Probes of a run of `fit` are used instead where there is one.
+PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
+# Kinds of replacement that are fitted on the classes of a task.
+OF_CLASSES = frozenset({"direction", "shuffled", "translate"})
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Probes that another run trained.
+
+    Args:
+        weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model), by layer number.
+        classes: The label of each class.
+    """
+
+    weight: Mapping[int, Tensor]
+    classes: Labels
+
+
+def frozen_of(weight: Mapping[int, Tensor], classes: Sequence[Any], typed: str) -> Frozen:
+    """Return probes of another run.
+
+    Args:
+        weight: Weight of each layer's probe on raw hidden states, by layer number.
+        classes: The label of each class.
+        typed: The option that names the run, for messages.
+
+    Raises:
+        UserError: If the run has no probe of a layer above the embeddings.
+    """
+    if not weight:
+        raise UserError(f"`{typed}` has probes of the embeddings alone, which no head changes; give another run.")
+    are_texts = any(isinstance(label, str) for label in classes)
+    return Frozen(weight, np.array(classes, dtype=object if are_texts else np.int64))
+
+
+def frozen_of_run(
+    run: Run, model: ModelSource, random_weights_seed: int | None, layers: Sequence[int], option: str
+) -> Frozen | None:
+    """Return the probes of a run if it has those of all of the given layers, otherwise None.
+
+    Args:
+        run: A run of `fit` whose probes predict classes.
+        model: The model that is changed.
+        random_weights_seed: Seed of the weights, if they are random.
+        layers: The layers that are read.
+        option: The option that names the run.
+
+    Raises:
+        UserError: If the model has changed since.
+    """
+    before = run.results["cache"]["test"]["key"]["model"]
+    if model.fingerprint(weights=random_weights_seed is None) != before:
+        raise UserError(
+            f"`--{option} {run.folder}`: its model {run.config['model']} has changed since; repeat the run."
+        )
+    there = [row["layer"] for row in run.accuracy]
+    if run.is_of_numbers or not set(layers) <= set(there):
+        return None
+    weight = {layer: run.weight[there.index(layer)] for layer in there if layer > 0}
+    return frozen_of(weight, run.results["classes"], f"--{option} {run.folder}")
+
+
+def task_of_run(run: Run, typed: str, wants_readout: bool, kinds: Sequence[str]) -> TokenTask:
+    """Return the task of a run, whose classes are read or erased.
+
+    Args:
+        run: A run of `fit`.
+        typed: The option that names it, with its value, for messages.
+        wants_readout: Whether its classes are read.
+        kinds: How neurons are changed.
+
+    Raises:
+        UserError: If the task is not there any more, or it has no classes or vectors for what is asked for.
+    """
+    task, name = load_task(run.config["task"], run.config["task_args"]), short_name(run.config)
+    needed = [f"`--kind {kind}`" for kind in kinds if kind in OF_CLASSES]
+    if not (asked := [*needed, *(["the readout task"] if wants_readout else [])]):
+        return task
+    if predicts_numbers(task):
+        raise UserError(
+            f"`{typed}`: its task {name} predicts numbers, and {asked[0]} needs classes; give `--readouts position` or "
+            "others, and `--kind mean`, zero or resample."
+        )
+    if isinstance(task, SentenceTask) and task.pooling == "max":
+        raise UserError(
+            f"`{typed}`: its probes read the maximum over a sentence's tokens, and {asked[0]} needs the mean or one "
+            "token; give a run with `--task_args.pooling mean`."
+        )
+    if isinstance(task, SentenceTask) and task.pooling == "cls" and needed:
+        raise UserError(
+            f"`{typed}`: its probes read the first token of a sentence, and {needed[0]} changes words by what tells "
+            "the class in them; give a run with `--task_args.pooling mean`, or `--kind mean`, zero or resample."
+        )
+    return task
+
+
+@dataclass(frozen=True, eq=False)
+class ProbedTask:
+    """A task, the corpus that it labels, and the probes that read its classes.
+
+    Args:
+        name: What its readout is called: position, or task for that of a run.
+        task: The task.
+        frozen: Probes of another run; None to train them here.
+        source: The model, with all of its layers, and the cache.
+        corpora: The corpus, and the test corpus if there is one.
+        splits: Side of each sentence of each corpus.
+        split_seed: Seed of the split, and of the training of probes.
+    """
+
+    name: str
+    task: TokenTask
+    frozen: Frozen | None
+    source: ActivationSource
+    corpora: Sequence[Corpus]
+    splits: Sequence[Sequence[Split]]
+    split_seed: int
+
+    def checks(self) -> list[Callable[[Tokens], None]]:
+        """Return a check for each corpus, which refuses a side without examples."""
+        return example_checks(self.task, self.corpora, self.splits, PROBE, self.source.say)
+
+    def labels(self, stores: Sequence[ActivationStore], part: int, classes: Labels, side: Split) -> NDArray[np.int32]:
+        """Return the class of each token of a corpus that is an example or stands for one, -1 for others.
+
+        Args:
+            stores: The activations of each corpus.
+            part: Index of the corpus.
+            classes: The label of each class.
+            side: The side of the split; tokens of others are no examples.
+        """
+        tokens = stores[part].tokens
+        found = class_of_tokens(tokens, self.corpora[part], self.task, self.splits[part], classes, side)
+        return at_tokens(self.task, tokens, found.labels.astype(np.int32))
+
+    def stands(self, tokens: Tokens) -> Tensor | None:
+        """Return the row of the token that stands for each token's example; None where examples are single tokens."""
+        found = standing_for(self.task, tokens)
+        return None if found is None else torch.from_numpy(found)
+
+    def train(self, stores: Sequence[ActivationStore], progress: Progress) -> dict[str, Tensor]:
+        """Train a probe of each layer but the embeddings, whose states nothing changes.
+
+        Returns:
+            `weight`, shape (n_layers, n_classes, d_model).
+        """
+        sides = label_sides(stores, self.corpora, self.splits, self.task)
+        layers = [layer for layer in self.source.layers if layer > 0]
+        fits = train_probes(sides, layers, self.training(progress), moments=layer_moments(sides.train, layers))
+        own = {} if sides.classes.dtype.kind == "O" else {"classes": torch.from_numpy(sides.classes)}
+        return {"weight": torch.stack([fit.weight for fit in fits]), **own}
+
+    def probes(
+        self, stores: Sequence[ActivationStore], store: PassStore | None, progress: Progress
+    ) -> tuple[dict[int, Tensor], Labels]:
+        """Return the weight of each layer's probe (of another run, stored, or trained now), and the classes.
+
+        Args:
+            stores: The activations of each corpus.
+            store: Where trained probes are stored; None if they are those of another run.
+            progress: Returns Lightning callbacks that show the training of probes.
+        """
+        if store is None or self.frozen is not None:
+            assert self.frozen is not None
+            return dict(self.frozen.weight), self.frozen.classes
+        if store.unfinished([PROBES]):
+            store.put(PROBES, self.train(stores, progress))
+        found = store.get(PROBES)
+        weight = dict(zip(range(1, len(found["weight"]) + 1), found["weight"], strict=True))
+        # Labels that are texts are no tensor; they are chosen again, from the same training text.
+        known = found.get("classes")
+        classes = label_sides(stores, self.corpora, self.splits, self.task).classes if known is None else known.numpy()
+        return weight, classes
+
+    def training(self, progress: Progress) -> Training:
+        """Return the settings of the training of probes."""
+        assert PROBE.l2 != "auto"
+        return training_of(PROBE, PROBE.l2, self.split_seed, dict(self.source.trainer), progress)
+
+    def key(self, stores: Sequence[ActivationStore]) -> dict[str, Any]:
+        """Return what decides on the probes and the examples, for the keys of caches.
+
+        Args:
+            stores: The activations of each corpus.
+        """
+        frozen = self.frozen
+        of_run = (
+            None if frozen is None else fingerprint_of(*frozen.weight, *frozen.weight.values(), _plain(frozen.classes))
+        )
+        key = {"probes": of_run or asdict(PROBE), "retrained": asdict(PROBE)}
+        if self.name == POSITION:
+            return key
+        pairs = zip(stores, self.corpora, strict=True)
+        labels = [_plain(labels_of(self.task, store.tokens, corpus)) for store, corpus in pairs]
+        return {**key, **described(self.task, None), "labels": fingerprint_of(*labels)}
+
+
+def _plain(labels: Labels) -> NDArray[Any]:
+    """Return labels as an array whose bytes are those of the labels, also where they are texts."""
+    return labels.astype(np.str_) if labels.dtype.kind == "O" else labels
