@@ -171,7 +171,7 @@ def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
     options |= {"neurons": [4, 12, 33], "layer": 2, "kind": "zero", "at": "everywhere", "draws": 4}
     with pytest.raises(KeyboardInterrupt):
         measured(place, **options)
-    monkeypatch.setattr("probing.disabling.subject.train_probes", None)  # they are stored, too
+    monkeypatch.setattr("probing.disabling.probed_task.train_probes", None)  # they are stored, too
     found = measured(place, **options)
     assert seen[6] == seen[5]
     assert len(seen) == 1 + 3 + 3 * 8 + 1
@@ -203,11 +203,17 @@ def test_options_that_contradict_each_other_are_refused(
             "--interventions", f"--from_run={fitted}", "--top=19"
         ],
         "the run's own is read, which is": ["--interventions", f"--from_run={fitted}", "--model=minilm2"],
-        "`--kind means` is not one of mean, zero, resample, direction, shuffled": [
+        "`--kind means` is not one of mean, zero, resample, direction, shuffled, translate": [
             *own, "--interventions", "--neurons=3", "--kind=means"
         ],
         "`--neurons all` with `--kind mean` would leave nothing": [*own, "--interventions", "--neurons=all"],
         "`--readouts sts=nowhere` cannot be read": [*own, "--interventions", "--neurons=3", "--readouts=sts=nowhere"],
+        "`--readouts task` reads the classes of the task of a run; give `--from_run`": [
+            *own, "--interventions", "--neurons=3", "--readouts=task"
+        ],
+        "`--readouts wic=nowhere` with `--kind translate`: words are moved from their own class": [
+            *own, "--interventions", "--neurons=3", "--readouts=wic=nowhere", "--kind=translate"
+        ],
         "`--dtype bfloat16`: neurons are changed in float32 alone": [
             *own, "--interventions", "--neurons=3", "--dtype=bfloat16"
         ],

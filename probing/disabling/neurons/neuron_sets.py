@@ -78,7 +78,7 @@ def drawn_sets(chosen: Sequence[NeuronSet], sd: NDArray[np.float64], n_draws: in
         seed: Seed of the draws.
     """
     for one in chosen:
-        if 0 < one.k < len(sd):
+        if n_draws and 0 < one.k < len(sd):
             generator = np.random.default_rng([seed, one.layer, one.k])
             drawn: dict[Source, NDArray[np.int64]] = {
                 "random": random_sets(len(sd), one.k, generator, n_draws),

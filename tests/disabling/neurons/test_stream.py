@@ -13,7 +13,7 @@ from torch import Tensor
 from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
 from probing.disabling.neurons.neuron_sets import KINDS, NeuronSet
-from probing.disabling.neurons.stream import Place, Values, changed_tokens
+from probing.disabling.neurons.stream import Moves, Place, Values, changed_tokens, draw_targets
 from probing.disabling.neurons.stream_passes import NeuronPasses
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
@@ -53,7 +53,9 @@ class Case:
     def passes(self, at: Place = "words", text: Text | None = None, batch_tokens: int = 256) -> NeuronPasses:
         text = text or self.text
         own = self.readers, text, lambda layer: self.values(layer, at)
-        return NeuronPasses(*own, text is self.train, at, batch_tokens, seed=0)
+        labels = self.labels if text is self.text else self.train_labels
+        source, target = (torch.from_numpy(given.astype(np.int64)) for given in (labels, (labels + 2) % N_CLASSES))
+        return NeuronPasses(*own, text is self.train, at, batch_tokens, seed=0, moves=Moves(source, target))
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,18 @@ def test_later_layers_are_those_of_the_whole_model_with_these_values(case: Case,
             case.text.states(layer)[rows][:, list(neurons)]
         ),
     }
-    for kind, made in others.items():
+    labels = torch.from_numpy(case.labels.astype(np.int64))
+
+    def moved(rows: slice) -> Tensor:
+        kept = torch.from_numpy(case.train_labels)[torch.from_numpy(changed_tokens(case.train.tokens, at))]
+        states = case.text.states(layer)[rows][:, list(neurons)].clone()
+        for i, label in enumerate(labels[rows].tolist()):
+            if label >= 0:
+                there, here = (train[kept == one].double().mean(0) for one in ((label + 2) % N_CLASSES, label))
+                states[i] += (there - here).float()[list(neurons)]
+        return states
+
+    for kind, made in {**others, "translate": moved}.items():
 
         def replaced(states: Tensor, rows: slice, made: Any = made) -> Tensor:
             there = ~special[rows] | (at == "everywhere")
@@ -210,3 +223,42 @@ def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> Non
     for kind in KINDS:
         one = NeuronSet(1, kind, (2, 5, 7))
         assert torch.equal(together.run(one, [case.positions]), alone.run(one, [case.positions]))
+
+
+def test_an_example_is_moved_to_each_other_class_alike_and_to_none_that_training_lacks() -> None:
+    labels = np.repeat(np.array([-1, 0, 1, 2, 3], dtype=np.int32), 3000)
+    found = draw_targets(labels, np.array([0, 1, 3]), seed=5)
+    assert (found[(labels < 0) | (labels == 2)] == -1).all()
+    for own in (0, 1, 3):
+        others, counts = np.unique(found[labels == own], return_counts=True)
+        assert others.tolist() == [one for one in (0, 1, 3) if one != own]
+        assert counts == pytest.approx(1500, abs=150)  # 5 sd
+    assert (draw_targets(labels, np.array([1]), seed=5) == -1).all()
+
+
+def test_the_mean_of_a_class_comes_to_lie_at_that_of_the_other(case: Case) -> None:
+    values, neurons = case.values(1), [0, 4, 9]
+    means = values.class_means(neurons)
+    labels = values.labels
+    replace = values.replace("translate", neurons, torch.zeros(0), Moves(labels, (labels + 1) % N_CLASSES))
+    moved = replace(values.states[:, neurons], torch.arange(len(labels)))
+    for one in range(N_CLASSES):
+        assert torch.allclose(moved[labels == one].double().mean(0), means[(one + 1) % N_CLASSES], atol=1e-5)
+    assert torch.equal(moved[labels < 0], values.states[:, neurons][labels < 0])
+
+
+def test_without_directions_of_means_over_pieces_no_probe_of_these_beats_a_constant_answer(case: Case) -> None:
+    """Each example is the mean over three tokens; the map of tokens erases the class from the means."""
+    plain = case.values(1)
+    stands = torch.arange(len(plain.states)) // 3 * 3
+    labels = torch.where(stands == torch.arange(len(stands)), plain.labels, -1)
+    values = Values(plain.states, plain.sentences, labels, N_CLASSES, labels, stands)
+    neurons = list(range(case.store.plan.d_model))
+    mapped = values.replace("direction", neurons, torch.zeros(0))(plain.states, labels)
+
+    def spread_of_means(states: Tensor) -> float:
+        vectors = torch.stack([states[stands == i].double().mean(0) for i in stands[labels >= 0].tolist()])
+        own = labels[labels >= 0]
+        return float(torch.stack([vectors[own == one].mean(0) for one in own.unique()]).std(0).max())
+
+    assert spread_of_means(mapped) < 1e-5 * spread_of_means(plain.states)
