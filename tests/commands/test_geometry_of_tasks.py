@@ -124,14 +124,13 @@ def test_planted_neurons_hold_the_classes_and_their_controls_leave_them(made: Ge
         row = one_row(made, kind=kind, readout="task", **whole)
         assert sorted(map(int, row["neurons"].split())) == PLANTED
         assert row["effect"] < -0.25
-        assert row["random_p"] == pytest.approx(1 / 10)
+        assert row["random_p"] <= 2 / 10  # a random set may have a planted neuron
         assert one_row(made, kind=kind, readout="task_retrained", **whole)["effect"] < 0
     moved = one_row(made, kind="translate", readout="task_translated", **whole)
     assert moved["intact"] < 0.2
     assert moved["effect"] > 0.3
     assert moved["low"] > 0.25
-    assert moved["random_p"] == moved["matched_p"] == pytest.approx(1 / 10)
-    assert moved["random_percentile"] == 100
+    assert max(moved["random_p"], moved["matched_p"]) <= 2 / 10
     still = one_row(made, kind="translate", readout="task", **whole)
     assert still["value"] + moved["value"] <= 1 + 1e-9
     assert not [
