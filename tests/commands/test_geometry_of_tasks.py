@@ -48,7 +48,12 @@ def model(place: Path, sentences: list[str]) -> Path:
     torch.manual_seed(0)
     vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    shape = {"hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+    shape: dict[str, Any] = {
+        "hidden_size": 36,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     encoder = BertModel(BertConfig(vocab_size=size, max_position_embeddings=128, **shape))
     with torch.no_grad():
         table = encoder.embeddings.word_embeddings.weight
@@ -221,7 +226,9 @@ def test_masked_words_are_read_beside_the_task(place: Path, corpus: Path, senten
 def test_what_has_no_classes_is_refused(
     place: Path, model: Path, labels: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [{"text": s, "label": len(s.split()) / 7} for s in make_sentences(150, seed=6, longest=12)]
+    lines: list[dict[str, Any]] = [
+        {"text": s, "label": len(s.split()) / 7} for s in make_sentences(150, seed=6, longest=12)
+    ]
     path = place / "numbers.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in lines), encoding="utf-8")
     own: dict[str, Any] = {"model": str(model), "corpus": str(path), "task": "sentence_label", "layer": "2,3"}
