@@ -157,7 +157,8 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         del args[(at := args.index("--revision")) : at + 2]
     reads = ("fit", "extract", "geometry", "attention", *(() if "--run" in args else ("disable",)))  # a run has its own
     if args[0] in reads:
-        args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", "sentences.txt"])
+        corpus = "train.conllu" if "runs/upos" in args else "sentences.txt"
+        args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", corpus])
     if args[0] == "pretrain":
         args += TOY_ENCODER
     if args[0] == "disable" or {"--neurons", "--from_run"} & {*args}:  # for each of many passes
@@ -187,6 +188,10 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         shutil.copytree(finished, "runs")
         if args[0] == "compare":  # 19 draws take half a minute
             args += ["--null_draws", "2"]
+    elif "runs/upos" in args:  # the tiny model's last layer is the third
+        args = ["2" if arg == "3" else arg for arg in args]
+        wandb = probing.WandbOptions(mode="disabled")
+        probing.fit(model=str(toy), corpus="train.conllu", task="upos", name="upos", quiet=True, wandb=wandb, **BARE)
     elif "runs/heads" in args:
         probing.attention(model=str(toy), corpus="sentences.txt", parts="classes", name="heads", quiet=True)
     elif args[0] == "compare":
