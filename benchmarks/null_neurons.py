@@ -35,7 +35,8 @@ from probing.disabling.neurons.neuron_effects import Line, effect_rows
 from probing.disabling.neurons.neuron_sets import NeuronSet, drawn_sets
 from probing.disabling.neurons.stream import Values
 from probing.disabling.neurons.stream_passes import NeuronPasses
-from probing.disabling.subject import Subject, frozen_of_run
+from probing.disabling.probed_task import frozen_of_run
+from probing.disabling.subject import Subject
 from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.readouts.text import draw_text
 from probing.runs.run import load_fit

@@ -112,7 +112,7 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     with pytest.raises(KeyboardInterrupt):
         disabled(tmp_path, checkpoints["bert"], corpus_file, name="all")
     first = list(seen)
-    monkeypatch.setattr("probing.disabling.subject.train_probes", None)  # they are stored, too
+    monkeypatch.setattr("probing.disabling.probed_task.train_probes", None)  # they are stored, too
     again = disabled(tmp_path, checkpoints["bert"], corpus_file, name="again")
     assert seen[7] == first[6]
     assert len(seen) == 42 + 1

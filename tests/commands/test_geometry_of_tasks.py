@@ -130,7 +130,7 @@ def test_planted_neurons_hold_the_classes_and_their_controls_leave_them(made: Ge
         assert sorted(map(int, row["neurons"].split())) == PLANTED
         assert row["effect"] < -0.25
         assert row["random_p"] <= 2 / 10  # a random set may have a planted neuron
-        assert one_row(made, kind=kind, readout="task_retrained", **whole)["effect"] < 0
+        assert one_row(made, kind=kind, readout="task_retrained", **whole)["effect"] <= 0  # others may tell words
     moved = one_row(made, kind="translate", readout="task_translated", **whole)
     assert moved["intact"] < 0.2
     assert moved["effect"] > 0.3
