@@ -128,8 +128,8 @@ def test_planted_neurons_hold_the_classes_and_their_controls_leave_them(made: Ge
     for kind in ("mean", "direction"):
         row = one_row(made, kind=kind, readout="task", **whole)
         assert sorted(map(int, row["neurons"].split())) == PLANTED
-        assert row["effect"] < -0.25
-        assert row["random_p"] <= 2 / 10  # a random set may have a planted neuron
+        assert row["effect"] < -0.2
+        assert row["effect"] < row["random"] - 0.1  # some random sets have a planted neuron
         assert one_row(made, kind=kind, readout="task_retrained", **whole)["effect"] <= 0  # others may tell words
     moved = one_row(made, kind="translate", readout="task_translated", **whole)
     assert moved["intact"] < 0.2
