@@ -153,6 +153,28 @@ def test_neurons_of_a_given_value_are_told_from_those_of_the_label(tmp_path: Pat
     assert "Held fixed is the given value: neurons are compared among" in page
 
 
+def test_of_numbers_too_a_given_value_is_told_from_the_number() -> None:
+    generator = np.random.default_rng(6)
+    given = generator.integers(30, size=1200)
+    shared, own = generator.standard_normal(30)[given], generator.standard_normal(1200)
+    X = generator.standard_normal((1200, 10)).astype(np.float32)
+    X[:, 3] += 2 * shared
+    X[:, CARRIER] += own
+    made = probe(X, shared + 0.5 * own, given=given, **FAST)
+    rows = {row["neuron"]: row for row in made.neurons}
+    assert rows[3]["flag"] == "confound"
+    assert rows[CARRIER]["given_eta_squared"] > 2 * rows[CARRIER]["eta_squared"]
+    assert rows[CARRIER]["given_p"] < 1e-20
+    # By the definition: the squared partial correlation within values, where the number varies by what it is alone.
+    train = {row for row in range(1200) if probing.corpus.splits.side_of(str(row), 0) == "train"}
+    kept = np.array(sorted(train))
+    within = np.stack([X[kept, CARRIER], 0.5 * own[kept]], axis=1).astype(np.float64)
+    for value in range(30):
+        within[given[kept] == value] -= within[given[kept] == value].mean(0)
+    assert rows[CARRIER]["given_eta_squared"] == pytest.approx(np.corrcoef(within.T)[0, 1] ** 2, abs=0.01)
+    assert made.accuracy[0]["r2"] > made.accuracy[0]["given_r2"] > 0.3
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
