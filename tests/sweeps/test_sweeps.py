@@ -154,7 +154,8 @@ def test_names_of_trials_are_plain_sorted_and_never_alike() -> None:
 
 
 def trial(name: str = "t", **options: Any) -> Trial:
-    usual = {"layer": 1, "seed": 0, "replicates": 0, "controls": "none", "evidence": "none", "mdl": False}
+    usual: dict[str, Any] = {"layer": 1, "seed": 0, "replicates": 0, "controls": "none", "evidence": "none"}
+    usual |= {"mdl": False, "given": None}
     return Trial(name, {}, {**usual, "transform": "none", "model": "m", "probe": ProbeOptions(l2=1e-4), **options})
 
 
@@ -163,11 +164,11 @@ def test_trials_that_differ_in_layer_seed_or_penalty_are_one_stack_and_no_others
     others = [
         trial("e", model="n"), trial("f", probe=ProbeOptions(l2=1e-4, tolerance=1e-3)), trial("g", max_length=9),
         trial("h", probe=ProbeOptions(solver="adam")), trial("i", replicates=5), trial("j", transform="clip"),
-        trial("k", probe=ProbeOptions(l2="auto")),
+        trial("k", probe=ProbeOptions(l2="auto")), trial("l", given="token"),
     ]  # fmt: skip
     found = stacks([same[0], others[0], *same[1:], *others[1:]])
     assert [[one.name for one in stack] for stack in found] == [["a", "b", "c", "d"], *([one.name] for one in others)]
-    assert [is_stacked(one) for one in others] == [True, True, True, False, False, False, False]
+    assert [is_stacked(one) for one in others] == [True, True, True, False, False, False, False, False]
     assert {seed: [one.name for one in group] for seed, group in by_seed(same).items()} == {
         0: ["a", "b", "d"],
         1: ["c"],
