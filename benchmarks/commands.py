@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import Setting, measure
+from benchmarks.machine import describe
 
 # A probe without further evidence. Its penalty is fixed because the other tools choose none. `TO_A_THOUSANDTH` is the
 # distance from the optimum that the targets name.
@@ -37,6 +39,25 @@ def extract(setting: Setting, corpus: Path, cache: Path, *more: str) -> list[str
     """Return the command line that fills a cache with activations."""
     options = ("--model", setting.model, "--corpus", str(corpus), "--cache", str(cache), "--quiet", *more)
     return ours("command", "extract", *options)
+
+
+def in_folder(
+    folder: Path, name: str, command: str, args: Sequence[str], threads: int
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Run a command of this project that writes the run FOLDER/runs/NAME; return what it took, and the machine.
+
+    Args:
+        folder: Folder of the runs, and of the cache that they share.
+        name: Name of the run.
+        command: The command, such as `fit`.
+        args: Its arguments.
+        threads: Number of threads.
+    """
+    context = describe(threads)
+    print(f"{name}: probing {command} {' '.join(args)}", flush=True)
+    places = ("--cache", folder / "cache", "--runs", folder / "runs")
+    options = (*args, *places, "--name", name, "--quiet", "--wandb.mode", "disabled")
+    return measure(ours("plain", command, *options), threads), context
 
 
 def extract_by(name: str, python: str, model: str, corpus: Path, folder: Path) -> list[str]:

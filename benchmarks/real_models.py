@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import commands
 from benchmarks.corpora import sentences, write_text
-from benchmarks.harness import ROOT, BenchmarkError, measure
+from benchmarks.harness import ROOT, BenchmarkError
 from benchmarks.machine import describe
 from benchmarks.models import MODELS
 from probing import load_run
@@ -190,11 +190,7 @@ def _measure(name: str, command: str, args: Sequence[str], asked: Asked) -> None
     """Run a command in a process of its own, unless its run is there, and write down what it took."""
     if (asked.run(name) / "results.json").is_file():
         return
-    context = describe(asked.threads)
-    print(f"{name}: probing {command} {' '.join(args)}", flush=True)
-    places = ["--cache", str(asked.folder / "cache"), "--runs", str(asked.folder / "runs")]
-    options = [*places, "--name", name, "--quiet", "--wandb.mode", "disabled"]
-    took = measure(commands.ours("plain", command, *args, *options), asked.threads)
+    took, context = commands.in_folder(asked.folder, name, command, args, asked.threads)
     (asked.folder / "costs").mkdir(exist_ok=True)
     row: Mapping[str, Any] = {"run": name, **took, "date": context["date"], "load before": context["load before"]}
     (asked.folder / "costs" / f"{name}.json").write_text(json.dumps(row), encoding="utf-8")

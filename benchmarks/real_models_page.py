@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ import numpy as np
 
 from benchmarks.harness import write_csv
 from benchmarks.real_models import READ, Read, first_neurons
-from benchmarks.two_models_page import shown, skipped, special_tokens
+from benchmarks.two_models_page import draw_figures, shown, skipped, special_tokens
 from probing.figures.probes import CONTROL_LOOKS
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, error_bars, name_layers
+from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars, name_layers
 from probing.tables.columns import controls_of
 
 if TYPE_CHECKING:
@@ -50,14 +51,8 @@ def write_all(folder: Path, runs: Runs, context: Mapping[str, str]) -> Path:
         tables["costs"] = costs
     for name, rows in tables.items():
         write_csv(folder / f"{name}.csv", _columns(rows), rows)
-    drawn = []
-    for name, (draw, needed) in _FIGURES.items():
-        if any(f"{part}-{read.name}" in runs for part in needed for read in READ):
-            path = folder / "figures" / f"real_models_{name}.png"
-            path.parent.mkdir(exist_ok=True)
-            with drawing(path, ["png"]) as figure:
-                draw(figure, runs)
-            drawn.append(path)
+    figures = {name: (partial(draw, runs=runs), needed) for name, (draw, needed) in _FIGURES.items()}
+    drawn = draw_figures(folder, "real_models", figures, [read.name for read in READ], runs)
     lines = ["# Real models", ""]
     lines += [f"![{path.stem.replace('_', ' ')}](figures/{path.name})\n" for path in drawn]
     for name, rows in tables.items():

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import commands
 from benchmarks.corpora import sentences, write_text
-from benchmarks.harness import ROOT, BenchmarkError, measure, read_csv, write_csv
+from benchmarks.harness import ROOT, BenchmarkError, read_csv, write_csv
 from benchmarks.machine import describe
 from benchmarks.memory import base_model
 from probing import load_run
@@ -133,11 +133,7 @@ def _with_model(part: str, name: str, asked: Asked) -> list[str] | None:
 
 def _measure(part: str, name: str, args: Sequence[str], asked: Asked) -> None:
     """Run a command in a process of its own, and add what it took to `costs.csv`."""
-    context = describe(asked.threads)
-    print(f"{name}: probing {part} {' '.join(args)}", flush=True)
-    places = ["--cache", str(asked.folder / "cache"), "--runs", str(asked.folder / "runs")]
-    options = [*places, "--name", asked.run(name).name, "--quiet", "--wandb.mode", "disabled"]
-    took = measure(commands.ours("plain", part, *args, *options), asked.threads)
+    took, context = commands.in_folder(asked.folder, asked.run(name).name, part, args, asked.threads)
     path = asked.folder / "costs.csv"
     before = [row for row in read_csv(path) if row["run"] != name] if path.exists() else []
     row = {"run": name, **{key: took[key] for key in COSTS if key in took}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,17 +41,35 @@ def write_all(folder: Path, models: Sequence[str], runs: Runs, n_sentences: int,
     for name, rows in tables.items():
         if name != "costs":
             write_csv(folder / f"{name}.csv", list(dict.fromkeys(key for row in rows for key in row)), rows)
-    drawn = []
-    for name, (draw, needed) in _FIGURES.items():
-        if any(f"{part}-{model}" in runs for part in needed for model in models):
-            path = folder / "figures" / f"two_models_{name}.png"
-            path.parent.mkdir(exist_ok=True)
-            with drawing(path, ["png"]) as figure:
-                draw(figure, models, runs)
-            drawn.append(path)
+    figures = {name: (partial(draw, models=models, runs=runs), needed) for name, (draw, needed) in _FIGURES.items()}
+    drawn = draw_figures(folder, "two_models", figures, models, runs)
     page = folder / "README.md"
     page.write_text(_page(models, tables, drawn, n_sentences, context), encoding="utf-8")
     return page
+
+
+def draw_figures(
+    folder: Path, prefix: str, figures: Mapping[str, tuple[Callable[[Figure], None], Sequence[str]]],
+    models: Sequence[str], runs: Runs,
+) -> list[Path]:  # fmt: skip
+    """Draw each figure of which a run is there as FOLDER/figures/PREFIX_NAME.png, and return the paths.
+
+    Args:
+        folder: The folder.
+        prefix: The beginning of the names of the files.
+        figures: By name, what draws a figure, and the commands of whose runs it shows some.
+        models: Short names of the models.
+        runs: Finished runs by name, such as `fit-minilm`.
+    """
+    drawn = []
+    for name, (draw, needed) in figures.items():
+        if any(f"{part}-{model}" in runs for part in needed for model in models):
+            path = folder / "figures" / f"{prefix}_{name}.png"
+            path.parent.mkdir(exist_ok=True)
+            with drawing(path, ["png"]) as figure:
+                draw(figure)
+            drawn.append(path)
+    return drawn
 
 
 # --- tables ---

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import real_models
+from benchmarks import commands, real_models
 from benchmarks.harness import BenchmarkError
 from benchmarks.real_models import LONGEST, N_TEXTS, PARTS, READ, Asked, Read, first_neurons, make, wanted, write_texts
 from benchmarks.real_models_page import write_all
@@ -102,7 +102,7 @@ def test_finished_runs_are_not_made_again_and_the_costs_of_others_are_written_do
         (some.run(name) / "results.json").write_text("{}", encoding="utf-8")
         return {"seconds": 1.5}
 
-    monkeypatch.setattr(real_models, "measure", pretend)
+    monkeypatch.setattr(commands, "measure", pretend)
     monkeypatch.setattr(real_models, "load_run", lambda folder: folder.name)
     names = ["fit-minilm", "fit-smollm2", "geometry-minilm", "geometry-smollm2"]
     assert make(some) == {name: name for name in names}
