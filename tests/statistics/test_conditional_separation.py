@@ -160,6 +160,30 @@ def test_p_values_keep_their_rate(design: Design) -> None:
     assert (p <= 0.001).mean() <= 0.006
 
 
+def test_in_pairs_of_tokens_of_two_sentences_chance_is_that_of_exchanged_labels() -> None:
+    """Random signs of both scores of a pair, which are the same, would make half of that variance."""
+    generator = np.random.default_rng(5)
+    given = np.tile(np.arange(50), 2)
+    sentences = np.repeat(np.arange(20), 5)
+    states, labels = generator.standard_normal((100, 3)), np.repeat([0, 1], 50)
+    found = separate(states, labels, given, sentences, clusters=np.arange(100), between=1.0)
+    apart = states[50:] - states[:50]  # either order of the labels of a pair is as likely
+    whole, by_chance, squares = (
+        apart.sum(0) ** 2 / 2 / 50,
+        np.square(apart).sum(0) / 2 / 50,
+        np.square(apart).sum(0) / 2,
+    )
+    assert np.allclose(found.eta_squared, (whole - by_chance) / squares)
+
+
+def test_what_is_the_same_for_a_whole_sentence_counts_only_where_sentences_are_compared() -> None:
+    states, labels, given, sentences = confounded(np.random.default_rng(6), 4)
+    moved = states + 5 * np.random.default_rng(7).standard_normal((150, 4))[sentences]
+    for between, is_same in ((0.0, True), (1.0, False)):
+        before, after = (separate(one, labels, given, sentences, between=between) for one in (states, moved))
+        assert torch.allclose(before.z, after.z) is is_same
+
+
 def test_batches_and_processes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = confounded(np.random.default_rng(3), 5)
     expected = separate(*data)
