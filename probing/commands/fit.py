@@ -81,8 +81,8 @@ def fit(
         seed: Seed of every draw: the split, permuted labels and tokens, bootstraps, adam's batches, random weights.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
-        given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons and
-            a probe of permuted labels are then also compared among tokens with the same value.
+        given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are
+            also compared among tokens with the same value, and a control has labels permuted among these.
 
     Returns:
         The finished run; None on ranks other than the first.

@@ -118,8 +118,8 @@ class ConditionalAccumulator:
     tokens, for vectors and neurons alike; so far as sentences are not to be compared with each other, these are
     deviations within sentences, too. Tokens that share a stratum's mean make the scores of their clusters smaller, and
     dependent. So, for the moments under random signs, a cluster's part of a stratum is divided by the root of 1 less
-    its share of the stratum's tokens (MacKinnon & White 1985, HC2): at most by the root of 1/2, as a cluster with most
-    of a stratum is mainly compared within itself, and by 1 if it has all.
+    its share of the stratum's tokens (MacKinnon & White 1985, HC2): by no less than the root of 1/2, as a cluster with
+    most of a stratum is mainly compared within itself, and by 1 if it has all.
 
     Args:
         means: Means of each stratum.

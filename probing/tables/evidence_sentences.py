@@ -156,7 +156,7 @@ SENTENCES: dict[str, Sentence] = {
         _INTERVALS,
     ),
     "share_of_control_task": Sentence(
-        "To probes of random labels of word types (control task) it makes up {share:.1%}.",
+        "Of the contributions to probes of random labels of word types (control task) it makes up {share:.1%}.",
         "The control `control_task` was run; no rule, a number beside another.",
         _BESIDE,
     ),
