@@ -97,7 +97,7 @@ def make(work: Path) -> None:
     (data / "text.txt").write_text("".join(f"{line}\n" for line in text), encoding="utf-8")
     for name, part in (("train", text[:120]), ("test", text[120:])):
         tagged, tags = treebank(part).splitlines(), ("NOUN", "VERB", "ADJ", "PROPN")
-        lines = [line.replace("	X	", f"	{tags[i % 4]}	") for i, line in enumerate(tagged)]
+        lines = [line.replace("\tX\t", f"\t{tags[i % 4]}\t") for i, line in enumerate(tagged)]
         (data / f"{name}.conllu").write_text("\n".join(lines) + "\n\n", encoding="utf-8")
     rows = [json.dumps({"text": line, "label": len(line.split()) + 0.5}) for line in text]
     (data / "numbers.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
