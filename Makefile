@@ -53,6 +53,7 @@ models: $(INSTALLED)
 docs: $(DOCS)
 	$(PY) docs/options.py
 	$(PY) docs/evidence.py
+	$(PY) docs/files.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
 lint: $(INSTALLED)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from probing_tasks.position import Position
 
 from probing.cache import Request, activations
+from probing.cache.location import cache_folder
 from probing.cli.options import ProbeOptions
-from probing.commands.folders import cache_folder
 from probing.corpus.sides import read_corpora
 from probing.corpus.splits import Split
 from probing.data.constant_answer import prior_cross_entropy_by_sentence

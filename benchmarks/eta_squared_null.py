@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from probing_tasks.position import Position
 
 from probing.cache import Request, activations
-from probing.commands.folders import cache_folder
+from probing.cache.location import cache_folder
 from probing.corpus.sides import read_corpora
 from probing.data.examples import Examples
 from probing.data.labelling import choose_classes, label

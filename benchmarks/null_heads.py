@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from probing.cache import Request, load, tokens_of
+from probing.cache.location import cache_folder
 from probing.cache.tokens import Tokens
-from probing.commands.folders import cache_folder
 from probing.corpus import Corpus, load_corpus
 from probing.heads.accumulation import AttentionReader, accumulate
 from probing.heads.roles.role_files import LEAST_DISTANCE, LONGEST_SENTENCE, Link, RoleLinks

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
+from probing.cache.location import cache_folder
 from probing.cache.source import ActivationSource
-from probing.commands.folders import cache_folder
 from probing.corpus.sides import read_corpora
 from probing.disabling.neurons.neuron_effects import Line, effect_rows
 from probing.disabling.neurons.neuron_sets import NeuronSet, drawn_sets

@@ -32,9 +32,9 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from probing.cache import Request, activations
+from probing.cache.location import cache_folder
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
-from probing.commands.folders import cache_folder
 from probing.corpus.sides import read_corpora
 from probing.data.controls import shuffled
 from probing.data.examples import Activations, Sides

@@ -27,8 +27,8 @@ from probing_tasks.position import Position
 from scipy.stats import binomtest
 
 from probing.cache import ActivationStore, Request, activations
+from probing.cache.location import cache_folder
 from probing.cli.options import ProbeOptions
-from probing.commands.folders import cache_folder
 from probing.comparison.agreement import agreement
 from probing.comparison.common_neurons import Common, top_everywhere
 from probing.comparison.cross_moments import CrossMoments

@@ -24,9 +24,9 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from probing.cache import Request, activations
+from probing.cache.location import cache_folder
 from probing.cache.store import ActivationStore
 from probing.cli.options import ProbeOptions
-from probing.commands.folders import cache_folder
 from probing.corpus import Corpus
 from probing.corpus.sides import read_corpora
 from probing.corpus.splits import Split

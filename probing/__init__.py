@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from probing.cli.configured import configured as configured
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
     from probing.commands.attention import attention as attention
@@ -27,110 +28,49 @@ if TYPE_CHECKING:
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
     from probing.probes.linear import LinearProbe as LinearProbe
-    from probing.runs.diagnostics import Cloze as Cloze
-    from probing.runs.diagnostics import Hierarchy as Hierarchy
-    from probing.runs.evaluations import SentenceSimilarity as SentenceSimilarity
-    from probing.runs.evaluations import WordsInContext as WordsInContext
-    from probing.runs.kinds import Attention as Attention
-    from probing.runs.kinds import Comparison as Comparison
-    from probing.runs.kinds import Disabled as Disabled
-    from probing.runs.kinds import FinishedSweep as FinishedSweep
-    from probing.runs.kinds import Geometry as Geometry
-    from probing.runs.kinds import Rankings as Rankings
-    from probing.runs.kinds import Reproduction as Reproduction
+    from probing.results.rows import Table as Table
+    from probing.results.schema import Column as Column
+    from probing.results.schema import Schema as Schema
+    from probing.runs.call import Call as Call
+    from probing.runs.call import Measured as Measured
+    from probing.runs.finished_rankings import Rankings as Rankings
     from probing.runs.loading import load_run as load_run
+    from probing.runs.result import Result as Result
     from probing.runs.run import Run as Run
-    from probing.runs.trainings import CheckpointSeries as CheckpointSeries
-    from probing.runs.trainings import Pretraining as Pretraining
+    from probing.runs.study import Study as Study
     from probing.tasks import SentenceTask as SentenceTask
     from probing.tasks import Task as Task
 
 __version__ = "0.1.0"
 
+# The commands, each a function in a module of its name.
+_COMMANDS = (
+    "attention", "cloze", "compare", "disable", "extract", "fit", "geometry", "hierarchy", "pretrain", "probe", "rank",
+    "report", "reproduce", "series", "sts", "sweep", "wic",
+)  # fmt: skip
 # The public names and their modules, which are imported on first use.
 _HOMES = {
-    "Attention": "probing.runs.kinds",
-    "attention": "probing.commands.attention",
-    "CheckpointSeries": "probing.runs.trainings",
-    "Cloze": "probing.runs.diagnostics",
-    "cloze": "probing.commands.cloze",
-    "Comparison": "probing.runs.kinds",
-    "compare": "probing.commands.compare",
-    "Disabled": "probing.runs.kinds",
-    "disable": "probing.commands.disable",
-    "extract": "probing.commands.extract",
-    "fit": "probing.commands.fit",
-    "Geometry": "probing.runs.kinds",
-    "geometry": "probing.commands.geometry",
-    "Hierarchy": "probing.runs.diagnostics",
-    "hierarchy": "probing.commands.hierarchy",
-    "Pretraining": "probing.runs.trainings",
-    "pretrain": "probing.commands.pretrain",
-    "probe": "probing.commands.probe",
-    "LinearProbe": "probing.probes.linear",
+    **{name: f"probing.commands.{name}" for name in _COMMANDS},
     "ActivationDataModule": "probing.data.module",
-    "Rankings": "probing.runs.kinds",
-    "rank": "probing.commands.rank",
-    "report": "probing.commands.report",
-    "Reproduction": "probing.runs.kinds",
-    "reproduce": "probing.commands.reproduce",
-    "SentenceSimilarity": "probing.runs.evaluations",
-    "series": "probing.commands.series",
-    "sts": "probing.commands.sts",
-    "FinishedSweep": "probing.runs.kinds",
-    "sweep": "probing.commands.sweep",
-    "WordsInContext": "probing.runs.evaluations",
-    "wic": "probing.commands.wic",
-    "UserError": "probing.errors",
+    "Call": "probing.runs.call",
+    "Column": "probing.results.schema",
+    "LinearProbe": "probing.probes.linear",
+    "Measured": "probing.runs.call",
     "ProbeOptions": "probing.cli.options",
-    "WandbOptions": "probing.cli.options",
+    "Rankings": "probing.runs.finished_rankings",
+    "Result": "probing.runs.result",
     "Run": "probing.runs.run",
-    "load_run": "probing.runs.loading",
+    "Schema": "probing.results.schema",
     "SentenceTask": "probing.tasks",
+    "Study": "probing.runs.study",
+    "Table": "probing.results.rows",
     "Task": "probing.tasks",
+    "UserError": "probing.errors",
+    "WandbOptions": "probing.cli.options",
+    "configured": "probing.cli.configured",
+    "load_run": "probing.runs.loading",
 }
-__all__ = [
-    "ActivationDataModule",
-    "Attention",
-    "CheckpointSeries",
-    "Cloze",
-    "Comparison",
-    "Disabled",
-    "FinishedSweep",
-    "Geometry",
-    "Hierarchy",
-    "LinearProbe",
-    "Pretraining",
-    "ProbeOptions",
-    "Rankings",
-    "Reproduction",
-    "Run",
-    "SentenceSimilarity",
-    "SentenceTask",
-    "Task",
-    "UserError",
-    "WandbOptions",
-    "WordsInContext",
-    "__version__",
-    "attention",
-    "cloze",
-    "compare",
-    "disable",
-    "extract",
-    "fit",
-    "geometry",
-    "hierarchy",
-    "load_run",
-    "pretrain",
-    "probe",
-    "rank",
-    "report",
-    "reproduce",
-    "series",
-    "sts",
-    "sweep",
-    "wic",
-]
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

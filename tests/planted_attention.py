@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from probing.runs.kinds import Attention
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from probing.runs.result import Result
+from written import results_of
 
 N_LAYERS, N_HEADS = 12, 12
 Row = dict[str, Any]
@@ -20,14 +21,15 @@ def runs_of(true: bool) -> Mapping[str, Any]:
         true: Whether what the paper says is true of the model.
     """
     return {
-        "attention": survey(true), "pairs": Attention(Path("pairs"), {}, {}, attention_classes=classes(true)),
-        "change": Attention(Path("change"), {}, {}, change=Table(_changed(true))),
+        "attention": survey(true),
+        "pairs": results_of("attention", Path("pairs"), {}, {}, attention_classes=classes(true)),
+        "change": results_of("attention", Path("change"), {}, {}, change=Table(_changed(true))),
     }  # fmt: skip
 
 
-def survey(true: bool) -> Attention:
+def survey(true: bool) -> Result:
     """Return a survey of single sentences."""
-    return Attention(
+    return results_of("attention", 
         Path("attention"), {}, {}, heads=Table(_near(true)), attention_layers=Table(_attended(true)),
         attention_classes=classes(true), relations=Table(_relations(true)), roles=Table(_roles(true)),
     )  # fmt: skip

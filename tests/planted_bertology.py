@@ -9,9 +9,10 @@ from typing import Any
 
 from planted_attention import runs_of as attention_runs_of
 from planted_attention import with_interval
-from probing.runs.kinds import Attention, Cloze, Disabled, Hierarchy, SentenceSimilarity
+from probing.results.rows import Table
+from probing.runs.result import Result
 from probing.runs.run import Run
-from probing.tables.rows import Table
+from written import results_of
 
 N_LAYERS, N_HEADS = 12, 6
 Row = dict[str, Any]
@@ -24,17 +25,17 @@ def runs_of(true: bool) -> Mapping[str, Any]:
         true: Whether what the survey says is true of the model.
     """
     return {
-        "hierarchy": Hierarchy(Path("hierarchy"), {}, {}, Table(_order(true)), Table()),
+        "hierarchy": results_of("hierarchy", Path("hierarchy"), {}, {}, Table(_order(true)), Table()),
         "positions": _fit([1.0, 1.0, 0.99, 0.98] + [0.9 - 0.05 * k for k in range(9)] if true else [0.3] * 12 + [0.9]),
         "parts_of_speech": _fit(_curve(5, 0.7) if true else _curve(11, 0.7)),
         "relations": _fit(_curve(8, 0.5) if true else _curve(2, 0.5)),
-        "attention": Attention(
+        "attention": results_of("attention", 
             Path("attention"), {}, {}, heads=Table(_near(true)), attention_layers=Table(_attended(true)),
             relations=Table(_relations(true)), trees=Table(_trees(true)), similarity=Table(_similarity(true)),
         ),
-        "pooling": SentenceSimilarity(Path("sts"), {}, {}, Table(_pooled(true)), Table(_pooled(true, chosen=True))),
-        "minimal_pairs": Cloze(Path("pairs"), {}, {}, groups=Table(_groups(true))),
-        "changed_text": Cloze(Path("changed"), {}, {}, changes=Table(_changes(true))),
+        "pooling": results_of("sts", Path("sts"), {}, {}, Table(_pooled(true)), Table(_pooled(true, chosen=True))),
+        "minimal_pairs": results_of("cloze", Path("pairs"), {}, {}, groups=Table(_groups(true))),
+        "changed_text": results_of("cloze", Path("changed"), {}, {}, changes=Table(_changes(true))),
         "disabled": _disabled("position", true),
         "disabled_words": _disabled("mlm", true),
         "change": attention_runs_of(true)["change"],
@@ -155,7 +156,7 @@ def _changes(true: bool) -> Iterator[Row]:
     yield {"condition": "name_replaced", "against": "noun_replaced", **_named("difference", beside)}
 
 
-def _disabled(readout: str, true: bool) -> Disabled:
+def _disabled(readout: str, true: bool) -> Result:
     """Return what is lost without one head: nothing without most of them, or much without each."""
     sign = 1 if readout == "position" else -1
     rows: list[Row] = []
@@ -170,4 +171,4 @@ def _disabled(readout: str, true: bool) -> Disabled:
          "high": sign * gain + 0.005, "p_value": 0.001}
         for units, gain in {"heads": 0.03 if true else -0.02, "layers": -0.1}.items()
     ]  # fmt: skip
-    return Disabled(Path("disabled"), {}, {}, Table(rows), Table(best))
+    return results_of("disable", Path("disabled"), {}, {}, Table(rows), Table(best))

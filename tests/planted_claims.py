@@ -14,10 +14,10 @@ import numpy as np
 from probing.claims.claim import Paper, read_paper
 from probing.claims.measures import MEASURES
 from probing.claims.measures.extremes import layers_of
-from probing.runs.kinds import Attention, Geometry, SentenceSimilarity, WordsInContext
+from probing.results.rows import Table
+from probing.runs.result import Result
 from probing.runs.run import Run
-from probing.runs.trainings import Pretraining
-from probing.tables.rows import Table
+from written import results_of
 
 N_SENTENCES = 20_000
 # What is true of each model beside its outliers: depth, width, and the layers of the outliers where these differ.
@@ -43,7 +43,7 @@ def runs_of(model: str, true: bool) -> Mapping[str, Any]:
         true: Whether what the paper says is true of it.
     """
     if model.startswith("pretrain"):
-        return {"pretraining": Pretraining(Path("arms"), {}, {}, Table(_arms(true)), Table())}
+        return {"pretraining": results_of("pretrain", Path("arms"), {}, {}, Table(_arms(true)), Table())}
     world = _World(model, true)
     return {
         "geometry": _geometry(
@@ -58,16 +58,16 @@ def runs_of(model: str, true: bool) -> Mapping[str, Any]:
         ),
         "held_out": _geometry(geometry=Table(world.whitened())),
         "positions": Run(Path("fit"), {}, {}, Table(world.accuracy()), Table(world.neurons())),
-        "heads": Attention(Path("attention"), {}, {}, heads=Table(world.heads())),
-        "senses": WordsInContext(Path("wic"), {}, {}, Table(), Table(world.senses())),
+        "heads": results_of("attention", Path("attention"), {}, {}, heads=Table(world.heads())),
+        "senses": results_of("wic", Path("wic"), {}, {}, Table(), Table(world.senses())),
         "labels": Run(Path("fit"), {}, {}, Table(world.labels()), Table()),
-        "similarity": SentenceSimilarity(Path("sts"), {}, {}, Table(), Table(world.similarity())),
+        "similarity": results_of("sts", Path("sts"), {}, {}, Table(), Table(world.similarity())),
     }  # fmt: skip
 
 
-def _geometry(**tables: Table) -> Geometry:
+def _geometry(**tables: Table) -> Result:
     empty = {name: Table() for name in ("geometry", "outliers", "dimensions", "parameters", "explained")}
-    return Geometry(Path("geometry"), {"special_tokens": "exclude"}, {}, **{**empty, **tables})
+    return results_of("geometry", Path("geometry"), {"special_tokens": "exclude"}, {}, **{**empty, **tables})
 
 
 def _arms(true: bool) -> Iterator[dict[str, Any]]:

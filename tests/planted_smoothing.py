@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from planted_attention import N_LAYERS, Row, with_interval
-from probing.runs.kinds import Attention, Geometry
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 _N_SENTENCES = 60
 
@@ -20,15 +20,15 @@ def runs_of(true: bool) -> Mapping[str, Any]:
         true: Whether what the paper says is true of the model.
     """
     empty = {name: Table() for name in ("outliers", "dimensions", "parameters", "explained")}
-    geometry = Geometry(
+    geometry = results_of("geometry", 
         Path("geometry"), {}, {}, geometry=Table(_similarity(true)), smoothing=Table(_shares(true)),
         smoothing_sentences=Table(_sentences(true)), **empty,
     )  # fmt: skip
-    attention = Attention(Path("attention"), {}, {}, similarity=Table(_maps(true)))
+    attention = results_of("attention", Path("attention"), {}, {}, similarity=Table(_maps(true)))
     return {
         "geometry": geometry,
         "attention": attention,
-        "fusion": Attention(Path("fusion"), {}, {}, fusion=Table(_fusions(true))),
+        "fusion": results_of("attention", Path("fusion"), {}, {}, fusion=Table(_fusions(true))),
     }
 
 

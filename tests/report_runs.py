@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from probing import WandbOptions, attention, fit
-from probing.tables.columns import BELOW_RESOLUTION, NEURON_COLUMNS
-from probing.tables.csv_files import read_csv, write_csv
+from probing.tables.columns import BELOW_RESOLUTION
+from written import read_csv, write_csv
 
 # Looser than usual: these probes only have to be there.
 QUICKLY: dict[str, Any] = {
@@ -37,7 +37,7 @@ def make_run(model: Path, corpus: Path, place: Path, name: str) -> Path:
         row |= {"contribution_companion": row["contribution"] / 2 if row["rank"] == 3 else None}
         row |= {"mean": 4 * row["sd"]} if row["rank"] == 3 else {}
         row |= {f"cross_entropy_without_{end}": rise and rise + by for end, by in (("low", -0.005), ("high", 0.005))}
-    write_csv(made.folder / "neurons.csv", rows, NEURON_COLUMNS)
+    write_csv(made.folder / "neurons.csv", rows)
     return made.folder
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from probing.claims.claim import Paper
+from probing.results.csv_files import write_csv
 from probing.runtime.versions import versions
+from probing.schemas.comparison import CLAIMS
 from probing.tables import claims
-from probing.tables.csv_files import write_csv
 
 KIND = "reproduction of a paper"
 
@@ -31,12 +32,12 @@ def write(
     """
     import yaml
 
-    write_csv(folder / "claims.csv", rows, claims.CLAIM_COLUMNS)
+    write_csv(folder / "claims.csv", rows, CLAIMS)
     (folder / "claims.md").write_text(claims.markdown(rows, paper.title), encoding="utf-8")
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     summary = {
         "kind": KIND, "paper": paper.name, "title": paper.title, "versions": versions(), "runs": dict(used),
-        "timings": dict(timings), "claims": list(rows),
+        "timings": dict(timings),
     }  # fmt: skip
     (folder / "results.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
     return [folder / name for name in ("claims.csv", "claims.md", "config.yaml", "results.json")]

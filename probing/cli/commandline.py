@@ -133,5 +133,13 @@ def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
 
 
 def _load(function: str) -> Callable[..., Any]:
+    """Return the function that a command is, or that a study of another package has as its command."""
     module, name = function.split(":")
-    return unchecked(getattr(import_module(module), name))
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        if module.split(".")[0] == __name__.split(".")[0]:
+            raise
+        where = f"the command at {function} cannot be imported ({error})"
+        raise UserError(f"{where}; update or remove the package that adds it.") from error
+    return unchecked(getattr(found, "command", found))

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
-from probing.cli.option_values import Dtype, FirstToken, Layers, Model, Source, Tokenizer, number_problems, resolved
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen
+from probing.cli.configured import configured
+from probing.cli.option_values import Dtype, FirstToken, Layers, Model, Source, Tokenizer
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_inputs, places, say_results
-from probing.errors import UserError, about_option, refuse
+from probing.errors import UserError, about_option
 from probing.models import find_model, layer_numbers
-from probing.runs.folder import RunFolder
-from probing.runs.kinds import Attention
-from probing.runs.loading import read_folder
+from probing.runs.call import Call
+from probing.runs.registry import study_of
+from probing.runs.result import Result
 from probing.runs.run import load_fit, of_text
-from probing.runs.tracked import tracking
+from probing.runtime import terminal
 from probing.runtime.distributed import is_main_process
-from probing.runtime.stopwatch import Stopwatch
-from probing.tracking import Tracker, resolve_mode
 
 _ALONE = ["`--as_published` needs another checkpoint, given as --against MODEL"]
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def attention(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
@@ -40,7 +33,7 @@ def attention(
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
     first_token: FirstToken = "include",
-) -> Attention | None:  # fmt: skip
+) -> Result | None:  # fmt: skip
     """Find what the heads of a model do: which pattern each follows, how far it reaches, which tokens it attends to.
 
     Args:
@@ -70,43 +63,28 @@ def attention(
     Returns:
         The survey; None on ranks other than the first.
     """
-    from probing.runtime import terminal
-
-    say = terminal.silence if quiet else terminal.say
-    refuse(number_problems(seed, max_length, batch_tokens) + _ALONE * (as_published and against is None))
-    resolve_mode(wandb.mode)
-    typed = layer_numbers(layer)
-    cached, place = places(cache, runs, name)
+    call = Call.of(study_of("attention"), config, name, wandb, _ALONE * (as_published and against is None))
     with terminal.quiet_libraries():
-        from probing.cache.source import ActivationSource, say_what_was_left_out
+        from probing.cache.source import say_what_was_left_out
         from probing.heads.parts import measurable, measure
+        from probing.heads.results import measured
 
-        watch = Stopwatch()
         names, by_name = _wanted(parts, against is not None, run is not None, first_token == "exclude")
-        source = ActivationSource.of(
-            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=terminal.show_progress(quiet), tokenizer=tokenizer,
-        )  # fmt: skip
-        layers, read = source.blocks(typed), _read(corpus, test_corpus, pairs, seed, say)
+        source = call.source(tokenizer=tokenizer)
+        layers, read = source.blocks(layer_numbers(layer)), _read(corpus, test_corpus, pairs, seed, call.say)
         subject = _subject(source, layers, read, config, seed, roles, against, as_published, run)
         there, left_out = measurable(subject, names, by_name)
         tables, stores = measure(
-            subject, there, cached, source.trainer, say,
+            subject, there, call.cached, source.trainer, call.say,
             lambda: [terminal.extraction_progress()] if source.shows_progress else [],
         )  # fmt: skip
-        watch.end("measure")
+        call.watch.end("measure")
         if not is_main_process():
             return None
-        say_what_was_left_out([subject.request.corpus], [subject.tokens], say)
-        _say_which_parts_were_left_out(left_out, say)
-        folder = RunFolder(place, name, f"{source.model.short_name}-attention")
-        keep_inputs(config, source.model.name, folder)
-        with tracking(folder, wandb, config) as tracker:
-            _write(folder.path, config, tables, (subject, stores), there, left_out, watch, tracker)
-        made = read_folder(Attention, folder.finish())
-    say_results(made, tracker.where(made.folder) if tracker else None, quiet)
-    return made
+        say_what_was_left_out([subject.request.corpus], [subject.tokens], call.say)
+        _say_which_parts_were_left_out(left_out, call.say)
+        told = [part.name for part in there], left_out
+        return call.write(source.model, lambda folder: measured(tables, subject, stores, *told))
 
 
 def _subject(
@@ -211,63 +189,3 @@ def _ranked(run: str, request: Any) -> Any:
     from probing.heads.position.position_run import PositionRun
 
     return PositionRun.of(of_text(load_fit(run)), request.key(), request.source.name)
-
-
-def _write(
-    folder: Path,
-    config: Mapping[str, Any],
-    tables: Mapping[str, list[dict[str, Any]]],
-    measured: tuple[Any, Mapping[str, Any]],
-    parts: Sequence[Any],
-    left_out: Mapping[str, str],
-    watch: Stopwatch,
-    tracker: Tracker | None,
-) -> None:
-    """Write tables, figures and summary into the run's folder, and log them.
-
-    Args:
-        folder: The run's folder.
-        config: The resolved configuration.
-        tables: Rows by the name of their table.
-        measured: The `probing.heads.subject.Subject`, and the sums of each measure.
-        parts: The parts that were measured.
-        left_out: For each part that was not, what it lacks.
-        watch: The times so far.
-        tracker: The run on W&B, if there is one.
-    """
-    from probing.heads.examples.example_maps import write_examples
-    from probing.heads.examples.example_sentences import examples_of
-    from probing.heads.figures import write_figures
-    from probing.heads.results import write_summary
-    from probing.tables import heads, position_heads
-    from probing.tables.csv_files import write_tables
-
-    subject, stores = measured
-    examples = examples_of(subject, stores)
-    watch.end("examples")
-    files = write_tables(folder, config, tables, {**heads.COLUMNS, **position_heads.COLUMNS})
-    files += [write_examples(folder, examples)] if examples else []
-    formats = figure_formats(config["figure_format"])
-    against = subject.asked.against
-    models = [one.source.short_name for one in (subject.request, *([against.request] if against else []))]
-    figures = write_figures(folder / "figures", tables, models, formats, examples)
-    watch.end("write")
-    names = [part.name for part in parts]
-    files.append(write_summary(folder, tables, subject, subject.entry(stores), names, left_out, watch.timings()))
-    if tracker:
-        tracker.log_results(_curves(tables), [], figures, files, tables, kind="attention")
-
-
-def _curves(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return a row per layer with a column for each measure and its interval, for W&B's curves."""
-    by_layer: dict[int, dict[str, Any]] = {}
-    for row in tables.get("attention_layers", ()):
-        name = f"{row['measure']} {row.get('to', '')}".strip().replace(" ", "_")
-        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
-        if row["measure"] != "column_max" and row.get("to", "") in ("", "special tokens"):
-            point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
-    for row in tables.get("change", ()):
-        if row["of"] == "same" and row["layer"] is not None and row["head"] is None:
-            name, point = f"change_{row['measure']}", by_layer.setdefault(row["layer"], {"layer": row["layer"]})
-            point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
-    return [by_layer[layer] for layer in sorted(by_layer)]

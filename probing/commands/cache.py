@@ -6,9 +6,9 @@ import math
 import time
 from pathlib import Path
 
+from probing.cache.location import cache_folder
 from probing.cache.store import entries, leftovers, remove_unused
 from probing.cli.python_calls import command
-from probing.commands.folders import cache_folder
 from probing.errors import RunError, UserError, out_of_range, refuse
 
 DAY_S = 86_400

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
-from probing.cli.option_values import Model, Source, Tokenizer, number_problems, resolved
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat
+from probing.cli.configured import configured
+from probing.cli.option_values import Model, Source, Tokenizer
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_inputs, only_accelerator, places, say_results
 from probing.corpus import load_corpus
-from probing.errors import out_of_range, refuse
+from probing.errors import out_of_range
 from probing.models import find_model
-from probing.runs.diagnostics import Cloze
-from probing.runs.folder import RunFolder
-from probing.runs.loading import read_folder
-from probing.runs.tracked import tracking
-from probing.runtime.stopwatch import Stopwatch
-from probing.tracking import resolve_mode
+from probing.runs.call import Call
+from probing.runs.registry import study_of
+from probing.runs.result import Result
+from probing.runtime import terminal
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def cloze(
     config: dict[str, Any],
     file: str | None = None, model: Model = "minilm", revision: str | None = None, corpus: Source | None = None,
     tokens: int = 20_000, max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0,
     runs: str = "runs", name: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Cloze:  # fmt: skip
+) -> Result:  # fmt: skip
     """Ask a masked language model for the likelier of two words, and measure its loss in text that was changed.
 
     Args:
@@ -48,39 +42,18 @@ def cloze(
     Returns:
         What was found.
     """
-    from probing.runtime import terminal
-
-    say = terminal.silence if quiet else terminal.say
-    refuse(number_problems(seed, max_length, batch_tokens) + out_of_range("tokens", tokens, 1))
-    only_accelerator(trainer or {}, "this command")
-    resolve_mode(wandb.mode)
-    _, place = places(None, runs, name)
+    call = Call.of(study_of("cloze"), config, name, wandb, out_of_range("tokens", tokens, 1))
     with terminal.quiet_libraries():
-        from probing.diagnostics.cloze.figures import write_figures
         from probing.diagnostics.cloze.minimal_pairs import BUILTIN, read_pairs
         from probing.diagnostics.cloze.predictor import Asked, Predictor, survey
-        from probing.diagnostics.cloze.results import write
+        from probing.diagnostics.cloze.results import measured
 
-        watch = Stopwatch()
         file = BUILTIN if file is None and corpus is None else file
         pairs, n_repeated = ([], 0) if file is None else read_pairs(file)
         text = None if corpus is None else load_corpus(corpus)
         predictor = Predictor.of(find_model(model, revision, tokenizer), trainer or {})
         if n_repeated:
-            say(f"{file}: {n_repeated} repeated pairs were left out")
+            call.say(f"{file}: {n_repeated} repeated pairs were left out")
         asked = Asked(pairs, f"cloze {file}", text, tokens, max_length, batch_tokens, seed)
-        found = survey(predictor, asked, say)
-        watch.end("measure")
-        files = predictor.source
-        folder = RunFolder(place, name, f"{files.short_name}-cloze")
-        keep_inputs(config, files.name, folder)
-        with tracking(folder, wandb, config) as tracker:
-            formats = figure_formats(config["figure_format"])
-            figures = write_figures(folder.path / "figures", found.tables, files.short_name, formats)
-            watch.end("write")
-            written = write(folder.path, config, found, files.fingerprint(), watch.timings())
-            if tracker:
-                tracker.log_results([], [], figures, written, found.tables, kind="cloze")
-        made = read_folder(Cloze, folder.finish())
-    say_results(made, tracker.where(made.folder) if tracker else None, quiet)
-    return made
+        found = survey(predictor, asked, call.say)
+        return call.write(predictor.source, lambda folder: measured(found, predictor.source))

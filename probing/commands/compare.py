@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
-from probing.cli.option_values import number_problems, resolved
+from probing.cli.configured import configured
+from probing.cli.option_values import number_problems
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import only_accelerator, places, say_where
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
+from probing.results.csv_files import write_tables
 from probing.runs.folder import RunFolder
-from probing.runs.kinds import Comparison
-from probing.runs.loading import read_folder
+from probing.runs.places import only_accelerator, places, say_where
+from probing.runs.registry import study_of
+from probing.runs.result import Result
 from probing.runs.run import Run, load_fit_of_classes
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import refuse_several
-from probing.tables.csv_files import write_csv
 from probing.tasks import short_name
 from probing.tracking import Tracker, resolve_mode
 
@@ -30,9 +29,7 @@ from probing.tracking import Tracker, resolve_mode
 MOST_NULL_DRAWS = 1000
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def compare(
     config: dict[str, Any],
     folders: list[str] | None = None, models: list[str] | None = None, fit: dict[str, Any] | None = None,
@@ -41,7 +38,7 @@ def compare(
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Comparison:  # fmt: skip
+) -> Result:  # fmt: skip
     """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
 
     Args:
@@ -102,7 +99,7 @@ def compare(
         folder = RunFolder(place, name, stem[:120])
         with tracking(folder, wandb, config) as tracker:
             _write(folder.path, config, opened, pairs, common, tracker)
-        comparison = read_folder(Comparison, folder.finish())
+        comparison = study_of("compare").read(folder.finish())
     if not quiet:
         terminal.show(*comparison.tables())
         _say(opened, common, top)
@@ -176,9 +173,7 @@ def _write(
         common: The neurons that are among the first of every run.
         tracker: Logs what is written.
     """
-    import yaml
-
-    from probing.comparison.pairs import AGREEMENT_COLUMNS
+    from probing.schemas.comparison import AGREEMENT, TOP_EVERYWHERE
 
     rows = [row for pair in pairs.values() for row in pair.rows]
     summary = {
@@ -187,15 +182,12 @@ def _write(
         "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
         "top_everywhere": common.summary(),
     }
-    write_csv(folder / "agreement.csv", rows, AGREEMENT_COLUMNS)
-    write_csv(folder / "top_everywhere.csv", common.rows, list(common.rows[0]) if common.rows else ["layer", "neuron"])
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-    (folder / "results.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    files = [folder / name for name in ("agreement.csv", "top_everywhere.csv", "config.yaml", "results.json")]
+    tables = {"agreement": rows, "top_everywhere": common.rows}
+    files = [*write_tables(folder, config, tables, (AGREEMENT, TOP_EVERYWHERE)), folder / "results.json"]
+    files[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
     formats = figure_formats(config["figure_format"])
     figures = _draw(folder / "figures", rows, {one.label: one.run for one in opened}, formats)
     if tracker:
-        tables = {"agreement": rows, "top_everywhere": common.rows}
         tracker.log_results([], [], figures, files, tables, kind="comparison")
 
 

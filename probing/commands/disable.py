@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, chosen_with_data, figure_formats
-from probing.cli.option_values import Layers, Model, Source, Tokenizer, defaults, number_problems, resolved
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, chosen_with_data
+from probing.cli.configured import configured
+from probing.cli.option_values import Layers, Model, Source, Tokenizer, defaults
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_inputs, places, say_results
 from probing.commands.of_run import read_as_run
 from probing.corpus.sides import GroupBy, read_corpora
-from probing.errors import out_of_range, refuse
+from probing.errors import out_of_range
 from probing.models import layer_numbers
-from probing.runs.folder import RunFolder
-from probing.runs.kinds import Disabled
-from probing.runs.loading import read_folder
+from probing.runs.call import Call, Measured
+from probing.runs.registry import study_of
+from probing.runs.result import Result
 from probing.runs.run import Run, load_fit_of_classes
-from probing.runs.tracked import tracking
+from probing.runtime import terminal
 from probing.runtime.distributed import is_main_process
-from probing.runtime.stopwatch import Stopwatch
 from probing.tables.readout_names import READOUTS
-from probing.tracking import Tracker, resolve_mode
 
 # Options whose values are those of `--run`, where it is given.
 OF_RUN = ("model", "revision", "random_weights", "corpus", "test_corpus", "max_length")
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def disable(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
@@ -43,7 +36,7 @@ def disable(
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Disabled | None:  # fmt: skip
+) -> Result | None:  # fmt: skip
     """Disable one head or layer after the other, and measure how well probes of the later layers still read positions.
 
     Args:
@@ -79,65 +72,49 @@ def disable(
     Returns:
         What was found; None on ranks other than the first.
     """
-    from probing.runtime import terminal
-
-    say = terminal.silence if quiet else terminal.say
-    refuse(number_problems(seed, max_length, batch_tokens) + _problems(tokens, retrain, prune_share))
-    resolve_mode(wandb.mode)
-    layer_numbers(layer)
-    cached, place = places(cache, runs, name)
+    call = Call.of(study_of("disable"), config, name, wandb, _problems(tokens, retrain, prune_share))
     made = _run_of(run, config)
     with terminal.quiet_libraries():
+        from probing.disabling.results import measured
         from probing.disabling.survey import survey
 
-        watch = Stopwatch()
-        how = {
-            "cache": cached, "batch_tokens": batch_tokens, "tokenizer": tokenizer, "say": say,
-            "shows_progress": terminal.show_progress(quiet),
-        }  # fmt: skip
-        asked, subject = _asked(config, how, made)
+        asked, subject = _asked(call, made, tokenizer)
         stores = subject.read()
-        watch.end("extract")
+        call.watch.end("extract")
         if not is_main_process():
             return None
         files = subject.source.model
-        folder = RunFolder(place, name, f"{files.short_name}-disable")
-        keep_inputs(config, files.name, folder)
-        with tracking(folder, wandb, config) as tracker:
-            found = survey(subject, stores, asked, terminal.training_bars(how["shows_progress"]))
-            watch.end("measure")
-            _write(folder.path, config, found, stores, files.short_name, watch, tracker)
-        result = read_folder(Disabled, folder.finish())
-    say_results(result, tracker.where(result.folder) if tracker else None, quiet)
-    return result
+
+        def measure(_: Path) -> Measured:
+            found = survey(subject, stores, asked, terminal.training_bars(call.shows_progress))
+            return measured(found, stores, files.short_name)
+
+        return call.write(files, measure)
 
 
-def _asked(config: Mapping[str, Any], how: Mapping[str, Any], made: Run | None) -> tuple[Any, Any]:
+def _asked(call: Call, made: Run | None, tokenizer: Any) -> tuple[Any, Any]:
     """Return the `probing.disabling.survey.Asked` and the `probing.disabling.subject.Subject` of a configuration.
 
     Args:
-        config: The resolved configuration.
-        how: Further fields of the source of activations.
+        call: The call of the command.
         made: The run whose probes are read, if there is one.
+        tokenizer: Tokenizer of a model that is an object.
     """
-    from probing.cache.source import ActivationSource
     from probing.disabling.subject import Subject, data_of
     from probing.disabling.survey import Asked, check
     from probing.disabling.units import KINDS, UNITS
 
+    config = call.config
     units, kinds = chosen("--units", config["units"], UNITS), chosen("--kinds", config["kinds"], KINDS)
     wanted = chosen_with_data("--readouts", config["readouts"], READOUTS)
     check(units, kinds, config["prune"])
     data = data_of(wanted)
     split_seed = config["seed"] if made is None else made.config["seed"]
-    source = ActivationSource.of(
-        config["model"], config["revision"], config["layer"], config["trainer"], max_length=config["max_length"],
-        random_weights_seed=split_seed if config["random_weights"] else None, **how,
-    )  # fmt: skip
+    source = call.source(seed=split_seed, tokenizer=tokenizer)
     blocks = source.blocks(layer_numbers(config["layer"]))
     source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
     split_by: GroupBy = "sentence" if made is None else made.split_by
-    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, how["say"], split_by)
+    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, call.say, split_by)
     asked = Asked(
         units,
         kinds,
@@ -184,37 +161,3 @@ def _frozen(run: Run | None, source: Any) -> Any:
     from probing.disabling.probed_task import frozen_of_run
 
     return frozen_of_run(run, source.model, source.random_weights_seed, (), "run")
-
-
-def _write(
-    folder: Path, config: Mapping[str, Any], found: Any, stores: Any, model_name: str, watch: Stopwatch,
-    tracker: Tracker | None,
-) -> None:  # fmt: skip
-    """Write tables, figures and summary into the run's folder, and log them."""
-    from probing.disabling.figures import write_figures
-    from probing.disabling.results import write_summary
-    from probing.tables.csv_files import write_tables
-    from probing.tables.disabling import COLUMNS
-
-    files = write_tables(folder, config, found.tables, COLUMNS)
-    figures = write_figures(folder / "figures", found.tables, model_name, figure_formats(config["figure_format"]))
-    watch.end("write")
-    files.append(write_summary(folder, found, stores, watch.timings()))
-    if tracker:
-        tracker.log_results(_curves(found.disabled), [], figures, files, found.tables, kind="disable")
-
-
-def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per layer with the effect on the last layer of disabling it, a column for each kind, for W&B."""
-    from probing.tables.disabling import at_last_layer, is_head, readouts_of
-    from probing.tables.readout_names import POSITION
-
-    by_layer: dict[int, dict[str, Any]] = {}
-    for readout in readouts_of({"disabled": rows}):
-        of = "" if readout == POSITION else f"{readout}_"
-        for row in at_last_layer({"disabled": rows}, readout):
-            if not is_head(row):
-                point = by_layer.setdefault(int(row["unit"]), {"layer": int(row["unit"])})
-                kind = f"{of}{row['kind']}"
-                point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
-    return list(by_layer.values())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from probing.cache.location import cache_folder
 from probing.cli.option_values import Dtype, Layers, Model, Source, Tokenizer, number_problems
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import cache_folder
 from probing.errors import refuse
 from probing.models import SiteName, layer_numbers
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
+from probing.cli.configured import configured
 from probing.cli.option_values import (
     Dtype,
     FirstToken,
@@ -17,18 +18,15 @@ from probing.cli.option_values import (
     Tokenizer,
     defaults,
     option_problems,
-    resolved,
 )
 from probing.cli.options import ProbeOptions, WandbOptions
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_inputs, places, say_where
 from probing.corpus.sides import GroupBy, read_corpora
 from probing.data.control_names import chosen_controls
 from probing.errors import refuse
 from probing.models import SiteName, layer_numbers, site_of
 from probing.runs.folder import RunFolder
-from probing.runs.run import Run, load_fit, read_run
+from probing.runs.places import keep_inputs, places, say_where
+from probing.runs.run import Run, accuracy_conclusions, load_fit, read_run
 from probing.runs.tracked import tracking
 from probing.runtime import terminal
 from probing.runtime.distributed import is_main_process
@@ -41,9 +39,7 @@ from probing.tracking import Tracker, resolve_mode
 Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"]
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def fit(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
@@ -218,12 +214,9 @@ def _write(
 
 def _report(run: Run, where: str | None, quiet: bool) -> None:
     """Print the tables, the conclusion on each layer's top neuron, and where the results are."""
-    from probing.evidence.by_position import position_line
     from probing.tables import probes
-    from probing.tables.conclusions import basis, conclusion, given_words, held_fixed, not_above, overlaps
-    from probing.tables.evidence_sentences import say
     from probing.tables.geometry import transform_lines
-    from probing.tables.scope import scope
+    from probing.tables.run_conclusions import ranking_conclusions
 
     layers, task = [row["layer"] for row in run.accuracy], short_name(run.config)
     if quiet:
@@ -240,26 +233,11 @@ def _report(run: Run, where: str | None, quiet: bool) -> None:
             terminal.show(probes.heads_table(heads))
         if {*controls_of(run.accuracy)} - {"majority"}:
             terminal.show(probes.controls_table(run.accuracy))
-        for line in probes.penalty_lines(run.results.get("penalty", {})):
-            print(line)
-        if line := position_line([row for row in run.positions if row["layer"] == layers[-1]]):
-            print(line)
-        for line in not_above(run.accuracy):
-            print(line)
+        lines = accuracy_conclusions(run)
         if len(layers) > 1:
-            print(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
-        for row, fitted in zip(run.accuracy, run.results["layers"], strict=True):
-            ranked = run.top(row["layer"], len(run.neurons))
-            print(conclusion(ranked, task, row, given_words(run.config)))
-            if line := overlaps(row, len(ranked)):
-                print(line)
-            if not fitted["converged"]:
-                print(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))
-        for line in basis(run.accuracy, task):
+            lines.append(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
+        for line in [*lines, *ranking_conclusions(run.accuracy, run.neurons, task, run.results, run.config)]:
             print(line)
-        if line := held_fixed(run.results, run.config):
-            print(line)
-        print(scope(run.results, run.config["test_corpus"]))
     for line in transform_lines(run.transform, run.accuracy):
         print(line)
     say_where(run.folder, where)

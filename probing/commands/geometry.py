@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen
+from probing.cli.configured import configured
 from probing.cli.option_values import (
     Dtype,
     FirstToken,
@@ -17,24 +18,17 @@ from probing.cli.option_values import (
     Source,
     Tokenizer,
     defaults,
-    number_problems,
-    resolved,
 )
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_inputs, places, say_results
 from probing.commands.stream_options import Stream, stream_of
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
-from probing.runs.folder import RunFolder
-from probing.runs.kinds import Geometry
-from probing.runs.loading import read_folder
-from probing.runs.tracked import tracking
+from probing.runs.call import Call, Measured
+from probing.runs.registry import study_of
+from probing.runs.result import Result
+from probing.runtime import terminal
 from probing.runtime.distributed import is_main_process
-from probing.runtime.stopwatch import Stopwatch
 from probing.tables.readout_names import TASK
-from probing.tracking import Tracker, resolve_mode
 
 SpecialTokens = Literal["exclude", "include"]
 ClipTo = Literal["zero", "mean"]
@@ -45,9 +39,7 @@ Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm
 DRAWS, DRAWS_BESIDE_NEURONS = 10, 20
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def geometry(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
@@ -62,7 +54,7 @@ def geometry(
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
     first_token: FirstToken = "include",
-) -> Geometry | None:  # fmt: skip
+) -> Result | None:  # fmt: skip
     """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
 
     Args:
@@ -117,48 +109,29 @@ def geometry(
     Returns:
         The measurement; None on ranks other than the first.
     """
-    refuse(number_problems(seed, max_length, batch_tokens) + _problems(draws, components, shrinkage))
-    resolve_mode(wandb.mode)
-    typed = layer_numbers(layer)
-    where = places(cache, runs, name)
+    call = Call.of(study_of("geometry"), config, name, wandb, _problems(draws, components, shrinkage))
     _check_corpora(corpus, fit_corpus)
     stream = stream_of(config, defaults(geometry))
     config["draws"] = (DRAWS if stream is None else DRAWS_BESIDE_NEURONS) if draws is None else draws
     if from_run is None:
         refuse(out_of_range("top", top, 0))
-    return _run(config, stream, typed, where, name, wandb, tokenizer)
+    return _run(call, stream, tokenizer)
 
 
-def _run(
-    config: dict[str, Any], stream: Stream | None, typed: Sequence[int] | None, where: tuple[Path, Path],
-    name: str | None, wandb: WandbOptions, tokenizer: Any,
-) -> Geometry | None:  # fmt: skip
+def _run(call: Call, stream: Stream | None, tokenizer: Any) -> Result | None:
     """Measure what the options ask for.
 
     Args:
-        config: The resolved options.
+        call: The call of the command.
         stream: The neurons that are changed, if there are any.
-        typed: The layers that were typed; None for all.
-        where: Folder of the cache, and folder of runs.
-        name: Name of the run.
-        wandb: How results are logged.
         tokenizer: Tokenizer of a model that is an object.
     """
-    from probing.runtime import terminal
-
-    say, seed = (terminal.silence if config["quiet"] else terminal.say), config["seed"]
+    config, seed = call.config, call.config["seed"]
     with terminal.quiet_libraries():
-        from probing.cache.source import ActivationSource
+        from probing.layer_geometry.results import measured
 
-        watch, cached = Stopwatch(), where[0]
         split_seed = seed if stream is None else stream.split_seed(seed)
-        source = ActivationSource.of(
-            config["model"], config["revision"], config["layer"], config["trainer"], cache=cached,
-            dtype=config["dtype"], max_length=config["max_length"], batch_tokens=config["batch_tokens"],
-            random_weights_seed=split_seed if config["random_weights"] else None, say=say,
-            shows_progress=terminal.show_progress(config["quiet"]), tokenizer=tokenizer,
-            without_first=config["first_token"] == "exclude",
-        )  # fmt: skip
+        source = call.source(seed=split_seed, tokenizer=tokenizer)
         how, d_model = _plan(config, stream), source.config.hidden_size
         refuse(_size_problems(config["components"], how.fitting.n_top, d_model))
         inside = {
@@ -170,23 +143,21 @@ def _run(
         if stream is not None:
             from probing.disabling.subject import data_of
 
+            typed = layer_numbers(config["layer"])
             ranked = stream.ranked(source.layers, typed is None, source.config.num_hidden_layers, d_model)
             data = data_of(stream.readouts)
             task = _own_task(stream)
         text, stores = _read(source, config["corpus"], config["fit_corpus"], config["special_tokens"])
         changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
-        watch.end("extract")
+        call.watch.end("extract")
         if not is_main_process():
             return None
-        folder = RunFolder(where[1], name, f"{source.model.short_name}-geometry")
-        keep_inputs(config, source.model.name, folder)
-        with tracking(folder, wandb, config) as tracker:
-            found = _measured(folder.path, source, text, stores, how, inside, changing)
-            watch.end("measure")
-            _write(folder.path, config, found, stores, source.model.short_name, watch, tracker)
-        made = read_folder(Geometry, folder.finish())
-    say_results(made, tracker.where(made.folder) if tracker else None, config["quiet"])
-    return made
+
+        def measure(folder: Path) -> Measured:
+            found = _measured(folder, source, text, stores, how, inside, changing)
+            return measured(found, stores, source.model.short_name)
+
+        return call.write(source.model, measure)
 
 
 def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
@@ -232,7 +203,6 @@ def _changing(
     from probing.disabling.neurons.neuron_survey import survey
     from probing.disabling.probed_task import frozen_of_run
     from probing.disabling.subject import Subject
-    from probing.runtime import terminal
 
     split_by: GroupBy = "sentence" if stream.run is None else stream.run.split_by
     if stream.run is not None and (test := stream.run.config["test_corpus"]) is not None:
@@ -314,7 +284,6 @@ def _measured(
     from probing.layer_geometry.results import Found
     from probing.layer_geometry.survey import survey
     from probing.models import load_encoder, load_tokenizer
-    from probing.runtime import terminal
 
     progress = terminal.say if source.shows_progress else terminal.silence
     model, seed, say = source.model, plan.seed, source.say
@@ -333,48 +302,3 @@ def _measured(
     found = changing()
     own = {"neuron_interventions": found.interventions, "neuron_draws": found.draws}
     return Found(surveyed, {**tables, **own}, found.summary)
-
-
-def _write(
-    folder: Path,
-    config: Mapping[str, Any],
-    found: Any,
-    stores: Any,
-    model_name: str,
-    watch: Stopwatch,
-    tracker: Tracker | None,
-) -> None:
-    """Write tables, transforms, figures and summary into the run's folder, and log them."""
-    from probing.data.preparation import origin
-    from probing.disabling.neurons.neuron_figures import write_neuron_figures
-    from probing.internals.inside_report import write_inside_figures
-    from probing.layer_geometry.figures import write_figures
-    from probing.layer_geometry.results import tables_of, write, write_summary
-
-    files, tables = write(folder, config, found), tables_of(found)
-    formats = figure_formats(config["figure_format"])
-    figures = write_figures(folder / "figures", tables, model_name, formats)
-    figures += write_neuron_figures(folder / "figures", tables.get("neuron_interventions", ()), model_name, formats)
-    figures += write_inside_figures(folder / "figures", tables, model_name, formats)
-    watch.end("write")
-    cached_of = {"measured": origin(stores[0]), "fitted": origin(stores[-1])}
-    files.append(write_summary(folder, found, cached_of, watch.timings()))
-    if tracker:
-        tracker.log_results(_curves(tables["geometry"]), [], figures, files, tables, kind="geometry")
-
-
-def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row per layer with a column for each measure and its interval, for W&B's curves.
-
-    Of the transforms, which are many, only the mean cosine is logged.
-    """
-    by_layer: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        transform, measure = row["transform"], row["measure"]
-        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
-        if transform == "none":
-            ends = {f"{measure}_{end}": row[end] for end in ("low", "high") if row.get(end) is not None}
-            point |= {measure: row["value"], **ends}
-        elif measure == "mean_cosine":
-            point[f"{transform}_{measure}"] = row["value"]
-    return list(by_layer.values())

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
-from probing.cli.option_values import Source, number_problems, resolved
+from probing.cli.configured import configured
+from probing.cli.option_values import Source, number_problems
 from probing.cli.options import WandbOptions
 from probing.cli.pretraining_options import (
     ARMS,
@@ -19,15 +20,13 @@ from probing.cli.pretraining_options import (
     chosen_recipe,
     recipe_problems,
 )
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import places, say_results
 from probing.corpus import Corpus, load_corpus
 from probing.errors import UserError, out_of_range, refuse
-from probing.runs.loading import read_folder
+from probing.runs.places import places, say_results
+from probing.runs.registry import study_of
+from probing.runs.result import Result
 from probing.runs.resumable import ResumableFolder, free_name
 from probing.runs.tracked import tracking
-from probing.runs.trainings import Pretraining
 from probing.runtime.distributed import is_main_process
 from probing.runtime.interrupts import interrupt_behind
 from probing.tracking import Tracker, resolve_mode
@@ -36,9 +35,7 @@ from probing.tracking import Tracker, resolve_mode
 _NOT_OF_THE_RUN = ("quiet", "cache", "runs", "wandb", "figure_format")
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def pretrain(
     config: dict[str, Any],
     corpus: Source = "builtin", arms: str | list[str] = "learned,none", seeds: int = 1, size: Size = "tiny",
@@ -46,7 +43,7 @@ def pretrain(
     quiet: bool = False, trainer: dict[str, Any] | None = None, encoder: EncoderOptions = EncoderOptions(),
     training: TrainingOptions = TrainingOptions(), wandb: WandbOptions = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT,
-) -> Pretraining | None:  # fmt: skip
+) -> Result | None:  # fmt: skip
     """Pretrain encoders that differ only in what tells them positions, and measure outliers in their checkpoints.
 
     Args:
@@ -109,7 +106,7 @@ def pretrain(
                 if not first:
                     return None
                 _write(folder.path, config, {"arms": measured, "losses": losses}, text, rows, tracker)
-            made = read_folder(Pretraining, folder.finish())
+            made = study_of("pretrain").read(folder.finish())
     say_results(made, tracker.where(made.folder) if tracker else None, quiet)
     return made
 

@@ -15,9 +15,9 @@ from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_form
 from probing.cli.option_values import defaults, option_problems
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.cli.python_calls import converted
-from probing.commands.folders import runs_folder, say_where
 from probing.errors import UserError, refuse
 from probing.runs.folder import RunFolder, check_name
+from probing.runs.places import runs_folder, say_where
 from probing.runs.run import Run, load_fit, read_run
 from probing.runs.tracked import tracking
 from probing.runtime.stopwatch import Stopwatch

@@ -6,35 +6,33 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from probing.cache.location import cache_folder
 from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
-from probing.cli.option_values import Layers, number_problems, resolved
+from probing.cli.configured import configured
+from probing.cli.option_values import Layers, number_problems
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import cache_folder, say_where, writable_folder
 from probing.commands.of_run import tracked_like
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
-from probing.runs.kinds import Rankings
+from probing.results.rows import Table
+from probing.runs.finished_rankings import Rankings
+from probing.runs.places import say_where, writable_folder
 from probing.runs.rankings import (
-    RANKING_COLUMNS,
     RANKING_KEY,
-    Table,
+    Ranked,
     draw_curves,
     write_tables,
     writing,
 )
 from probing.runs.run import Row, Run, load_fit_of_classes
 from probing.runtime.distributed import refuse_several
+from probing.schemas.probes import RANKING
 from probing.tables.rankings import curves_lines, rankings_lines
-from probing.tables.rows import Table as Rows
 from probing.tables.wording import layers_named
 from probing.tracking import Tracker, resolve_mode
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def rank(
     config: dict[str, Any],
     folder: str | None = None, method: str | list[str] | None = None, layer: Layers = "all",
@@ -106,8 +104,9 @@ def rank(
         judging = Judging(evaluate, curves, sizes, draws)
         rankings, evaluation, curve_rows = rank_layers(run, layers, sides, methods, judging, seed, progress)
         erasure = erasure_rows(run, sides, layers, top, seed, terminal.show_progress(quiet)) if erase else []
-        ranked = {name: Rows(rows) for name, rows in rankings.items()}
-        made = Rankings(place, run.config, run.results, ranked, Rows(evaluation), Rows(erasure), Rows(curve_rows))
+        tables = {"evaluation": evaluation, "erasure": erasure, "curves": curve_rows}
+        ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}
+        made = Rankings(run, place, ranked, {name: Table(rows) for name, rows in tables.items()})
         figures = _write(made, run, layers, finished.label, figure_formats(figure_format))
     where = _track(made, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
     _report(made, run, where, quiet)
@@ -116,14 +115,15 @@ def rank(
 
 def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:
     """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
-    from probing.evidence.usable_information import INFORMATION_COLUMNS, INFORMATION_KEY
-    from probing.rankings.evaluation import EVALUATION_COLUMNS, EVALUATION_KEY
-    from probing.rankings.neuron_counts import CURVE_COLUMNS, CURVE_KEY
+    from probing.evidence.usable_information import INFORMATION_KEY
+    from probing.rankings.evaluation import EVALUATION_KEY
+    from probing.rankings.neuron_counts import CURVE_KEY
+    from probing.schemas.probes import CURVES, ERASURE, EVALUATION, RANKING
 
-    files: dict[str, Table] = {name: (rows, RANKING_COLUMNS, RANKING_KEY) for name, rows in made.rankings.items()}
-    files["evaluation"] = made.evaluation, EVALUATION_COLUMNS, EVALUATION_KEY
-    files["erasure"] = made.erasure, INFORMATION_COLUMNS, INFORMATION_KEY
-    files["curves"] = made.curves, CURVE_COLUMNS, CURVE_KEY
+    files: dict[str, Ranked] = {name: (rows, RANKING, RANKING_KEY) for name, rows in made.rankings.items()}
+    files["evaluation"] = made.evaluation, EVALUATION, EVALUATION_KEY
+    files["erasure"] = made.erasure, ERASURE, INFORMATION_KEY
+    files["curves"] = made.curves, CURVES, CURVE_KEY
     with writing(made.folder, run):
         write_tables(made.folder, files)
         return draw_curves(made.folder, layers, label, run, formats) if made.curves else []

@@ -66,7 +66,7 @@ def _check(path: Path, typed: str) -> None:
     Raises:
         UserError: If it cannot be written, or would replace another file.
     """
-    from probing.page.markup import MARK
+    from probing.results.markup import MARK
 
     try:
         if path.is_dir():

@@ -11,16 +11,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_values import defaults, resolved
+from probing.cli.configured import configured
+from probing.cli.option_values import defaults
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import places, say_results
 from probing.corpus import load_corpus
 from probing.errors import UserError
 from probing.runs.folder import RunFolder
-from probing.runs.kinds import Reproduction
-from probing.runs.loading import load_run, read_folder
+from probing.runs.loading import load_run
+from probing.runs.places import places, say_results
+from probing.runs.registry import study_of
+from probing.runs.result import Result
 from probing.runs.tracked import tracking
 from probing.runtime.distributed import refuse_several
 from probing.runtime.interrupts import interrupt_behind
@@ -34,9 +34,7 @@ COMMANDS = ("fit", "geometry", "attention", "disable", "hierarchy", "cloze", "wi
 DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned", "cloze")
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def reproduce(
     config: dict[str, Any],
     paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
@@ -45,7 +43,7 @@ def reproduce(
     pairs: str | None = None, roles: str | None = None, untuned: str | None = None, cloze: str | None = None,
     dry_run: bool = False, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     wandb: WandbOptions = WandbOptions(),
-) -> Reproduction | None:  # fmt: skip
+) -> Result | None:  # fmt: skip
     """Measure what a paper claims on the models at hand, and give a verdict on each claim.
 
     Args:
@@ -113,7 +111,7 @@ def reproduce(
             files = write(folder.path, config, rows, of, folders, watch.timings())
             if tracker:
                 tracker.log_results([], [], [], files, {"claims": rows}, kind="reproduction")
-        found = read_folder(Reproduction, folder.finish())
+        found = study_of("reproduce").read(folder.finish())
     say_results(found, tracker.where(found.folder) if tracker else None, quiet)
     return found
 

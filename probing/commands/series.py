@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen, figure_formats
-from probing.cli.option_values import Dtype, Layers, Source, number_problems, resolved
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat, chosen
+from probing.cli.configured import configured
+from probing.cli.option_values import Dtype, Layers, Source
 from probing.cli.options import ProbeOptions, WandbOptions
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import keep_inputs, only_accelerator, places, say_results
 from probing.corpus.sides import read_corpora
-from probing.errors import about_option, out_of_range, refuse
-from probing.models import check_revision, layer_numbers
+from probing.errors import about_option, out_of_range
+from probing.models import check_revision
+from probing.runs.call import Call
 from probing.runs.folder import RunFolder
-from probing.runs.loading import read_folder
-from probing.runs.tracked import tracking
-from probing.runs.trainings import CheckpointSeries
-from probing.runtime.distributed import refuse_several
-from probing.runtime.stopwatch import Stopwatch
-from probing.tracking import Tracker, resolve_mode
+from probing.runs.places import keep_inputs
+from probing.runs.registry import study_of
+from probing.runs.result import Result
+from probing.runtime import terminal
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def series(
     config: dict[str, Any],
     checkpoints: str | list[str] | None = None, model: str | None = None, revisions: str | list[str] | None = None,
@@ -37,7 +31,7 @@ def series(
     cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     probe: ProbeOptions = ProbeOptions(), wandb: WandbOptions = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT,
-) -> CheckpointSeries:  # fmt: skip
+) -> Result:  # fmt: skip
     """Measure the checkpoints of a training one after the other: what comes first, loss, position or outliers?
 
     Args:
@@ -66,47 +60,34 @@ def series(
     Returns:
         The finished series.
     """
-    from probing.runtime import terminal
-
-    refuse_several("series")
-    say = terminal.once(terminal.silence if quiet else terminal.say)  # what every checkpoint says of the same text
-    refuse(
-        number_problems(seed, max_length, batch_tokens)
-        + probe.problems()
-        + _problems(threshold_loss, threshold_position, threshold_outliers)
-    )
-    resolve_mode(wandb.mode)
-    layer_numbers(layer)
-    cached, place = places(cache, runs, name)
-    only_accelerator(trainer or {}, "a series")
+    problems = probe.problems() + _problems(threshold_loss, threshold_position, threshold_outliers)
+    call = Call.of(study_of("series"), config, name, wandb, problems)
+    say = terminal.once(call.say)  # what every checkpoint says of the same text
     with terminal.quiet_libraries():
         from probing.pretraining.series.emergence import Thresholds
         from probing.pretraining.series.measures import MEASURES, How, Text
         from probing.pretraining.series.names import find_checkpoints
+        from probing.pretraining.series.results import measured
         from probing.pretraining.series.survey import survey
 
-        watch = Stopwatch()
         names = chosen("--measures", measures, list(MEASURES))
         thresholds = Thresholds(threshold_loss, threshold_position, threshold_outliers)
         found_there = find_checkpoints(model, revisions, checkpoints)
-        shows_progress = terminal.show_progress(quiet)
+        shows_progress = call.shows_progress
         source_of = _source_of(
-            layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length, batch_tokens=batch_tokens,
-            say=say, shows_progress=shows_progress,
+            layer, trainer, probe.solver, cache=call.cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, say=say, shows_progress=shows_progress,
         )  # fmt: skip
         source_of(found_there[0])  # to refuse a layer that is not there before the text is read
         _check_revisions(found_there[1:])
         text = Text(*read_corpora(corpus, test_corpus, seed, say))
         how = How(probe, seed, terminal.training_bars(shows_progress))
         found = survey(found_there, source_of, names, text, how, keep_activations, say)
-        watch.end("measure")
-        folder = RunFolder(place, name, f"series-{_title(found_there)}"[:120])
+        call.watch.end("measure")
+        title = _title(found_there)
+        folder = RunFolder(call.place, name, f"series-{title}"[:120])
         keep_inputs(config, config["model"], folder)
-        with tracking(folder, wandb, config) as tracker:
-            _write(folder.path, config, found, (names, thresholds), watch, tracker)
-        made = read_folder(CheckpointSeries, folder.finish())
-    say_results(made, tracker.where(made.folder) if tracker else None, quiet)
-    return made
+        return call.write_into(folder, lambda _: measured(found, names, thresholds, title))
 
 
 def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable[[Any], Any]:
@@ -148,36 +129,3 @@ def _title(checkpoints: Sequence[Any]) -> str:
     from probing.tables.series import series_name
 
     return series_name(str(checkpoints[0].model), checkpoints[0].revision)
-
-
-def _write(
-    folder: Path,
-    config: Mapping[str, Any],
-    found: Any,
-    asked: tuple[Sequence[str], Any],
-    watch: Stopwatch,
-    tracker: Tracker | None,
-) -> None:
-    """Write tables, the figure and summary into the run's folder, and log them.
-
-    Args:
-        folder: The run's folder.
-        config: The resolved configuration.
-        found: The `probing.pretraining.series.survey.Found`.
-        asked: The measures and the thresholds.
-        watch: The times so far.
-        tracker: The run on W&B, if there is one.
-    """
-    from probing.pretraining.series.figures import write_figures
-    from probing.pretraining.series.results import tables_of, write_summary
-    from probing.tables.csv_files import write_tables
-    from probing.tables.series import COLUMNS, by_step
-
-    tables = tables_of(found, asked[1])
-    files = write_tables(folder, config, tables, COLUMNS)
-    formats = figure_formats(config["figure_format"])
-    figures = write_figures(folder / "figures", tables, _title(found.checkpoints), formats)
-    watch.end("write")
-    files.append(write_summary(folder, found, tables, *asked, watch.timings()))
-    if tracker:
-        tracker.log_results(by_step(tables), [], figures, files, tables, kind="series", axis="step")

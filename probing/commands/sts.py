@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probing.cli.choices import FIGURE_FORMAT, FigureFormat, figure_formats
-from probing.cli.option_values import Dtype, Layers, Model, Tokenizer, number_problems, resolved
+from probing.cli.choices import FIGURE_FORMAT, FigureFormat
+from probing.cli.configured import configured
+from probing.cli.option_values import Dtype, Layers, Model, Tokenizer
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import command
-from probing.cli.shared_options import with_shared_help
-from probing.commands.folders import places, say_results
 from probing.errors import UserError, out_of_range, refuse
-from probing.models import layer_numbers, load_tokenizer
-from probing.runs.evaluations import SentenceSimilarity
-from probing.runs.folder import RunFolder
-from probing.runs.loading import read_folder
-from probing.runs.tracked import tracking
-from probing.runtime.stopwatch import Stopwatch
+from probing.models import load_tokenizer
+from probing.runs.call import Call, Measured
+from probing.runs.registry import study_of
+from probing.runs.result import Result
+from probing.runtime import terminal
+from probing.runtime.distributed import is_main_process
 from probing.tables.space_names import Definition
-from probing.tracking import Tracker, resolve_mode
 
 
-@command
-@with_shared_help
-@resolved
+@configured
 def sts(
     config: dict[str, Any],
     folders: list[str] | None = None, model: Model = "minilm", layer: Layers = "all", revision: str | None = None,
@@ -36,7 +31,7 @@ def sts(
     batch_tokens: int | None = None, seed: int = 0, runs: str = "runs", name: str | None = None,
     cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-) -> SentenceSimilarity | None:  # fmt: skip
+) -> Result | None:  # fmt: skip
     """Correlate cosines of sentences with human scores (STS, SICK-R), per layer, plain, clipped and whitened.
 
     Args:
@@ -55,35 +50,23 @@ def sts(
     """
     from probing.cli.choices import chosen as named
     from probing.downstream.pooling_names import POOLINGS
-    from probing.runtime import terminal
     from probing.tables.space_names import SPACES, Space
 
-    say = terminal.silence if quiet else terminal.say
-    progress = terminal.show_progress(quiet)
-    refuse(number_problems(seed, max_length, batch_tokens) + out_of_range("components", components, 1))
-    resolve_mode(wandb.mode)
-    layer_numbers(layer)
+    call = Call.of(study_of("sts"), config, name, wandb, out_of_range("components", components, 1))
     poolings = named("--pooling", pooling, POOLINGS)
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
-    cached, place = places(cache, runs, name)
-    sets = _read_sets(folders or (), say)
-    outside = _outside(fit_on, spaces != ["none"] and not any(one.part == "train" for one in sets), say)
+    sets = _read_sets(folders or (), call.say)
+    outside = _outside(fit_on, spaces != ["none"] and not any(one.part == "train" for one in sets), call.say)
     with terminal.quiet_libraries():
-        from probing.cache.source import ActivationSource, say_what_was_left_out
+        from probing.cache.source import say_what_was_left_out
         from probing.downstream.spaces import Fitting
         from probing.downstream.sts.evaluation import evaluate
+        from probing.downstream.sts.results import measured
         from probing.downstream.sts.sentence_similarity import reported
         from probing.downstream.sts.sentence_vectors import Vectors, check_text_to_fit_on, first_token_check
         from probing.downstream.sts.static import read_static
-        from probing.runtime.distributed import is_main_process
 
-        watch = Stopwatch()
-        source = ActivationSource.of(
-            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=progress, tokenizer=tokenizer,
-        )  # fmt: skip
-        config["model"] = source.model.name
+        source = call.source(tokenizer=tokenizer)
         files = source.model
         refuse(out_of_range("components", components, 1, source.config.hidden_size))
         if spaces != ["none"]:
@@ -95,18 +78,17 @@ def sts(
         )
         if not is_main_process():
             return None
-        watch.end("extract")
-        say_what_was_left_out(corpora, [store.tokens for store in stores], say)
+        call.watch.end("extract")
+        say_what_was_left_out(corpora, [store.tokens for store in stores], call.say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
-        told = _described(vectors, load_tokenizer(files), say)
-        with tracking(run_folder := RunFolder(place, name, f"{files.short_name}-sts"), wandb, config) as tracker:
-            fitting = Fitting(spaces, definition, components, seed)
-            found = (*evaluate(vectors, source.layers, poolings, fitting, fit_on, seed), told)
-            watch.end("evaluate")
-            _write(run_folder.path, found, config, watch.timings(), vectors, poolings, files.short_name, tracker)
-        made = read_folder(SentenceSimilarity, run_folder.finish())
-    say_results(made, tracker.where(made.folder) if tracker else None, quiet)
-    return made
+        told = _described(vectors, load_tokenizer(files), call.say)
+        fitting = Fitting(spaces, definition, components, seed)
+
+        def measure(_: Path) -> Measured:
+            found = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
+            return measured(*found, vectors, told, poolings, files.short_name)
+
+        return call.write(files, measure)
 
 
 def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
@@ -175,61 +157,3 @@ def _outside(fit_on: str, lacks_training_part: bool, say: Callable[[str], None])
         say("there is no training part: transforms are fitted on the built-in corpus")
         return load_corpus("builtin", "--fit_on")
     return None if fit_on in ("train", "target") else load_corpus(fit_on, "--fit_on")
-
-
-def _write(
-    folder: Path,
-    found: tuple[Any, Any, Any, Any],
-    config: Mapping[str, Any],
-    timings: Mapping[str, float],
-    vectors: Any,
-    poolings: Sequence[str],
-    model_name: str,
-    tracker: Tracker | None,
-) -> None:
-    """Write tables, summary and figures into the run's folder, and log them.
-
-    Args:
-        folder: The run's folder.
-        found: The rows of both tables, the texts that transforms were fitted on, and the descriptions of the sets.
-        config: The resolved configuration.
-        timings: Durations in seconds.
-        vectors: The `probing.downstream.sts.sentence_vectors.Vectors` that were compared.
-        poolings: How sentences were pooled.
-        model_name: The model's short name, for titles.
-        tracker: Logs what is written.
-    """
-    from probing.data.preparation import origin
-    from probing.downstream.figures import write_sts_figure
-    from probing.downstream.fitting import write_results
-    from probing.downstream.sts.sentence_similarity import CHOSEN_COLUMNS, STS_COLUMNS
-
-    rows, chosen, texts, sets = found
-    summary = {
-        "kind": "similarity evaluation",
-        "fitted_on": {label: text.described() for label, text in texts.items()},
-        "timings": timings,
-    }
-    tables = {"sts": (rows, STS_COLUMNS), "chosen": (chosen, CHOSEN_COLUMNS)}
-    stores = zip(vectors.sets, vectors.stores, strict=True)
-    cached = {one.corpus.name: origin(store) for one, store in stores}
-    if vectors.outside:
-        cached[vectors.outside[0].name] = origin(vectors.outside[1])
-    files = write_results(folder, config, tables, {**summary, "cache": cached, "sets": sets})
-    place, formats = folder / "figures", figure_formats(config["figure_format"])
-    figures = [
-        path for how in poolings for path in write_sts_figure(place / f"sts_{how}", rows, how, model_name, formats)
-    ]
-    if tracker:
-        logged = {name: rows for name, (rows, _) in tables.items()}
-        tracker.log_results(_curves(rows, poolings[0]), [], figures, files, logged, "sts")
-
-
-def _curves(rows: Sequence[dict[str, Any]], pooling: str) -> list[dict[str, Any]]:
-    """Return a row per layer with a column for each set and space, for W&B's curves."""
-    by_layer: dict[int, dict[str, Any]] = {}
-    for row in rows:
-        if row["pooling"] == pooling and row["aggregation"] == "all":
-            point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
-            point[f"{row['set']}_{row['transform']}_spearman".replace(" ", "_")] = row["spearman"]
-    return list(by_layer.values())

@@ -19,18 +19,19 @@ from probing.cli.options import WandbOptions, as_options
 from probing.cli.python_calls import command
 from probing.cli.shared_options import with_shared_help
 from probing.commands.fit import fit as fit_command
-from probing.commands.folders import places, say_where
 from probing.errors import UserError, as_clause, out_of_range, refuse
-from probing.runs.kinds import FinishedSweep
-from probing.runs.loading import read_folder
+from probing.results.csv_files import write_csv
+from probing.runs.places import places, say_where
+from probing.runs.registry import study_of
+from probing.runs.result import Result
 from probing.runs.run import load_fit
 from probing.runtime.distributed import refuse_several
 from probing.runtime.interrupts import interrupt_behind
+from probing.schemas.comparison import SWEEP
 from probing.sweeps.definition import Sweep, parse_sweep
 from probing.sweeps.folder import SweepFolder
 from probing.sweeps.options import TrialOptions
 from probing.sweeps.trials import Trial, alike, is_stacked, stacks, trial_name
-from probing.tables.csv_files import write_csv
 from probing.tracking import Tracker, one_service, resolve_mode
 
 
@@ -47,7 +48,7 @@ def sweep(
     quiet: bool = False,
     wandb: WandbOptions = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT,
-) -> FinishedSweep:
+) -> Result:
     """Run the trials of a W&B sweep file here; train those that differ in layer, seed or penalty together.
 
     Args:
@@ -96,7 +97,7 @@ def sweep(
                     f"`--runs {runs}` cannot be written ({as_clause(error)}); make room: {left}."
                 ) from error
             raise
-    finished = read_folder(FinishedSweep, folder.finish())
+    finished = study_of("sweep").read(folder.finish())
     if not quiet:
         terminal.show(*finished.tables())
     for line in lines:
@@ -290,7 +291,7 @@ def _conclude(
     best = table.best(outcomes, definition.metric, definition.goal)
     (folder / "figures").mkdir(exist_ok=True)
     figures = write_sweep_figure(folder / "figures" / "sweep", rows, options.varied, formats)
-    write_csv(folder / "sweep.csv", rows, table.columns(options.varied))
+    write_csv(folder / "sweep.csv", rows, SWEEP)
     settings = json.loads((folder / "definition.json").read_text(encoding="utf-8"))
     (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False), encoding="utf-8")
     summary = {

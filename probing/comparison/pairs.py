@@ -35,11 +35,6 @@ DRAWS = 100
 # 768 neurons.
 BLOCK, BLOCK_BYTES = 256, 64 * 2**20
 
-AGREEMENT_COLUMNS = (
-    "model_a", "layer_a", "model_b", "layer_b", "matching", "statistic", "value", "low", "high", "p_value",
-    "p_uncorrected", "chance", "chance_low", "chance_high", "null", "n_neurons", "n_no_signal",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Ranked:

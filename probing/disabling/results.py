@@ -2,47 +2,53 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from probing.cache import ActivationStore
 from probing.data.preparation import origin
+from probing.disabling.figures import write_figures
 from probing.disabling.survey import Found
-from probing.runtime.versions import versions
-from probing.tables.columns import without_nan
+from probing.runs.call import Measured
+from probing.tables.disabling import at_last_layer, is_head, readouts_of
 from probing.tables.readout_names import POSITION
 
-KIND = "disabling of heads and layers"
 
-
-def write_summary(
-    folder: Path, found: Found, stores: Sequence[ActivationStore], timings: Mapping[str, float]
-) -> Path:  # fmt: skip
-    """Write `results.json`, the results for programs, and return its path.
+def measured(found: Found, stores: Sequence[ActivationStore], model_name: str) -> Measured:
+    """Return the tables with what belongs to them.
 
     Args:
-        folder: The run's folder.
         found: What was found.
         stores: The activations of each corpus.
-        timings: Times in seconds.
+        model_name: The model's short name, for titles.
     """
     tokens = found.text.tokens
-    summary = {
-        "kind": KIND,
-        "versions": versions(),
+    results = {
         "cache": {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))},
         "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": found.n_heads},
         "n_sentences": tokens.n_sentences,
         "n_tokens": tokens.n_tokens,
         **_read(found),
-        "timings": dict(timings),
-        "better_without": [without_nan(row) for row in found.better_without],
     }
-    path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    return path
+    return Measured(
+        found.tables,
+        results,
+        _curves(found.disabled),
+        draw=lambda folder, formats: write_figures(folder, found.tables, model_name, formats),
+    )
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per layer with the effect on the last layer of disabling it, a column for each kind, for W&B."""
+    by_layer: dict[int, dict[str, Any]] = {}
+    for readout in readouts_of({"disabled": rows}):
+        of = "" if readout == POSITION else f"{readout}_"
+        for row in at_last_layer({"disabled": rows}, readout):
+            if not is_head(row):
+                point = by_layer.setdefault(int(row["unit"]), {"layer": int(row["unit"])})
+                kind = f"{of}{row['kind']}"
+                point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
+    return list(by_layer.values())
 
 
 def _read(found: Found) -> dict[str, Any]:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore
 from probing.corpus.splits import compared
-from probing.runs.results import versions
 from probing.runs.run import Row
 from probing.statistics.moments import Covariance, CovarianceAccumulator
 from probing.statistics.outliers import ProfileAccumulator, outliers_of
-from probing.tables.csv_files import write_csv
 from probing.tables.space_names import Definition
 
 
@@ -75,29 +70,6 @@ def _words_of(texts: Sequence[Text], layer: int) -> Iterator[Tensor]:
             yield text.store.read(layer, shard.index)[rows]
 
 
-def write_results(
-    folder: Path,
-    config: Mapping[str, Any],
-    tables: Mapping[str, tuple[Sequence[Row], Sequence[str]]],
-    summary: Mapping[str, Any],
-) -> list[Path]:
-    """Write tables, configuration and summary, and return their paths; undefined values (NaN) are left out.
-
-    Args:
-        folder: The run's folder.
-        config: The resolved configuration as plain values.
-        tables: Rows and ordered columns of each table, by name.
-        summary: Content of `results.json` beside the rows.
-    """
-    found = {name: [_defined(row) for row in rows] for name, (rows, _) in tables.items()}
-    for name, (_, columns) in tables.items():
-        write_csv(folder / f"{name}.csv", found[name], columns)
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-    (folder / "results.json").write_text(
-        json.dumps({**summary, "versions": versions(), **found}, indent=2), encoding="utf-8"
-    )
-    return [folder / name for name in (*(f"{name}.csv" for name in tables), "config.yaml", "results.json")]
-
-
-def _defined(row: Row) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if value == value}
+def defined(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return rows without their undefined values (NaN)."""
+    return [{name: value for name, value in row.items() if value == value} for row in rows]

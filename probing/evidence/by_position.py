@@ -11,14 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Examples, Sides, read_share
+from probing.results.schema import Row
 from probing.runtime.distributed import sum_over_ranks
 from probing.statistics.intervals import NO_INTERVAL, accuracy_interval
-from probing.tables.columns import Row
 from probing.tables.evidence_sentences import say
 
-POSITION_COLUMNS = (
-    "layer", "position", "accuracy", "accuracy_low", "accuracy_high", "n_train_tokens", "n_test_tokens",
-)  # fmt: skip
 # The terminal's sentence gives the accuracy in so many equal parts of the positions.
 PARTS = 3
 

@@ -16,14 +16,14 @@ from probing.evidence.stability import Stability
 from probing.evidence.with_intercept import is_far
 from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.runtime.distributed import sum_over_ranks
+from probing.schemas.probes import GIVEN, NEURONS
 from probing.statistics.moments import Moments
 from probing.statistics.multiple_testing import discovery_rates
 from probing.statistics.separation import Separation, SeparationAccumulator, neurons_at_a_time
-from probing.tables.columns import BELOW_RESOLUTION, FALSE_DISCOVERIES, GIVEN_COLUMNS, NEGLIGIBLE, UNINFORMATIVE
+from probing.tables.columns import BELOW_RESOLUTION, FALSE_DISCOVERIES, NEGLIGIBLE, UNINFORMATIVE
 
 # A neuron is flagged `offset` where centring leaves less than this share of its contribution.
 OFFSET_BELOW = 0.5
-REMOVAL_COLUMNS = ("cross_entropy_without", "cross_entropy_without_low", "cross_entropy_without_high", "removed")
 
 
 _OUTCOMES: Mapping[Outcome, str] = {"seen": "", "negligible": f", {NEGLIGIBLE}", "unresolved": f", {BELOW_RESOLUTION}"}
@@ -213,12 +213,13 @@ def _given_columns(evidence: Evidence) -> dict[str, Tensor]:
     dead = evidence.moments.dead
     p = torch.where(dead, 1.0, given.p)
     values = (torch.where(dead, 0.0, given.eta_squared), torch.where(dead, 0.0, given.z), p, discovery_rates(p, ~dead))
-    return dict(zip(GIVEN_COLUMNS, values, strict=True))
+    return dict(zip((column.name for column in GIVEN), values, strict=True))
 
 
 def _removal_columns(effect: AblationEffect | None, is_matched: bool) -> dict[str, Any]:
     """Return the result of retraining without a neuron; the cells are empty for neurons that were not removed."""
     if effect is None:
-        return dict.fromkeys(REMOVAL_COLUMNS)
+        return dict.fromkeys((*NEURONS["cross_entropy_without"].names, "removed"))
     how = ("matched" if is_matched else "top") + _OUTCOMES[effect.outcome]
-    return dict(zip(REMOVAL_COLUMNS, (effect.value, effect.low, effect.high, how), strict=True))
+    loss = dict(zip(NEURONS["cross_entropy_without"].names, (effect.value, effect.low, effect.high), strict=True))
+    return {**loss, "removed": how}

@@ -27,11 +27,6 @@ from probing.statistics.intervals import accuracy_interval, mean_interval
 from probing.tables.rankings import CONDITIONS
 from probing.transforms.erasure import fit_erasers, with_neurons, without
 
-INFORMATION_COLUMNS = (
-    "layer", "condition", "n_neurons", "n_removed", "accuracy", "accuracy_low", "accuracy_high", "majority_accuracy",
-    "cross_entropy", "constant_cross_entropy", "information", "information_low", "information_high", "share",
-    "n_test_tokens",
-)  # fmt: skip
 # The columns that identify a row.
 INFORMATION_KEY = ("layer", "condition")
 

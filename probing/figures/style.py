@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from probing.figures.formats import USUAL, forms_of
 from probing.figures.layer_labels import spaced_layers
 from probing.figures.paper import fit_to_paper
+from probing.results.cells import ends
+from probing.results.schema import Row
 from probing.runtime.replaced_files import replacing
-from probing.tables.columns import Row, ends
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from probing.cache import ActivationStore, Request
+from probing.cache import Request
 from probing.cache.word_counts import count_words
+from probing.heads.examples.example_maps import write_examples
+from probing.heads.examples.example_sentences import examples_of
+from probing.heads.figures import write_figures
 from probing.heads.rows import Rows
 from probing.heads.subject import Subject
-from probing.runtime.versions import versions
-from probing.tables.columns import without_nan
+from probing.results.cells import without_nan
+from probing.runs.call import Measured
 from probing.tables.heads import of_all_maps
 
-KIND = "survey of attention heads"
 
-
-def write_summary(
-    folder: Path,
-    tables: Mapping[str, Rows],
-    subject: Subject,
-    store: ActivationStore,
-    parts: Sequence[str],
+def measured(
+    tables: Mapping[str, Rows], subject: Subject, stores: Mapping[str, Any], parts: Sequence[str],
     left_out: Mapping[str, str],
-    timings: Mapping[str, float],
-) -> Path:
-    """Write `results.json`, the results for programs, and return its path.
+) -> Measured:  # fmt: skip
+    """Return the tables with what belongs to them.
 
     Args:
-        folder: The run's folder.
         tables: Rows by the name of their table.
         subject: Model and corpus.
-        store: An entry of the cache, which tells of which model it was made.
+        stores: The sums of each measure, which tell of which model they were made.
         parts: Names of the parts that were measured.
         left_out: For each part that was not, what it lacks.
-        timings: Times in seconds.
     """
+    examples = examples_of(subject, stores)
     own, tokens = subject.heads, subject.tokens
-    origin = {name: store.header[name] for name in ("model", "revision", "versions")}
+    origin = {name: subject.entry(stores).header[name] for name in ("model", "revision", "versions")}
     counts = count_words(tokens, subject.request.corpus)
     words = counts.as_json() if counts else {}
     types = {"special tokens": subject.special, **subject.types}
-    summary = {
-        "kind": KIND,
-        "versions": versions(),
+    results = {
         "cache": {
             **origin,
             "corpus": subject.request.corpus.name,
@@ -66,12 +57,31 @@ def write_summary(
             if of.any()
         },
         "classes": {name: without_nan(row) for name, row in of_all_maps(tables).items()},
-        "timings": dict(timings),
-        "attention_layers": [without_nan(row) for row in tables.get("attention_layers", ())],
     }
-    path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    return path
+    against = subject.asked.against
+    models = [one.source.short_name for one in (subject.request, *([against.request] if against else []))]
+    return Measured(
+        tables,
+        results,
+        _curves(tables),
+        draw=lambda folder, formats: write_figures(folder, tables, models, formats, examples),
+        write=lambda folder: [write_examples(folder, examples)] if examples else [],
+    )
+
+
+def _curves(tables: Mapping[str, Rows]) -> list[dict[str, Any]]:
+    """Return a row per layer with a column for each measure and its interval, for W&B's curves."""
+    by_layer: dict[int, dict[str, Any]] = {}
+    for row in tables.get("attention_layers", ()):
+        name = f"{row['measure']} {row.get('to', '')}".strip().replace(" ", "_")
+        point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
+        if row["measure"] != "column_max" and row.get("to", "") in ("", "special tokens"):
+            point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
+    for row in tables.get("change", ()):
+        if row["of"] == "same" and row["layer"] is not None and row["head"] is None:
+            name, point = f"change_{row['measure']}", by_layer.setdefault(row["layer"], {"layer": row["layer"]})
+            point |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
+    return [by_layer[layer] for layer in sorted(by_layer)]
 
 
 def _origin(request: Request) -> dict[str, Any]:

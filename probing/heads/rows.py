@@ -14,7 +14,7 @@ from probing.cache.tokens import Tokens
 from probing.heads.means import Means, Sentences
 from probing.heads.survey.patterns import CLASSES, SWEEP, classify
 from probing.heads.survey.profile import n_queries
-from probing.tables.schema import ALL_LAYERS
+from probing.results.schema import ALL_LAYERS
 
 Rows = list[dict[str, Any]]
 # Factors by which the thresholds of the classes are multiplied; the first factor is 1.

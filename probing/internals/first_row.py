@@ -18,12 +18,9 @@ from torch import Tensor, nn
 
 from probing.internals.interventions import Condition
 from probing.internals.norm_changes import deviation_rows
+from probing.schemas.geometry import FIRST_ROW
 from probing.statistics.outliers import MEAN_DEVIATIONS
 from probing.transforms.affine import random_neurons
-
-FIRST_ROW_COLUMNS = (
-    "layer", "neuron", "kind", "draw", "neurons", "value", "effect", "outlier", "percentile", "p_value", "n_tokens",
-)  # fmt: skip
 
 Array = NDArray[np.float64]
 Rows = Sequence[Mapping[str, Any]]
@@ -93,7 +90,7 @@ def change_first_row(
             after[condition] = read()
     pairs = [(layer, neuron) for layer, those in sorted(outliers.items()) for neuron in those]
     rows = [row for pair in pairs for row in deviation_rows(*pair, before, after, n_tokens)]
-    return [{name: row[name] for name in FIRST_ROW_COLUMNS if name in row} for row in rows]
+    return [{name: cell for name, cell in row.items() if name in FIRST_ROW.types} for row in rows]
 
 
 def first_row_conclusions(rows: Rows) -> list[str]:

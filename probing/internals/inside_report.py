@@ -21,7 +21,7 @@ from probing.internals.norms_report import (
     terms_conclusion,
 )
 from probing.internals.path_report import draw_path, path_conclusions, path_table
-from probing.tables.columns import in_brackets, interval
+from probing.results.cells import in_brackets, interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

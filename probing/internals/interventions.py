@@ -22,11 +22,6 @@ from torch import Tensor, nn
 from probing.statistics.among_draws import percentile_of, rank_p
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval
 
-INTERVENTION_COLUMNS = (
-    "measure", "where", "kind", "draw", "neurons", "value", "low", "high", "effect", "effect_low", "effect_high",
-    "percentile", "p_value", "n_tokens",
-)  # fmt: skip
-
 Where = Literal["inside", "after", "first", "second", "both", "first_row"]
 Kind = Literal["outliers", "largest_gain", "random"]
 Array = NDArray[np.float64]

@@ -25,10 +25,11 @@ from probing.internals.readouts import (
     draw_sentences,
     last_hidden_states,
 )
-from probing.internals.smoothing_bound import BY_SENTENCE, Summary, constants, measure
+from probing.internals.smoothing_bound import Summary, constants, measure
 from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import examine
 from probing.models.post_norm import NotPostNorm, find_blocks
+from probing.schemas.geometry import SMOOTHING_SENTENCES
 from probing.tasks import load_task
 
 Say = Callable[[str], None]
@@ -66,7 +67,7 @@ def smoothing(
     of_blocks = [constants(block) for block in blocks]
     summary, n_shards = Summary(of_blocks, seed), len(store.plan.shards)
     with (folder / "smoothing_sentences.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ("sentence", "layer", "n_tokens", *BY_SENTENCE), lineterminator="\n")
+        writer = csv.DictWriter(file, [*SMOOTHING_SENTENCES.types], lineterminator="\n")
         writer.writeheader()
         measured = measure(
             encoder, blocks, of_blocks, store.tokens, store.plan, pad_token_id, anatomy.padding_is_neutral

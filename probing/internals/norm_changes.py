@@ -22,10 +22,6 @@ from probing.runtime.memory import give_back_memory
 from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of
 from probing.transforms.affine import random_neurons
 
-NORM_CHANGE_COLUMNS = (
-    "measure", "layer", "neuron", "where", "kind", "draw", "neurons", "value", "low", "high", "effect", "effect_low",
-    "effect_high", "outlier", "percentile", "p_value", "n_tokens",
-)  # fmt: skip
 # Numbers of the norms of a block that are changed.
 PLACES: Mapping[Where, tuple[int, ...]] = {"first": (1,), "second": (2,), "both": (1, 2)}
 

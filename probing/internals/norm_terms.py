@@ -23,11 +23,6 @@ from probing.models.anatomy import Anatomy
 from probing.models.residual_stream import BlockNorm, Seen, Tap, watching
 from probing.statistics.outliers import deviations_of
 
-NORM_COLUMNS = (
-    "layer", "norm", "module", "neuron", "kind", "mean", "deviations", "gain", "bias", "others_gain", "others_bias",
-    "standardised", "by_scaled_input", "by_centring", "by_input", "by_gain", "by_bias", "by_others_bias", "largest",
-    "n_tokens",
-)  # fmt: skip
 # What an outlier may come from, in the order in which ties are broken.
 SOURCES = ("input", "gain", "bias")
 

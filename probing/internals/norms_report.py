@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars
+from probing.results.cells import in_brackets, interval
 from probing.statistics.outliers import MEAN_DEVIATIONS
-from probing.tables.columns import in_brackets, interval
 from probing.tables.wording import listed
 
 if TYPE_CHECKING:

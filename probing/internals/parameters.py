@@ -21,11 +21,6 @@ from probing.models.outputs import run, vectors_given, vectors_in, vectors_of_to
 from probing.models.word_table import word_table
 from probing.statistics.outliers import MEAN_DEVIATIONS
 
-PARAMETER_COLUMNS = (
-    "parameter", "module", "layer", "row", "position", "neuron", "value", "rank", "absolute_rank", "deviations",
-    "n_outliers",
-)  # fmt: skip
-
 # Length of the token sequence that the model is run on.
 _LENGTH = 7
 

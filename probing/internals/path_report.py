@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE
+from probing.results.cells import in_brackets
 from probing.statistics.outliers import MEAN_DEVIATIONS
-from probing.tables.columns import in_brackets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -42,8 +42,6 @@ from probing.models.post_norm import Block, run_with_attention
 from probing.runtime.float64 import float64_device, on_float64_device, to_float64
 from probing.statistics.streamed_bootstrap import MeanOverSentences, weights
 
-SMOOTHING_COLUMNS = ("layer", "measure", "value", "low", "high", "n_sentences")
-
 # Values of each sentence and block, in the order of `smoothing_sentences.csv`.
 BY_SENTENCE = (
     "sigma_1", "sigma_2", "lambda_max", "attention_factor", "distance_before", "distance_after", "bound_published",

@@ -22,9 +22,6 @@ from probing.models.anatomy import Anatomy
 from probing.models.residual_stream import Site, Tap
 from probing.statistics.outliers import deviations_of
 
-PATH_COLUMNS = (
-    "step", "layer", "site", "term", "tokens", "neuron", "kind", "value", "deviations", "n_tokens",
-)  # fmt: skip
 FIRST, WORDS = "first", "words"
 
 Array = NDArray[np.float64]

@@ -20,10 +20,6 @@ from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
 
-EXPLAINED_COLUMNS = (
-    "layer", "neuron", "kind", "special_tokens", "source", "alone", "partial", "n_tokens",
-)  # fmt: skip
-
 SOURCES = ("position", "frequency", "token", "punctuation", "special")
 
 # Number of positions with a column of their own; later positions share one.

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from probing.statistics.outliers import Profile, deviations_of, outliers_of
 
-FIRST_TOKEN_COLUMNS = ("layer", "first_token", "measure", "neuron", "value", "n_tokens")
 # Measures that are not outliers: the root mean square of the norms of tokens, the share of their mean squared norm that
 # is due to the mean vector, the mean cosine of two tokens, and the largest deviation of a neuron's mean from the mean
 # over all neurons, in sd over neurons, with its sign.

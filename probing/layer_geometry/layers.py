@@ -28,7 +28,6 @@ from probing.layer_geometry.self_similarity import Occurrences, SelfSimilarityAc
 from probing.layer_geometry.smoothing import smoothness
 from probing.statistics.moments import Covariance, CovarianceAccumulator
 from probing.statistics.outliers import Profile, ProfileAccumulator, pooled
-from probing.statistics.sample_size import SIZE_COLUMNS
 from probing.statistics.streamed_bootstrap import Estimate, MeanOverSentences, weights
 from probing.transforms.affine import Transform
 
@@ -36,7 +35,6 @@ SpecialTokens = Literal["exclude", "include"]
 Estimator = Literal["e19", "lkm", "tvs"]
 ESTIMATORS: tuple[Estimator, ...] = ("e19", "lkm", "tvs")
 
-GEOMETRY_COLUMNS = ("layer", "transform", "measure", "value", "low", "high", "n_tokens", *SIZE_COLUMNS)
 
 # Most tokens kept for measures that cannot be streamed, and most sentences of which one token is kept.
 POOL, POOL_SENTENCES = 10_000, 2_000

@@ -19,14 +19,11 @@ from probing.layer_geometry.explained import ExplainedAccumulator, Regressors, e
 from probing.layer_geometry.first_token import first_token_rows
 from probing.layer_geometry.layers import Estimator, Look, Measured, Sampled, SpecialTokens, look, measure
 from probing.models.anatomy import examine
+from probing.results.schema import ALL_LAYERS
 from probing.statistics import outliers
 from probing.statistics.outliers import Definition, Outlier
 from probing.statistics.sample_size import size_columns
-from probing.tables.schema import ALL_LAYERS
 from probing.transforms.affine import Fitting, Kind, Transform, fit_transform, identity, random_neurons
-
-OUTLIER_COLUMNS = ("definition", "layer", "neuron", "value", "special_tokens")
-DIMENSION_COLUMNS = ("layer", "neuron", "mean", "sd", "cosine_share", "argmin_share", "argmax_share", "beyond_share")
 
 Rows = list[dict[str, Any]]
 

@@ -2,51 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from probing.models.layers import aligned
 from probing.models.site_names import NEURON, is_inside_blocks, site_of
-from probing.page.sources import Agreement, Sources, Subject, model_name
-from probing.runs.diagnostics import Cloze, Hierarchy
-from probing.runs.kinds import Disabled, Reproduction
-from probing.runs.trainings import CheckpointSeries, Pretraining
-from probing.tables.columns import R2, Row, in_brackets, interval, score_of
+from probing.page.sources import Sources, Subject
+from probing.results.cells import in_brackets, interval
+from probing.results.schema import Row
+from probing.runs.result import Result
+from probing.tables.columns import R2, score_of
 from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps
 from probing.tables.evidence_sentences import say
 from probing.tables.geometry import transform_sizes
 from probing.tables.scope import scope
-from probing.tables.series import series_name
 from probing.tables.wording import count, layers_named, listed, two_decimals
 
 
 def title(sources: Sources) -> str:
     """Return the title of a page: of its runs with probes, or else of what it shows instead."""
     if not sources.subjects:
-        return listed(list(dict.fromkeys(_others(sources))))
+        return listed(list(dict.fromkeys(one.study.about(one) for one in sources.shown)))
     tasks = list(dict.fromkeys(subject.task for subject in sources.subjects))
     return f"{listed(tasks)} in {listed([subject.label for subject in sources.subjects])}"
-
-
-def _others(sources: Sources) -> Iterator[str]:
-    """Yield what a page shows beside runs with probes."""
-    of_heads = [*sources.surveys, *(one for one in sources.shown if isinstance(one.made, Disabled))]
-    if of_heads:
-        models = dict.fromkeys(model_name(one.made.config) for one in of_heads)
-        yield f"attention heads of {listed(list(models))}"
-    for one in sources.shown:
-        if isinstance(one.made, Pretraining):
-            yield "encoders with and without positions"
-        elif isinstance(one.made, CheckpointSeries):
-            first = one.made.results["checkpoints"][0]
-            yield f"checkpoints of {series_name(first['model'], first['revision'])}"
-        elif isinstance(one.made, Hierarchy):
-            yield f"linear order or hierarchy in {model_name(one.made.config)}"
-        elif isinstance(one.made, Cloze):
-            yield f"predictions of {model_name(one.made.config)} at masks"
-        elif isinstance(one.made, Reproduction):
-            yield f"claims of {one.made.results['paper']}"
-    titles = [*(one.title for one in sources.geometry), *(one.title for one in sources.evaluations)]
-    yield from (title[0].lower() + title[1:] for title in titles)
 
 
 def question(subject: Subject) -> str:
@@ -120,10 +97,10 @@ def _on_neurons(subject: Subject, layer: int) -> str:
     return " ".join(sentence for sentence in said if sentence)
 
 
-def agreements(agreement: Agreement) -> list[str]:
+def agreements(agreement: Result) -> list[str]:
     """Return a sentence per pair of runs on the agreement of their rankings in layers of the same relative depth."""
     found: dict[tuple[str, str], dict[tuple[int, int], Row]] = {}
-    for row in agreement.rows:
+    for row in agreement.agreement:
         if row["statistic"] == "spearman":
             found.setdefault((row["model_a"], row["model_b"]), {})[row["layer_a"], row["layer_b"]] = row
     return [_agreement(pair, rows) for pair, rows in found.items()]

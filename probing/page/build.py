@@ -5,32 +5,21 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from string import Template
-from typing import Any, TypeVar
+from typing import Any
 
 from probing.page import answers
-from probing.page.markup import MARK, Html, element, joined
-from probing.page.sections.attention import survey_section
-from probing.page.sections.claims import claims_section
-from probing.page.sections.comparison import accuracies_figure, agreement_section
-from probing.page.sections.diagnostics import cloze_section, hierarchy_section
-from probing.page.sections.disabling import disabling_section
-from probing.page.sections.evaluation import evaluation_section
-from probing.page.sections.geometry import geometry_section
-from probing.page.sections.pretraining import pretraining_section
+from probing.page.sections.comparison import accuracies_figure
 from probing.page.sections.reproduce import folder_block, run_block
 from probing.page.sections.run import accuracy_figure, heads_section, neurons_section
-from probing.page.sections.series import series_section
 from probing.page.sections.terms import terms_section
-from probing.page.shown import Shown
-from probing.page.sources import Evaluation, Geometry, Sources, Subject
-from probing.runs.diagnostics import Cloze, Hierarchy
-from probing.runs.kinds import Disabled, Reproduction
+from probing.page.sources import Sources, Subject
+from probing.results.markup import MARK, Html, element, joined
 from probing.runs.reading import reading
-from probing.runs.result_folder import ResultFolder
-from probing.runs.trainings import CheckpointSeries, Pretraining
+from probing.runs.result import Result
+from probing.runs.study import SectionPlace
 from probing.runtime.versions import own_version
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.
@@ -41,18 +30,6 @@ ROOM_OF_EXAMPLES = 1_100_000
 
 # Parts of the script, of which each uses only those before it.
 SCRIPT = ("packed_numbers", "elements", "neuron_table", "neurons", "heads", "page")
-
-# What makes the section of results that have one of their own.
-_SECTIONS: Mapping[type[ResultFolder], Callable[[Any, str], Html]] = {
-    Disabled: disabling_section,
-    Pretraining: pretraining_section,
-    CheckpointSeries: series_section,
-    Hierarchy: hierarchy_section,
-    Cloze: cloze_section,
-    Reproduction: claims_section,
-}
-
-_Measured = TypeVar("_Measured", bound=Geometry | Evaluation | Shown[ResultFolder])
 
 
 def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
@@ -84,43 +61,31 @@ def _links(sources: Sources) -> Html:
     links += [("#agreement", "Agreement")] if sources.agreement else []
     links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
     links += [(f"#heads-{i}", f"Heads of {one.label}") for i, one in enumerate(sources.subjects) if one.run.heads]
-    links += [(f"#attention-{i}", one.title) for i, one in enumerate(sources.surveys)]
-    links += [(f"#{anchor}", one.title) for anchor, one in _anchored(sources)]
-    links += [("#geometry", "Geometry")] if sources.geometry else []
-    links += [("#evaluations", "Words and sentences")] if sources.evaluations else []
+    links += [(f"#{place.anchor}", one.study.heading(one)) for place, one in _placed(sources)]
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
     return element("ul", *(element("li", element("a", text, href=href)) for href, text in links))
 
 
 def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
     parts = _of_probes(sources)
-    for i, survey in enumerate(sources.surveys):
-        with reading(survey.folder):
-            parts.append(survey_section(survey, i, ROOM_OF_EXAMPLES // len(sources.surveys)))
-    for anchor, one in _anchored(sources):
-        with reading(one.folder):
-            parts.append(_SECTIONS[type(one.made)](one, anchor))
-    if sources.geometry:
-        parts.append(element("div", *_each(geometry_section, sources.geometry), id="geometry"))
-    if sources.evaluations:
-        parts.append(element("div", *_each(evaluation_section, sources.evaluations), id="evaluations"))
+    for place, one in _placed(sources):
+        with reading(one.folder):  # an error while a section is made means that its tables are damaged
+            parts.append(one.study.section(one, place))
     parts.append(terms_section(sources))
     blocks = [run_block(subject, defaults) for subject in sources.subjects]
     blocks += [folder_block("The comparison", sources.agreement.folder)] if sources.agreement else []
-    others: list[Geometry | Evaluation | Shown[ResultFolder]] = [
-        *sources.surveys, *sources.shown, *sources.geometry, *sources.evaluations,
-    ]  # fmt: skip
-    blocks += _each(lambda one: folder_block(one.title, one.folder), others)
+    blocks += [folder_block(one.study.heading(one), one.folder) for one in sources.shown]
     parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
     return joined(*parts)
 
 
-def _anchored(sources: Sources) -> Iterator[tuple[str, Shown[ResultFolder]]]:
-    """Yield the anchor of each result that has a section of its own, such as series-0, and the result."""
+def _placed(sources: Sources) -> Iterator[tuple[SectionPlace, Result]]:
+    """Yield the results of other commands than `fit`, and where the section of each stands."""
+    of_study = Counter(one.study.name for one in sources.shown)
     numbers: Counter[str] = Counter()
     for one in sources.shown:
-        name = _SECTIONS[type(one.made)].__name__.removesuffix("_section")
-        yield f"{name}-{numbers[name]}", one
+        name = one.study.name
+        yield SectionPlace(f"{name}-{numbers[name]}", numbers[name], ROOM_OF_EXAMPLES // of_study[name]), one
         numbers[name] += 1
 
 
@@ -136,7 +101,7 @@ def _of_probes(sources: Sources) -> list[Html | None]:
     charts = [accuracies_figure(subjects)] * several + [accuracy_figure(subject, several) for subject in subjects]
     parts.append(element("section", element("h2", f"{_scores(subjects)} by layer"), *charts, id="accuracy"))
     if sources.agreement:
-        parts.append(agreement_section(sources.agreement))
+        parts.append(sources.agreement.study.section(sources.agreement, SectionPlace("agreement", 0, 0)))
     for i, subject in enumerate(subjects):
         parts += [neurons_section(subject, i, room), heads_section(subject, i)]
     return parts
@@ -146,14 +111,6 @@ def _scores(subjects: Sequence[Subject]) -> str:
     """Return what the probes are scored by, as the beginning of a heading."""
     words = " and ".join(dict.fromkeys(subject.score.words for subject in subjects))
     return words[0].upper() + words[1:]
-
-
-def _each(section: Callable[[_Measured], Html], measured: Iterable[_Measured]) -> Iterator[Html]:
-    """Yield the section of each measurement; an error while it is made means that its tables are damaged."""
-    for one in measured:
-        with reading(one.folder):
-            made = section(one)
-        yield made
 
 
 def _answers(sources: Sources) -> Html:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from probing.page.sources import Survey
-from probing.tables.columns import in_brackets, interval
+from probing.page.shown import Survey
+from probing.results.cells import in_brackets, interval
 from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, finds_relation, of_heads, of_measure
 from probing.tables.wording import two_decimals
 
@@ -40,7 +40,7 @@ class HeadMeasure:
 
 def head_measures(survey: Survey) -> list[HeadMeasure]:
     """Return the measures that a survey has, in the order in which a page offers them."""
-    made = vars(survey.made)
+    made = survey.made.by_name
     found = [_classes(of_heads(made))]
     found += [_share(name, about, of_measure(made["heads"], *which)) for name, about, which in _SHARES]
     found.append(_relations(made["head_relations"]))

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from probing.page.markup import Html, element
 from probing.page.packing import pack_floats, pack_integers
 from probing.page.sources import Subject
-from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, Row
+from probing.results.markup import Html, element
+from probing.results.schema import Row
+from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE
 from probing.tables.columns import FALSE_DISCOVERIES as RATE
 
 # Number of rows that the page has without its script.

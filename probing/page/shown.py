@@ -1,34 +1,21 @@
-"""Results of other commands than `fit`, as a page shows them."""
+"""A survey of heads with the maps that a page draws of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Generic, TypeVar
 
-from probing.runs.result_folder import ResultFolder
-
-Made = TypeVar("Made", bound=ResultFolder, covariant=True)
+from probing.heads.examples.example_maps import Examples
+from probing.runs.result import Result
 
 
 @dataclass(frozen=True)
-class Shown(Generic[Made]):
-    """Finished results that have a section of their own.
+class Survey:
+    """What the heads of a model do.
 
     Args:
-        made: The results.
-        about: What they are about, as the beginning of a heading.
+        made: The results of `attention`.
+        examples: A few sentences with the maps of all heads; None if the run has none.
     """
 
-    made: Made
-    about: str
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the results."""
-        return self.made.folder
-
-    @property
-    def title(self) -> str:
-        """The heading of the section on the page."""
-        return f"{self.about}: {self.folder.name}"
+    made: Result
+    examples: Examples | None

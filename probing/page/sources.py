@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
-from probing.heads.examples.example_maps import Examples, read_examples
 from probing.models.site_names import is_inside_blocks, site_of
-from probing.page.shown import Shown
 from probing.runs.checks import read_tensor
-from probing.runs.diagnostics import Cloze, Hierarchy
-from probing.runs.documents import read_json, read_yaml
-from probing.runs.kinds import KINDS, Attention, Disabled, Reproduction
-from probing.runs.loading import read_folder
-from probing.runs.reading import kind_of, reading
-from probing.runs.result_folder import ResultFolder
+from probing.runs.loading import load_run
+from probing.runs.reading import reading
+from probing.runs.result import Result
 from probing.runs.run import Row, Run, load_fit
-from probing.runs.trainings import CheckpointSeries, Pretraining
 from probing.tables.columns import Score, score_of
-from probing.tables.csv_files import read_csv, read_measured
 from probing.tasks import short_name
 
 # Columns that a ranked table must have for a page to be made of it.
@@ -37,21 +30,8 @@ NEEDED = {
 NEEDED_ACCURACY = {"layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap"}
 NEEDED_R2 = {"layer", "r2", "r2_low", "r2_high", "relative_gradient"}
 NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
-# The kind of the results of `attention`.
-SURVEY = "survey of attention heads"
-# Results that have a section of their own, and what they are about, as the beginning of its heading.
-SHOWN: dict[type[ResultFolder], str] = {
-    Disabled: "Without heads and layers",
-    Pretraining: "Encoders with and without positions",
-    CheckpointSeries: "Checkpoints",
-    Hierarchy: "Linear order or hierarchy",
-    Cloze: "At the mask",
-    Reproduction: "Claims of a paper",
-}
 # Stands for the class where numbers are predicted.
 ALL = "all"
-# The command that writes results of each kind, for those without probes.
-_COMMANDS = {"geometry": "geometry", "word-in-context evaluation": "wic", "similarity evaluation": "sts"}
 
 
 @dataclass(frozen=True)
@@ -104,112 +84,18 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """The results of a finished comparison.
-
-    Args:
-        folder: Folder of the comparison.
-        config: Configuration of the comparison.
-        rows: Rows of `agreement.csv`.
-        everywhere: Rows of `top_everywhere.csv`.
-    """
-
-    folder: Path
-    config: dict[str, Any]
-    rows: list[dict[str, Any]]
-    everywhere: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The geometry of a model's layers.
-
-    Args:
-        folder: Folder of the measurement.
-        rows: Rows of `geometry.csv`.
-        outliers: Rows of `outliers.csv`; empty if there are none.
-        first_token: Rows of `first_token.csv`; empty unless the first token was left out.
-        smoothing: Rows of `smoothing.csv`; empty if it was not measured.
-        interventions: Rows of `interventions.csv`; empty if there were none.
-        norms: Rows of `norms.csv`; empty if it was not measured.
-        norm_changes: Rows of `norm_changes.csv`; empty if it was not measured.
-        path: Rows of `path.csv`; empty if it was not measured.
-        first_row: Rows of `first_row.csv`; empty if it was not measured.
-        neuron_interventions: Rows of `neuron_interventions.csv`; empty if no neurons were named.
-    """
-
-    folder: Path
-    rows: list[dict[str, Any]]
-    outliers: list[dict[str, Any]]
-    smoothing: list[dict[str, Any]]
-    interventions: list[dict[str, Any]]
-    first_token: list[dict[str, Any]] = field(default_factory=list)
-    norms: list[dict[str, Any]] = field(default_factory=list)
-    norm_changes: list[dict[str, Any]] = field(default_factory=list)
-    path: list[dict[str, Any]] = field(default_factory=list)
-    first_row: list[dict[str, Any]] = field(default_factory=list)
-    neuron_interventions: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def title(self) -> str:
-        """The heading of the section on the page."""
-        return f"Geometry: {self.folder.name}"
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """An evaluation of the cosines of a model's hidden states by `wic` or `sts`.
-
-    Args:
-        folder: Folder of the evaluation.
-        command: Command that made it, `wic` or `sts`.
-        rows: Rows of `wic.csv` or `sts.csv`.
-        chosen: Rows of `chosen.csv`.
-    """
-
-    folder: Path
-    command: str
-    rows: list[dict[str, Any]]
-    chosen: list[dict[str, Any]]
-
-    @property
-    def title(self) -> str:
-        """The heading of the section on the page."""
-        return f"{'Word senses' if self.command == 'wic' else 'Similar sentences'}: {self.folder.name}"
-
-
-@dataclass(frozen=True)
-class Survey(Shown[Attention]):
-    """What the heads of a model do.
-
-    Args:
-        made: The results of `attention`.
-        about: What they are about, as the beginning of a heading.
-        examples: A few sentences with the maps of all heads; None if the run has none.
-    """
-
-    examples: Examples | None
-
-
-@dataclass(frozen=True)
 class Sources:
     """Everything that a page is made from.
 
     Args:
         subjects: The runs.
         agreement: The comparison of the runs, None if none was given.
-        geometry: Results of `geometry`.
-        evaluations: Results of `wic` and `sts`.
-        surveys: Results of `attention`.
-        shown: Results of the commands whose kinds are in `SHOWN`, such as `disable`.
+        shown: The results of other commands than `fit` and `compare`, in the order of the page.
     """
 
     subjects: Sequence[Subject]
-    agreement: Agreement | None = None
-    geometry: Sequence[Geometry] = ()
-    evaluations: Sequence[Evaluation] = ()
-    surveys: Sequence[Survey] = ()
-    shown: Sequence[Shown[ResultFolder]] = ()
+    agreement: Result | None = None
+    shown: Sequence[Result] = ()
 
 
 def read_sources(folders: Sequence[str | Path]) -> Sources:
@@ -218,39 +104,40 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
     Raises:
         UserError: If one holds no finished run, is damaged, or is given twice, or there is more than one comparison.
     """
-    runs: list[Run] = []
-    agreements: list[tuple[Agreement, Mapping[str, str]]] = []
-    geometry: list[Geometry] = []
-    evaluations: list[Evaluation] = []
-    surveys: list[Survey] = []
-    shown: list[Shown[ResultFolder]] = []
     paths = [Path(folder) for folder in folders]
     for path in paths:
         if sum(path.resolve() == other.resolve() for other in paths) > 1:
             raise UserError(f"`{path}` is given twice; each run is shown once.")
-        kind = _kind(path)
-        with reading(path):
-            if kind == "comparison":
-                agreements.append(_read_agreement(path))
-            elif kind == "geometry":
-                geometry.append(_read_geometry(path))
-            elif kind == SURVEY:
-                surveys.append(Survey(read_folder(Attention, path), "Attention heads", read_examples(path)))
-            elif (of := KINDS.get(kind)) in SHOWN:
-                shown.append(Shown(read_folder(of, path), SHOWN[of]))
-            elif kind in _COMMANDS:
-                evaluations.append(_read_evaluation(path, _COMMANDS[kind]))
-            else:
-                runs.append(load_fit(path))
+    made = [load_run(path) for path in paths]
+    runs = [one for one in made if isinstance(one, Run)]
+    agreements = [one for one in made if one.study.name == "compare"]
     if len(agreements) > 1:
-        raise UserError(f"`report` shows one comparison, and {len(agreements)} are given: {_names(agreements)}.")
+        named = ", ".join(str(one.folder) for one in agreements)
+        raise UserError(f"`report` shows one comparison, and {len(agreements)} are given: {named}.")
     names: dict[str, Run] = {}
-    for agreement, compared in agreements:
+    for agreement in agreements:
+        with reading(agreement.folder):
+            compared = _compared(agreement)
         names = {label: _find(agreement.folder, folder, runs) for label, folder in compared.items()}
     others = [run for run in runs if not any(run is found for found in names.values())]
     labelled = names | dict(zip(labels(others, taken=list(names)), others, strict=True))
     subjects = [_subject(label, run) for label, run in labelled.items()]
-    return Sources(subjects, agreements[0][0] if agreements else None, geometry, evaluations, surveys, shown)
+    shown = [one for one in made if not isinstance(one, Run) and one not in agreements]
+    return Sources(subjects, agreements[0] if agreements else None, shown)
+
+
+def _compared(agreement: Result) -> Mapping[str, str]:
+    """Return the folder of each run that was compared, by its name.
+
+    Raises:
+        ValueError: If the comparison is damaged.
+    """
+    compared = agreement.results["runs"]
+    if not isinstance(compared, dict) or not all(isinstance(one, str) and "\0" not in one for one in compared.values()):
+        raise ValueError("results.json names no runs")
+    if not agreement.agreement or not {"model_a", "layer_a", "statistic", "value"} <= set(agreement.agreement[0]):
+        raise ValueError("agreement.csv holds no agreement")
+    return compared
 
 
 def source_of(run: Run) -> Sources:
@@ -282,44 +169,6 @@ def model_name(config: Mapping[str, Any]) -> str:
     return f"{name} (randomly initialised)" if config.get("random_weights") else name
 
 
-def _kind(folder: Path) -> str:
-    return kind_of(folder, "`fit`") or "run"
-
-
-def _read_agreement(folder: Path) -> tuple[Agreement, Mapping[str, str]]:
-    compared, config = read_json(folder / "results.json")["runs"], read_yaml(folder / "config.yaml")
-    if not isinstance(compared, dict) or not all(isinstance(one, str) and "\0" not in one for one in compared.values()):
-        raise ValueError("results.json names no runs")
-    rows, everywhere = read_csv(folder / "agreement.csv"), read_csv(folder / "top_everywhere.csv")
-    if not rows or not {"model_a", "layer_a", "statistic", "value"} <= set(rows[0]):
-        raise ValueError("agreement.csv holds no agreement")
-    return Agreement(folder, config, rows, everywhere), compared
-
-
-def _read_geometry(folder: Path) -> Geometry:
-    rows = read_csv(folder / "geometry.csv")
-    if not rows or not {"layer", "transform", "measure", "value"} <= set(rows[0]):
-        raise ValueError("geometry.csv holds no measures")
-    found = {
-        name: (read_csv if name == "outliers" else read_measured)(path) if path.is_file() else []
-        for name in (
-            "outliers", "first_token", "smoothing", "interventions", "norms", "norm_changes", "path",
-            "first_row", "neuron_interventions",
-        )
-        for path in [folder / f"{name}.csv"]
-    }  # fmt: skip
-    return Geometry(folder, rows, **found)
-
-
-def _read_evaluation(folder: Path, command: str) -> Evaluation:
-    tables = []
-    for name in (command, "chosen"):
-        tables.append(read_measured(folder / f"{name}.csv", ["layer"]))
-        if not tables[-1]:
-            raise ValueError(f"{name}.csv holds no measures")
-    return Evaluation(folder, command, *tables)
-
-
 def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
     """Return a compared run: among those given, at its recorded path, or next to the comparison.
 
@@ -349,7 +198,3 @@ def _subject(label: str, run: Run) -> Subject:
             if missing := needed - set(rows[0] if rows else {}):
                 raise ValueError(f"{name} has no {min(missing)}")
     return Subject(label, run, by_class)
-
-
-def _names(agreements: Sequence[tuple[Agreement, Mapping[str, str]]]) -> str:
-    return ", ".join(str(agreement.folder) for agreement, _ in agreements)

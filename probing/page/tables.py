@@ -2,37 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from probing.page.markup import Child, Html, element
 from probing.page.sources import Subject
-from probing.tables.columns import R2, controls_of, interval
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child = None) -> Html:
-    """Return a table whose first column names the rows."""
-    body = [
-        element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest))
-        for first, *rest in rows
-    ]
-    return element(
-        "div",
-        element(
-            "table",
-            element("caption", caption) if caption else None,
-            element("thead", element("tr", *(element("th", name, scope="col") for name in head))),
-            element("tbody", *body),
-        ),
-        class_="scroll",
-    )
-
-
-def as_in_terminal(shown: Any) -> Html:
-    """Return a rich table as a table of the page, so that both show the same; the caller shows its title."""
-    columns = [list(column.cells) for column in shown.columns]
-    head = [str(column.header) for column in shown.columns]
-    return table(head, list(zip(*columns, strict=True)))
+from probing.results.cells import interval
+from probing.results.markup import Html, table
+from probing.tables.columns import R2, controls_of
 
 
 def accuracy_table(subject: Subject, caption: str) -> Html:
@@ -80,9 +53,3 @@ def _r2_table(subject: Subject, caption: str) -> Html:
         for row in rows
     ]
     return table(head, body, caption)
-
-
-def pairs(entries: Sequence[tuple[str, Child]]) -> Html:
-    """Return a list of names and their meanings."""
-    parts = [part for name, value in entries for part in (element("dt", name), element("dd", value))]
-    return element("dl", *parts)

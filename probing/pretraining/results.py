@@ -11,9 +11,10 @@ from typing import Any
 from probing.corpus import Corpus
 from probing.pretraining.growth import growth_of
 from probing.pretraining.packing import PackedText
+from probing.results.csv_files import write_tables
 from probing.runtime.versions import versions
-from probing.tables.csv_files import write_tables
-from probing.tables.pretraining import COLUMNS, judge
+from probing.schemas.training import ARMS, LOSSES
+from probing.tables.pretraining import judge
 
 KIND = "pretraining with and without positions"
 
@@ -31,7 +32,7 @@ def write(
         corpus: The corpus.
         text: The packed text.
     """
-    paths = [*write_tables(folder, config, tables, COLUMNS), folder / "results.json"]
+    paths = [*write_tables(folder, config, tables, (ARMS, LOSSES)), folder / "results.json"]
     judgement = judge(tables["arms"])
     summary = {
         "kind": KIND,

@@ -11,7 +11,6 @@ from torch import Tensor
 from probing.probes.objective import centre_over_classes
 from probing.rankings.contributions import ClassMagnitudes, class_contributions
 
-CLASS_COLUMNS = ("layer", "class", "n_test_tokens", "rank", "neuron", "contribution", "share", "weight")
 # Neurons of each class in the table; `contributions.safetensors` has all.
 MOST = 20
 

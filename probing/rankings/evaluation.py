@@ -39,10 +39,6 @@ TOLERANCE = 1e-2
 # Probability that any of the choices of a layer is called better than chance although none is.
 BY_CHANCE = 0.05
 
-EVALUATION_COLUMNS = (
-    "layer", "ranking", "probe", "from", "k", "draw", "accuracy", "accuracy_low", "accuracy_high", "majority_accuracy",
-    "above_chance", "cross_entropy", "mutual_information", "share_of_entropy", "n_train_tokens", "n_test_tokens",
-)  # fmt: skip
 # The columns that identify a row.
 EVALUATION_KEY = ("layer", "ranking", "probe", "from", "k", "draw")
 

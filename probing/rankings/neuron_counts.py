@@ -32,10 +32,6 @@ DRAWS = 10
 # Bisection finds the smallest sufficient number to within a fiftieth of itself.
 PRECISION = 50
 
-CURVE_COLUMNS = (
-    "layer", "ranking", "kind", "from", "k", "draw", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy",
-    "validation_accuracy", "n_train_tokens", "n_test_tokens",
-)  # fmt: skip
 # The columns that identify a row.
 CURVE_KEY = ("layer", "ranking", "kind", "from", "k", "draw")
 # A probe reads only the k neurons, or all neurons without these.

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.models.site_names import NEURON
+from probing.results.cells import without_nan
+from probing.results.schema import Row
 from probing.runs.reading import reading
 from probing.runtime.regular_files import regular
-from probing.tables.columns import Row, without_nan
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,11 +21,12 @@ from probing.data.examples import Activations, Examples, read
 from probing.data.sentences import SentenceVectors
 from probing.errors import UserError
 from probing.models import ModelSource, SiteName, resolve_model, site_of
+from probing.results.rows import Table
 from probing.runs.checks import read_transforms
 from probing.runs.reading import leaves_out_first
 from probing.runtime import terminal
 from probing.runtime.distributed import refuse_several
-from probing.tables.rows import Table
+from probing.schemas.probes import PREDICTIONS
 from probing.tasks import SentenceTask, TokenTask, load_task
 from probing.transforms.erasure import Changed
 
@@ -187,7 +188,7 @@ def _table(probes: Probes, examples: Examples, described: Any) -> Table:
         examples: The examples.
         described: Function from an example's row in the store to the columns that say which one it is.
     """
-    layers, rows = list(probes.weight), Table()
+    layers, rows = list(probes.weight), Table((), PREDICTIONS)
     for batch in read(examples, layers):
         found = [_predicted(probes, layer, states) for layer, states in zip(layers, batch.hidden_states, strict=True)]
         for row, of_layers in zip(batch.rows.tolist(), zip(*found, strict=True), strict=True):

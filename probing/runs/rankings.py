@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError
+from probing.results.csv_files import read_csv, write_csv
+from probing.results.schema import Schema
 from probing.runs.run import Row, Run
 from probing.runtime.replaced_files import replacing
-from probing.tables.csv_files import read_csv, write_csv
+from probing.schemas.probes import CURVES
 from probing.tasks import short_name
 
-RANKING_COLUMNS = ("layer", "rank", "neuron", "score")
 RANKING_KEY = ("layer", "neuron")
 
-# Rows, their columns in order, and the columns that identify a row.
-Table = tuple[Sequence[Row], Sequence[str], Sequence[str]]
+# Rows, their schema, and the columns that identify a row.
+Ranked = tuple[Sequence[Row], Schema, Sequence[str]]
 
 
 def ranking_rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict[str, Any]]:
@@ -45,19 +46,19 @@ def writing(folder: Path, run: Run) -> Iterator[None]:
         ) from None
 
 
-def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
+def write_tables(folder: Path, tables: Mapping[str, Ranked]) -> None:
     """Write the tables that have rows; rows of other layers or rankings in the files are kept."""
-    for name, (rows, columns, key) in tables.items():
+    for name, (rows, schema, key) in tables.items():
         if rows:
             with replacing(path := folder / f"{name}.csv") as partial:
-                write_csv(partial, _merged(path, rows, key), columns)
+                write_csv(partial, _merged(path, rows, schema, key), schema)
 
 
 def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run, formats: Sequence[str]) -> list[Path]:
     """Draw the curves of these layers, including those of earlier commands, and return the figures' paths."""
     from probing.figures.probes import write_curves_figure
 
-    rows, paths, task = read_csv(folder / "curves.csv"), [], short_name(run.config)
+    rows, paths, task = read_csv(folder / "curves.csv", CURVES), [], short_name(run.config)
     majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
     for layer in layers:
         of_layer = [row for row in rows if row["layer"] == layer]
@@ -66,12 +67,12 @@ def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run, forma
     return paths
 
 
-def _merged(path: Path, rows: Sequence[Row], key: Sequence[str]) -> list[Row]:
+def _merged(path: Path, rows: Sequence[Row], schema: Schema, key: Sequence[str]) -> list[Row]:
     """Return the rows in the order of layers, together with the rows of the file that no new row replaces."""
 
     def identity(row: Row) -> tuple[str, ...]:
         return tuple(str(row.get(column, "")) for column in key)
 
     new = {identity(row) for row in rows}
-    kept = [row for row in read_csv(path) if identity(row) not in new] if path.is_file() else []
+    kept = [row for row in read_csv(path, schema) if identity(row) not in new] if path.is_file() else []
     return sorted([*kept, *rows], key=lambda row: int(row["layer"]))

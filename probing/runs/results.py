@@ -16,7 +16,6 @@ from torch import Tensor
 from probing.cache.tensor_files import tensor_file
 from probing.data.constant_answer import constant_cross_entropy_by_sentence
 from probing.data.examples import Examples, Sides
-from probing.evidence.by_position import POSITION_COLUMNS
 from probing.evidence.leave_one_out import with_corrected
 from probing.evidence.separation_given import compared_with
 from probing.evidence.table import Evidence, neuron_table
@@ -25,24 +24,20 @@ from probing.figures.probes import write_figures
 from probing.probes.online_code import CodeLength
 from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit
-from probing.rankings.by_class import CLASS_COLUMNS, class_rows
+from probing.rankings.by_class import class_rows
 from probing.rankings.contributions import class_contributions
+from probing.results.cells import without_nan
+from probing.results.csv_files import write_csv
 from probing.runs.numbers import MeasuredNumbers
 from probing.runtime.versions import versions
+from probing.schemas.probes import ACCURACY, CLASSES, HEADS, NEURONS, NUMBER_NEURONS, NUMBERS, POSITIONS
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval
 from probing.statistics.neighbours import correlation_of_neighbours
 from probing.statistics.random_draws import widened
 from probing.statistics.sample_size import size_columns
 from probing.tables.columns import (
-    ACCURACY_COLUMNS,
-    HEAD_COLUMNS,
-    NEURON_COLUMNS,
-    NUMBER_COLUMNS,
-    NUMBER_NEURON_COLUMNS,
     accuracy_flag,
-    without_nan,
 )
-from probing.tables.csv_files import write_csv
 from probing.tasks import short_name
 from probing.transforms.affine import Transform
 from probing.transforms.erasure import Changed
@@ -205,14 +200,14 @@ def write(
     accuracy = measured.accuracy()
     neurons = measured.neurons([row["flag"] for row in accuracy])
     are_numbers = bool(measured.sides.numbers)
-    write_csv(folder / "accuracy.csv", accuracy, NUMBER_COLUMNS if are_numbers else ACCURACY_COLUMNS)
-    write_csv(folder / "neurons.csv", neurons, NUMBER_NEURON_COLUMNS if are_numbers else NEURON_COLUMNS)
+    write_csv(folder / "accuracy.csv", accuracy, NUMBERS if are_numbers else ACCURACY)
+    write_csv(folder / "neurons.csv", neurons, NUMBER_NEURONS if are_numbers else NEURONS)
     if by_class := measured.neurons_by_class():
-        write_csv(folder / "classes.csv", by_class, CLASS_COLUMNS)
+        write_csv(folder / "classes.csv", by_class, CLASSES)
     if measured.positions:
-        write_csv(folder / "positions.csv", measured.positions, POSITION_COLUMNS)
+        write_csv(folder / "positions.csv", measured.positions, POSITIONS)
     if measured.heads:
-        write_csv(folder / "heads.csv", measured.heads, HEAD_COLUMNS)
+        write_csv(folder / "heads.csv", measured.heads, HEADS)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     _write_tensors(folder, measured, config["task"], config["model"])
     figures = []

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from probing.errors import UserError
 from probing.models.site_names import site_of, what_is_a_neuron
+from probing.results.csv_files import read_csv
+from probing.results.rows import Table
+from probing.results.schema import Row, Schema
 from probing.runs.checks import check_documents, check_parts, check_tables, check_tensors, read_tensor
 from probing.runs.documents import read_json, read_yaml
 from probing.runs.reading import kind_of, reading
-from probing.tables.columns import Row
-from probing.tables.csv_files import read_csv
-from probing.tables.rows import Table
+from probing.runs.result import Result
+from probing.runs.study import Study
+from probing.schemas.probes import ACCURACY, CLASSES, HEADS, NEURONS, NUMBER_NEURONS, NUMBERS, POSITIONS
+from probing.tasks import short_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +26,62 @@ if TYPE_CHECKING:
     from probing.corpus.sides import GroupBy
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run.
+class Fit(Study):
+    """Probes of each layer, and the neurons that they read."""
+
+    name, kind, title = "fit", "run", "Probes"
+    function = "probing.commands.fit:fit"
+    in_several_processes = True
+    schemas = ACCURACY, NEURONS, POSITIONS, CLASSES, HEADS
+    page = "concepts.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "probe.safetensors": "`weight` (n_layers, n_classes, d_model), to be used on raw hidden states: `logits = "
+        "hidden_states @ weight[i].T`; its metadata names the layer of each slice and the position of each row. Of "
+        "numbers `weight` (n_layers, 1, d_model) in float64, with `mean` in its metadata: a prediction is `mean + "
+        "hidden_states @ weight[i, 0]`.",
+        "replicates.safetensors": "`weight` (n_replicates, n_layers, n_classes, d_model) of the bootstrapped probes.",
+        "contributions.safetensors": "`contribution` (n_layers, n_classes, d_model): mean over the test tokens of each "
+        "class; of numbers one row in the place of classes.",
+        "transform.safetensors": "With `--transform`, the transform of each layer.",
+        "figures/": "Accuracy by layer; accuracy by position; top neurons; neuron x layer map.",
+        "report.html": "All of it as one page.",
+        "corpus.txt, test_corpus.txt": "Of corpora that Python gave as lists: a sentence a line; `config.yaml` names "
+        "these files.",
+    }
+
+    def tables(self, made: Result) -> list[Any]:
+        """Return the accuracy of each layer, and the first neurons of the last one."""
+        from probing.tables.probes import accuracy_table, neurons_table
+
+        last = made.accuracy[-1]["layer"]
+        ranked = [row for row in made.neurons if row["layer"] == last]
+        return [accuracy_table(made.accuracy), neurons_table(ranked[:10], site_of(made.config))]
+
+    def conclusions(self, made: Result) -> list[str]:
+        """Return what the accuracies say, and then the rankings, layer by layer."""
+        from probing.tables.run_conclusions import ranking_conclusions
+
+        task = short_name(made.config)
+        ranked = ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config)
+        return [*accuracy_conclusions(made), *ranked]
+
+    def read(self, folder: Path) -> Run:
+        """Read a run whose tables are all written, also in a folder that is not renamed yet."""
+        config, results = read_yaml(folder / "config.yaml"), read_json(folder / "results.json")
+        schemas = (NUMBERS, NUMBER_NEURONS) if "numbers" in results else (ACCURACY, NEURONS)
+        accuracy, neurons = (read_csv(folder / f"{schema.name}.csv", schema) for schema in schemas)
+        run = Run(folder, config, results, accuracy, neurons)
+        check_documents(config, results)
+        check_tables(results, accuracy, neurons)
+        check_tensors(folder, results, accuracy, len(neurons))
+        return run
+
+
+FIT = Fit()
+
+
+class Run(Result):
+    """A finished run of `fit` or `probing.probe`: results whose probes can be used.
 
     Args:
         folder: Folder of the run.
@@ -35,38 +91,36 @@ class Run:
         neurons: A dict per layer and neuron in ranked order, as in `neurons.csv`.
     """
 
-    folder: Path
-    config: dict[str, Any]
-    results: dict[str, Any]
-    accuracy: Table
-    neurons: Table
+    def __init__(
+        self, folder: Path, config: dict[str, Any], results: dict[str, Any], accuracy: Table, neurons: Table
+    ) -> None:
+        super().__init__(FIT, folder, config, results, {"accuracy": accuracy, "neurons": neurons})
 
     @property
     def positions(self) -> Table:
         """A dict per layer and position, as in `positions.csv`; empty if the task does not predict a position."""
-        return self._further("positions.csv", "position")
+        return self._further(POSITIONS, "position")
 
     @property
     def heads(self) -> Table:
         """A dict per layer and head, as in `heads.csv`; empty unless the neurons are the outputs of heads."""
-        return self._further("heads.csv", "head")
+        return self._further(HEADS, "head")
 
     @property
     def classes(self) -> Table:
         """A dict per layer, class and neuron among the first of the class, as in `classes.csv`."""
         labels = {str(label): label for label in self.results["classes"]}
         with reading(self.folder):
-            # Runs of the first versions do not have the file.
-            rows = self._further("classes.csv", "class")
-            return Table({**row, "class": labels[row["class"]]} for row in rows)
+            rows = self._further(CLASSES, "class")
+            return Table(({**row, "class": labels[row["class"]]} for row in rows), CLASSES)
 
-    def _further(self, name: str, column: str) -> Table:
+    def _further(self, schema: Schema, column: str) -> Table:
         """Return a table that not every run has, with a row, or several, for each part of each layer."""
-        if not (path := self.folder / name).exists():
-            return Table()
+        if not (path := self.folder / f"{schema.name}.csv").exists():
+            return Table((), schema)
         with reading(self.folder):
-            rows = read_csv(path)
-            check_parts(name, rows, column, layers_of(self))
+            rows = read_csv(path, schema)
+            check_parts(path.name, rows, column, layers_of(self))
             return rows
 
     @property
@@ -145,7 +199,7 @@ class Run:
         layers = [row["layer"] for row in self.accuracy]
         if layer not in layers:
             raise ValueError(f"layer {layer} is not in {self.folder}, which has {', '.join(map(str, layers))}")
-        return Table([row for row in self.neurons if row["layer"] == layer][:n])
+        return Table([row for row in self.neurons if row["layer"] == layer][:n], self.neurons.schema)
 
     @property
     def transform(self) -> str:
@@ -162,16 +216,6 @@ class Run:
     def is_of_numbers(self) -> bool:
         """Whether the probes predict numbers, and not classes."""
         return "numbers" in self.results
-
-    def __repr__(self) -> str:
-        from probing.runtime.terminal import render
-        from probing.tables.probes import accuracy_table, neurons_table
-
-        last = self.accuracy[-1]["layer"]
-        return (
-            render(accuracy_table(self.accuracy), neurons_table(self.top(last), site_of(self.config)))
-            + f"{self.folder}"
-        )
 
     def _repr_html_(self) -> str:
         last = self.accuracy[-1]["layer"]
@@ -229,12 +273,22 @@ def read_run(folder: Path) -> Run:
         UserError: If it is damaged.
     """
     with reading(folder):
-        config, results = read_yaml(folder / "config.yaml"), read_json(folder / "results.json")
-        run = Run(folder, config, results, read_csv(folder / "accuracy.csv"), read_csv(folder / "neurons.csv"))
-        check_documents(config, results)
-        check_tables(results, run.accuracy, run.neurons)
-        check_tensors(folder, results, run.accuracy, len(run.neurons))
-        return run
+        return FIT.read(folder)
+
+
+def accuracy_conclusions(run: Result) -> list[str]:
+    """Return the penalty, the accuracy at positions of the last layer, and which layers are not above a control."""
+    from probing.evidence.by_position import position_line
+    from probing.tables.conclusions import not_above
+    from probing.tables.probes import penalty_lines
+
+    last = run.accuracy[-1]["layer"]
+    at_positions = position_line([row for row in run.positions if row["layer"] == last])
+    return [
+        *penalty_lines(run.results.get("penalty", {})),
+        *[at_positions] * bool(at_positions),
+        *not_above(run.accuracy),
+    ]
 
 
 def layers_of(run: Run) -> list[int]:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from probing.runs.run import Run
+from probing.schemas.probes import ACCURACY
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
-from probing.tables.columns import ACCURACY_COLUMNS
 
 # Options that change the neurons themselves: rankings of trials that differ in them cannot be compared.
 OTHER_NEURONS = ("model", "revision", "random_weights", "layer", "transform")
@@ -81,15 +81,9 @@ def rows(outcomes: Sequence[Outcome], varied: Sequence[str]) -> list[dict[str, A
     return found
 
 
-def columns(varied: Sequence[str]) -> list[str]:
-    """Return the columns of `sweep.csv` in their order; columns without values are omitted from the file."""
-    agreement = [f"{name}_{how}" for name in varied for how in ("spearman", "overlap")]
-    return list(dict.fromkeys(["trial", *varied, *ACCURACY_COLUMNS, *agreement]))
-
-
 def check_metric(metric: str | None) -> str | None:
     """Return what is wrong with the name of a metric, if anything."""
-    known = {BEST_ACCURACY, "best_layer", *(f"{_CURVE}{column}" for column in ACCURACY_COLUMNS if column != "layer")}
+    known = {BEST_ACCURACY, "best_layer", *(f"{_CURVE}{column}" for column in ACCURACY.types if column != "layer")}
     if metric is None or metric in known or _VALIDATION.fullmatch(metric):
         return None
     expected = f"{BEST_ACCURACY}, {_CURVE} with a column of accuracy.csv, or of adam val/layer_06/cross_entropy"

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.models.site_names import what_is_a_neuron
+from probing.results.cells import ends
+from probing.results.schema import Row
 from probing.runtime.terminal import plain_table
-from probing.tables.columns import UNINFORMATIVE, Row, ends
+from probing.tables.columns import UNINFORMATIVE
 from probing.tables.evidence_sentences import ALPHA, say
 from probing.tables.wording import two_decimals
 

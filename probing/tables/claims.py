@@ -6,15 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from probing.tables.columns import ends
+from probing.results.cells import ends
 from probing.tables.wording import count
 
 Row = Mapping[str, Any]
 
-CLAIM_COLUMNS = (
-    "id", "claim", "where", "published", "model", "measured", "low", "high", "control", "verdict", "command", "met",
-    "measure", "criterion", "control_criterion", "neurons", "lacking", "published_value",
-)  # fmt: skip
 VERDICTS = ("confirmed", "not confirmed", "unclear", "analogue", "not testable here")
 NOT_TESTABLE = "not testable here"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.tables.columns import ends, in_brackets, interval
+from probing.results.cells import ends, in_brackets, interval
 
 Row = Mapping[str, Any]
 
@@ -16,17 +16,6 @@ INTACT = "intact"
 # Universal part of speech of the words that are replaced, by the name of the change.
 REPLACED = {"name_replaced": "PROPN", "noun_replaced": "NOUN"}
 
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "cloze": ("line", "group", "text", "good", "bad", "good_log_probability", "bad_log_probability", "difference"),
-    "groups": (
-        "group", "n", "n_right", "share", "low", "high", "clear_share", "clear_share_low", "clear_share_high",
-        "difference", "difference_low", "difference_high",
-    ),
-    "changes": (
-        "condition", "against", "loss", "low", "high", "baseline", "difference", "difference_low", "difference_high",
-        "n_sentences", "n",
-    ),
-}  # fmt: skip
 WORDS = {
     INTACT: "as it is",
     "words_shuffled": "words shuffled",

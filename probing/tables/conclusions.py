@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.results.cells import ends, in_brackets, interval, shown
 from probing.statistics.rank_similarity import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES
 from probing.tables.columns import (
     BELOW_RESOLUTION,
@@ -14,12 +15,8 @@ from probing.tables.columns import (
     R2,
     UNINFORMATIVE,
     controls_of,
-    ends,
-    in_brackets,
-    interval,
     score_of,
     score_of_neurons,
-    shown,
     with_intercept,
 )
 from probing.tables.evidence_sentences import ALPHA, say

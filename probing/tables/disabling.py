@@ -5,30 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.results.cells import ends, in_brackets, interval
 from probing.statistics.intervals import few_sentences
-from probing.tables.columns import ends, in_brackets, interval
 from probing.tables.readout_names import MLM, POSITION, RETRAINED, measure_of
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 
-COLUMNS = {
-    "disabled": (
-        "unit", "kind", "readout", "layer", "intact", "value", "effect", "low", "high", "percentile", "p_value", "n",
-    ),
-    "better_without": (
-        "units", "kind", "readout", "layer", "unit", "effect_chosen_on", "effect", "low", "high", "p_value", "n",
-    ),
-    "importance": ("unit", "readout", "layer", "importance", "low", "high", "normalised", "n"),
-    "pruning": (
-        "units", "kind", "readout", "layer", "order", "draw", "n_disabled", "share", "value", "effect", "low", "high",
-        "disabled", "n",
-    ),
-    "pruning_areas": (
-        "units", "kind", "readout", "layer", "order", "area", "random_area", "effect", "low", "high", "percentile",
-        "p_value", "n",
-    ),
-}  # fmt: skip
 
 # What stands in the place of a unit, as the end of "with ...".
 PLACES = {

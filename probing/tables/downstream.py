@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.results.cells import ends, in_brackets, interval
 from probing.statistics.intervals import few_sentences
 from probing.statistics.sample_size import label, size_lines
-from probing.tables.columns import ends, in_brackets, interval
 from probing.tables.space_names import CLIPPING, TRANSDUCTIVE, WORDS
 
 Row = Mapping[str, Any]

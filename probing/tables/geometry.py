@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from probing.results.cells import in_brackets, interval
 from probing.statistics.intervals import few_sentences
 from probing.statistics.sample_size import label, size_lines
-from probing.tables.columns import in_brackets, interval, score_of
+from probing.tables.columns import score_of
 from probing.tables.evidence_sentences import say
 
 Row = Mapping[str, Any]

@@ -6,49 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.results.cells import ends, in_brackets, interval
+from probing.results.schema import ALL_LAYERS
 from probing.statistics.intervals import few_sentences
 from probing.tables.change import change_conclusions, change_table
-from probing.tables.columns import ends, in_brackets, interval
 from probing.tables.fusion import fusion_lines, fusion_tables
 from probing.tables.roles import role_lines
 from probing.tables.rollout import rollout_lines, rollout_table
-from probing.tables.schema import ALL_LAYERS
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 
-COLUMNS = {
-    "heads": ("layer", "head", "measure", "to", "value", "low", "high", "n"),
-    "attention_layers": ("layer", "measure", "to", "value", "low", "high", "n"),
-    "attention_classes": (
-        "layer", "head", "factor", "v", "d", "b", "b_moved", "class", "share", "low", "high", "n", "class_entropy",
-        "share_moved", "share_moved_low", "share_moved_high",
-    ),
-    "rollout": ("layer", "query", "measure", "value", "low", "high", "n", "uniform"),
-    "similarity": ("measure", "layer", "head", "other_layer", "other_head", "value", "low", "high", "n"),
-    "fusion": (
-        "task", "fusion", "measure", "layer", "chosen", "against", "value", "low", "high", "p_value", "n_train", "n",
-        "optimality_gap", "converged",
-    ),
-    "relations": (
-        "relation", "n_train", "n_test", "query", "layer", "head", "train", "test", "test_low", "test_high", "offset",
-        "offset_train", "offset_test", "offset_test_low", "offset_test_high", "difference", "difference_low",
-        "difference_high", "p_value", "difference_permuted", "p_permuted", "untrained", "untrained_low",
-        "untrained_high",
-    ),
-    "head_relations": (
-        "layer", "head", "relation", "query", "n_train", "n_test", "train", "test", "test_low", "test_high", "offset",
-        "offset_train", "offset_test", "offset_test_low", "offset_test_high", "difference", "difference_low",
-        "difference_high", "p_value", "difference_permuted", "p_permuted",
-    ),
-    "trees": (
-        "measure", "layer", "head", "chosen", "n_train", "n_test", "train", "test", "test_low", "test_high", "baseline",
-        "baseline_low", "baseline_high", "difference", "difference_low", "difference_high", "p_value", "untrained",
-        "untrained_low", "untrained_high", "offset", "optimality_gap",
-    ),
-    "roles": ("role", "query", "layer", "head", "score", "low", "high", "unlinked", "z", "p_value", "n", "n_unmatched"),
-    "change": ("measure", "of", "layer", "head", "value", "low", "high", "n"),
-}  # fmt: skip
 
 # Short headings of the classes.
 CLASSES = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from probing.data.control_names import CONTROLS as OF_FIT
-from probing.tables.columns import ends, in_brackets, interval
+from probing.results.cells import ends, in_brackets, interval
 from probing.tables.wording import layers_named, listed
 
 Row = Mapping[str, Any]
@@ -25,13 +25,6 @@ _SHARES = (
     *(f"{linear}{end}" for linear in LINEAR.values() for end in ("", "_low", "_high")),
     "preference", "preference_low", "preference_high",
 )  # fmt: skip
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "hierarchy": (
-        "task", "condition", "layer", "test", "test_low", "test_high", *_SHARES, "difference", "difference_low",
-        "difference_high",
-    ),
-    "distractors": ("task", "condition", "distractor", "layer", *_SHARES, "n"),
-}  # fmt: skip
 
 
 def named(task: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from probing.results.cells import ends, in_brackets, interval
 from probing.statistics.intervals import few_sentences
-from probing.tables.columns import ends, in_brackets, interval
 from probing.tables.readout_names import AGAIN, CONTRAST, TASK, TRANSLATED, WORD_MASS, measure_of, probed_of
 
 Row = Mapping[str, Any]
@@ -16,13 +16,6 @@ _DRAWN = tuple(
     for source in ("random", "matched")
     for column in ("", "_lowest", "_highest", "_percentile", "_p")
 )
-NEURON_INTERVENTION_COLUMNS = (
-    "changed_layer", "kind", "k", "task", "readout", "layer", "head", "offset", "neurons", "intact", "value", "effect",
-    "low", "high", *_DRAWN, "n",
-)  # fmt: skip
-NEURON_DRAW_COLUMNS = (
-    "changed_layer", "kind", "k", "task", "readout", "layer", "head", "offset", "set", "draw", "effect",
-)  # fmt: skip
 
 # How neurons are changed, as a phrase that follows `neurons of layer N`; where it is by classes, of positions and of a
 # run's own task.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.tables.columns import in_brackets, interval
+from probing.results.cells import in_brackets, interval
 from probing.tables.heads import name_of
 
 Row = Mapping[str, Any]
@@ -22,23 +22,6 @@ def _with_nulls(name: str, kinds: Sequence[str]) -> tuple[str, ...]:
 
 
 _HEAD = ("layer", "head", "offset")
-COLUMNS = {
-    "position_heads": (
-        *_HEAD, "position_head", *_with_ends("mass", "word_mass", "hit", "told", "told_true"), "n",
-        *_with_ends("contrast", "position_part", "bias_part"),
-        "spearman", *_with_nulls("spearman", ("heads", "bases")),
-        "partial", *_with_nulls("partial", ("heads", "bases")),
-    ),
-    "position_neurons": (
-        *_HEAD, "rank", "neuron", "use", "by_query", "by_key", "position_part", "contribution", "contribution_centred",
-        "eta_squared", "sd_of_positions", "sd_of_steps",
-    ),
-    "position_removal": (
-        *_HEAD, "ranking", "k", "neurons",
-        "contrast", "contrast_held", *_with_nulls("contrast", ("random", "matched")),
-        "word_mass", "word_mass_held", *_with_nulls("word_mass", ("random", "matched")),
-    ),
-}  # fmt: skip
 # The ranking by what the head itself reads.
 USE = "use"
 # Sentences are about the largest number of held neurons that was measured and is not above this one.

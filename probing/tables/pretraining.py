@@ -6,19 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from probing.tables.columns import in_brackets
+from probing.results.cells import in_brackets
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 Verdict = Literal["confirmed", "refuted", "unclear", "not testable"]
 
-COLUMNS = {
-    "arms": (
-        "arm", "seed", "step", "loss", "unigram_loss", "layer", "outlier_neuron", "max_mean_sd", "argmax_share",
-        "argmin_share", "position_accuracy", "token_accuracy", "equivariance",
-    ),
-    "losses": ("arm", "seed", "step", "train_loss", "loss", "unigram_loss"),
-}  # fmt: skip
 
 # By how many nats the arm with positions is to be better than the arm without them, and than frequencies of tokens.
 BETTER_THAN_NONE, BETTER_THAN_UNIGRAM = 0.5, 1.0

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.models.site_names import what_is_a_neuron
+from probing.results.cells import in_brackets, interval, shown
+from probing.results.schema import Row
 from probing.runtime.terminal import plain_table
 from probing.tables.columns import (
     BELOW_RESOLUTION,
@@ -13,13 +15,9 @@ from probing.tables.columns import (
     NEGLIGIBLE_NATS,
     R2,
     UNINFORMATIVE,
-    Row,
     controls_of,
-    in_brackets,
-    interval,
     score_of,
     score_of_neurons,
-    shown,
     with_intercept,
 )
 from probing.tables.evidence_sentences import say

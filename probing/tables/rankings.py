@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from probing.results.cells import interval
+from probing.results.schema import Row
 from probing.runtime.terminal import plain_table
-from probing.tables.columns import Row, interval
 from probing.tables.evidence_sentences import say
 
 # The neurons or directions that a probe reads in each condition, in the order of the table.

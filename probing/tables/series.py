@@ -7,21 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.tables.columns import interval
+from probing.results.cells import interval
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 
-COLUMNS = {
-    "series": (
-        "step", "checkpoint", "command", "layer", "measure", "value", "low", "high", "n", "neuron", "head", "offset",
-    ),
-    "series_outliers": ("step", "checkpoint", "layer", "neuron", "deviations"),
-    "emergence": (
-        "quantity", "layer", "neuron", "measure", "threshold", "first_value", "last_value", "first_seen",
-        "step_before", "step", "half_step",
-    ),
-}  # fmt: skip
 
 # Quantities for which tables and sentences say when they emerged.
 LOSS, POSITION, HEADS, OUTLIERS = "loss", "position", "position heads", "outliers"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.results.cells import interval
 from probing.runtime.terminal import plain_table
-from probing.tables.columns import interval
 
 BEST = 10
 

@@ -13,12 +13,13 @@ import pytorch_lightning as pl
 import yaml
 
 from conftest import N_LAYERS
-from probing import Attention, WandbOptions, attention, load_run
+from probing import Result, WandbOptions, attention, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.heads import accumulation
 from probing.models import load_tokenizer, resolve_model
-from probing.tables.heads import COLUMNS, conclusions
+from probing.schemas.attention import SCHEMAS
+from probing.tables.heads import conclusions
 from rendering import rendered
 from wandb_reader import read_offline_runs
 
@@ -26,7 +27,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*
 
 CPU = {"accelerator": "cpu"}
 # Tables that need neither another checkpoint nor to be asked for by name.
-USUAL_TABLES = [name for name in COLUMNS if name not in ("change", "fusion")]
+# The tables that are not of a run's positions.
+NAMES = [schema.name for schema in SCHEMAS if not schema.name.startswith("position_")]
+USUAL_TABLES = [name for name in NAMES if name not in ("change", "fusion")]
 
 
 def treebank(sentences: list[str]) -> str:
@@ -59,7 +62,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Pat
     return folder
 
 
-def survey(place: Path, model: Path, **options: Any) -> Attention:
+def survey(place: Path, model: Path, **options: Any) -> Result:
     usual = {"corpus": str(place / "bank.conllu"), "runs": str(place / "runs"), "quiet": True, "trainer": CPU}
     made = attention(model=str(model), **{**usual, "wandb": WandbOptions("disabled"), **options})
     assert made is not None
@@ -67,12 +70,12 @@ def survey(place: Path, model: Path, **options: Any) -> Attention:
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, checkpoints: dict[str, Path]) -> Attention:
+def made(place: Path, checkpoints: dict[str, Path]) -> Result:
     files = {"test_corpus": str(place / "test.conllu"), "roles": str(place / "roles.tsv")}
     return survey(place, checkpoints["bert"], name="bert", wandb=WandbOptions("offline"), **files)
 
 
-def test_a_survey_has_every_head_every_measure_and_every_type(made: Attention) -> None:
+def test_a_survey_has_every_head_every_measure_and_every_type(made: Result) -> None:
     heads = {(row["layer"], row["head"]) for row in made.heads}
     assert heads == {(layer, head) for layer in range(1, N_LAYERS["bert"] + 1) for head in (1, 2)}
     types = {row["to"] for row in made.heads if row["measure"] == "mass"}
@@ -96,7 +99,7 @@ def test_a_survey_has_every_head_every_measure_and_every_type(made: Attention) -
             assert row["value"] == pytest.approx(sum(own) / len(own))
 
 
-def test_the_parts_of_a_row_of_attention_are_what_they_must_be(made: Attention) -> None:
+def test_the_parts_of_a_row_of_attention_are_what_they_must_be(made: Result) -> None:
     found = {(row["measure"], row.get("to", ""), row["layer"], row["head"]): row["value"] for row in made.heads}
     results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
     for layer, head in {(row["layer"], row["head"]) for row in made.heads}:
@@ -108,7 +111,7 @@ def test_the_parts_of_a_row_of_attention_are_what_they_must_be(made: Attention) 
         assert found["mass", "NOUN", layer, head] / share == pytest.approx(found["lift", "NOUN", layer, head])
 
 
-def test_every_head_has_a_class_and_the_classes_of_all_maps_add_up(made: Attention) -> None:
+def test_every_head_has_a_class_and_the_classes_of_all_maps_add_up(made: Result) -> None:
     for factor in (1.0, 0.75, 1.25):
         here = [row for row in made.attention_classes if row["factor"] == factor]
         assert sum(row["share"] for row in here if row["layer"] == "all") == pytest.approx(1)
@@ -117,7 +120,7 @@ def test_every_head_has_a_class_and_the_classes_of_all_maps_add_up(made: Attenti
         assert all(row["low"] <= row["share"] <= row["high"] and row["n"] == 40 for row in heads)
 
 
-def test_rollout_is_of_every_layer_and_its_shares_add_up(made: Attention) -> None:
+def test_rollout_is_of_every_layer_and_its_shares_add_up(made: Result) -> None:
     layers = range(1, N_LAYERS["bert"] + 1)
     shares = ("self", "special_tokens", "previous", "next", "others")
     names = {(row["layer"], row["query"], row["measure"]) for row in made.rollout}
@@ -129,7 +132,7 @@ def test_rollout_is_of_every_layer_and_its_shares_add_up(made: Attention) -> Non
     assert any(line.startswith("Rollout, which") and " block 3: " in line for line in conclusions(vars(made)))
 
 
-def test_pairs_of_heads_and_consecutive_layers_are_compared(made: Attention, place: Path) -> None:
+def test_pairs_of_heads_and_consecutive_layers_are_compared(made: Result, place: Path) -> None:
     found = [row for row in made.similarity if row["measure"] == "jensen_shannon"]
     n_heads = 2 * N_LAYERS["bert"]
     assert len(found) == n_heads * (n_heads - 1) // 2
@@ -146,7 +149,7 @@ def test_pairs_of_heads_and_consecutive_layers_are_compared(made: Attention, pla
     assert sum("pairs of heads" in line or "by the published cosine" in line for line in lines) == 2
 
 
-def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, place: Path) -> None:
+def test_the_folder_holds_what_was_returned_and_repeats_it(made: Result, place: Path) -> None:
     assert made.change == []  # there is no other checkpoint
     for name in USUAL_TABLES:
         rows = getattr(made, name)
@@ -164,7 +167,7 @@ def test_the_folder_holds_what_was_returned_and_repeats_it(made: Attention, plac
     assert all(known(getattr(again, name)) == known(getattr(made, name)) for name in USUAL_TABLES)
 
 
-def test_figures_are_drawn_for_what_was_measured(made: Attention, place: Path, checkpoints: dict[str, Path]) -> None:
+def test_figures_are_drawn_for_what_was_measured(made: Result, place: Path, checkpoints: dict[str, Path]) -> None:
     names = ("classes", "entropy", "special_tokens", "examples", "relations")
     assert {path.name for path in (made.folder / "figures").iterdir()} == {
         f"{name}.{form}" for name in names for form in ("png", "pdf")
@@ -175,7 +178,7 @@ def test_figures_are_drawn_for_what_was_measured(made: Attention, place: Path, c
     assert not some.attention_classes
 
 
-def test_wandb_has_the_tables_and_curves_over_layers(made: Attention) -> None:
+def test_wandb_has_the_tables_and_curves_over_layers(made: Result) -> None:
     (logged,) = read_offline_runs(made.folder)
     assert all(logged.rows(name) for name in (*USUAL_TABLES, "figures/classes"))
     curve = [(row["layer"], row["by_layer/mass_special_tokens"]) for row in logged.rows("by_layer/mass_special_tokens")]
@@ -229,7 +232,7 @@ class Stop(pl.Callback):
 
 
 def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
-    place: Path, checkpoints: dict[str, Path], made: Attention, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, checkpoints: dict[str, Path], made: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accumulation, "SHARD_TOKENS", 200)
     counts: list[Stop] = []
@@ -252,7 +255,7 @@ def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
     first, second, third = (count.n for count in counts)
     assert (first, third) == (2, 1)
     assert second >= 1
-    for name in COLUMNS:
+    for name in NAMES:
         for one, other in zip(known(getattr(found, name)), known(getattr(whole, name)), strict=True):
             assert one.keys() == other.keys()
             for column, value in one.items():

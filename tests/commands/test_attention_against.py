@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from families import untouched
-from probing import Attention, WandbOptions, attention, load_run
+from probing import Result, WandbOptions, attention, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.heads import accumulation
@@ -35,7 +35,7 @@ def pair(tiny_model: Callable[..., Path], tmp_path: Path, sentences: list[str]) 
     return before, tuned(before, other_queries)
 
 
-def compared(pair: tuple[Any, Any], tmp_path: Path, **options: Any) -> Attention:
+def compared(pair: tuple[Any, Any], tmp_path: Path, **options: Any) -> Result:
     usual = {"corpus": str(tmp_path / "plain.txt"), "runs": str(tmp_path / "runs"), "quiet": True, "trainer": CPU}
     usual |= {"parts": "change", "wandb": WandbOptions("disabled")}
     made = attention(model=pair[0], against=pair[1], **{**usual, **options})
@@ -43,7 +43,7 @@ def compared(pair: tuple[Any, Any], tmp_path: Path, **options: Any) -> Attention
     return made
 
 
-def values(made: Attention, measure: str, of: str = "same") -> dict[tuple[int, int | None], float]:
+def values(made: Result, measure: str, of: str = "same") -> dict[tuple[int, int | None], float]:
     return {
         (row["layer"], row.get("head")): row["value"]
         for row in made.change

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from conftest import N_LAYERS, make_sentences
-from probing import Attention, WandbOptions, attention, load_run
+from probing import Result, WandbOptions, attention, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from probing.schemas.attention import FUSION
 from probing.tables.fusion import fusion_lines
-from probing.tables.heads import COLUMNS
 from rendering import rendered
 
 pytestmark = [
@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, checkpoints: dict[str, Path]) -> Attention:
+def made(place: Path, checkpoints: dict[str, Path]) -> Result:
     with rendered():
         found = attention(
             model=str(checkpoints["bert"]), corpus=str(place / "bank.conllu"), parts="fusion", layer="1,3",
@@ -55,7 +55,7 @@ def made(place: Path, checkpoints: dict[str, Path]) -> Attention:
     return found
 
 
-def test_every_task_that_the_corpus_has_is_tested_with_every_fusion(made: Attention) -> None:
+def test_every_task_that_the_corpus_has_is_tested_with_every_fusion(made: Result) -> None:
     assert {row["task"] for row in made.fusion if row["measure"] == "accuracy"} == {"upos", "position"}
     assert N_LAYERS["bert"] == 3
     for task in ("upos", "position"):
@@ -74,13 +74,13 @@ def test_every_task_that_the_corpus_has_is_tested_with_every_fusion(made: Attent
     assert of_all == ["layer", "layer", "equal", "max"]
 
 
-def test_the_folder_holds_what_was_returned_and_what_it_says(made: Attention) -> None:
+def test_the_folder_holds_what_was_returned_and_what_it_says(made: Result) -> None:
     def known(rows: Any) -> list[dict[str, Any]]:
         return [{k: v for k, v in row.items() if not (isinstance(v, float) and math.isnan(v))} for row in rows]
 
     assert known(load_run(made.folder).fusion) == known(made.fusion)
     header = (made.folder / "fusion.csv").read_text(encoding="utf-8").splitlines()[0]
-    assert header.split(",") == list(COLUMNS["fusion"])
+    assert header.split(",") == list(FUSION.types)
     results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
     assert results["parts"] == ["fusion"]
     assert sorted(path.name for path in (made.folder / "figures").iterdir()) == ["fusion.pdf", "fusion.png"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,16 @@ import pytest
 import torch
 
 from conftest import BARE
-from probing import Attention, Run, UserError, WandbOptions, attention, fit, load_run
+from probing import Result, Run, UserError, WandbOptions, attention, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run as run_command
 from probing.heads.position.offsets import OFFSETS
 from probing.heads.position.position_run import PositionRun
-from probing.tables.position_heads import COLUMNS, conclusions
+from probing.tables.position_heads import conclusions
 from rendering import rendered
 from wandb_reader import read_offline_runs
 
+NAMES = ("position_heads", "position_neurons", "position_removal")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
@@ -65,7 +65,7 @@ def fitted(model: Path, corpus: Path, runs: Path, **options: Any) -> Run:
     return made
 
 
-def survey(run: Run, **options: Any) -> Attention:
+def survey(run: Run, **options: Any) -> Result:
     usual = {"corpus": run.config["corpus"], "runs": str(run.folder.parent), "quiet": True, "trainer": CPU}
     usual |= {"model": run.config["model"], "run": str(run.folder), "parts": PARTS}
     made = attention(**{**usual, "wandb": WandbOptions("disabled"), **options})
@@ -85,12 +85,12 @@ def run(checkpoints: dict[str, Path], long_corpus_file: Path, tmp_path_factory: 
 
 
 @pytest.fixture(scope="module")
-def made(run: Run) -> Attention:
+def made(run: Run) -> Result:
     with rendered():
         return survey(run, wandb=WandbOptions("offline"), name="heads")
 
 
-def test_the_planted_head_is_found_and_follows_the_positions_that_it_is_told(made: Attention) -> None:
+def test_the_planted_head_is_found_and_follows_the_positions_that_it_is_told(made: Result) -> None:
     assert len(made.position_heads) == 6
     (row,) = (row for row in made.position_heads if (row["layer"], row["head"]) == (1, 2))
     assert (row["offset"], row["position_head"]) == (-1, "yes")
@@ -105,7 +105,7 @@ def test_the_planted_head_is_found_and_follows_the_positions_that_it_is_told(mad
         assert one["mass"] <= one["word_mass"]
 
 
-def test_neurons_of_the_planted_head_are_those_that_carry_its_sines(made: Attention) -> None:
+def test_neurons_of_the_planted_head_are_those_that_carry_its_sines(made: Result) -> None:
     own = [row for row in made.position_neurons if (row["layer"], row["head"]) == (1, 2)]
     assert [row["rank"] for row in own] == list(range(1, 17))
     assert {row["neuron"] for row in own[:8]} == set(range(8))
@@ -125,7 +125,7 @@ def test_neurons_of_the_planted_head_are_those_that_carry_its_sines(made: Attent
     assert by_use["contrast_random_p"] < 0.1  # of sixteen neurons, sets of five have most of the eight now and then
 
 
-def test_contrasts_are_those_of_the_attention_that_the_model_itself_gives(made: Attention, run: Run) -> None:
+def test_contrasts_are_those_of_the_attention_that_the_model_itself_gives(made: Result, run: Run) -> None:
     hold_contrasts(made, run)
     assert all(row["bias_part"] == 0 for row in made.position_heads)
 
@@ -141,7 +141,7 @@ def test_a_bias_of_relative_positions_is_a_part_of_the_contrast(
 
 
 @torch.inference_mode()
-def hold_contrasts(made: Attention, run: Run) -> None:
+def hold_contrasts(made: Result, run: Run) -> None:
     """Hold the contrasts of a survey to the attention that the model itself gives in float64."""
     from transformers import AutoModel, AutoTokenizer
 
@@ -163,9 +163,9 @@ def hold_contrasts(made: Attention, run: Run) -> None:
         assert row["contrast"] == pytest.approx(total / n, rel=1e-4, abs=1e-4)
 
 
-def test_its_files_figure_sentences_and_wandb_say_the_same(made: Attention) -> None:
+def test_its_files_figure_sentences_and_wandb_say_the_same(made: Result) -> None:
     again = load_run(made.folder)
-    for name in COLUMNS:
+    for name in NAMES:
         assert getattr(made, name)
         assert str(getattr(again, name)) == str(getattr(made, name))
     assert {path.name for path in (made.folder / "figures").iterdir()} == {
@@ -176,7 +176,7 @@ def test_its_files_figure_sentences_and_wandb_say_the_same(made: Attention) -> N
     assert len(lines) == 6
     assert "1-2 at offset -1 with" in lines[0]
     (logged,) = read_offline_runs(made.folder)
-    assert all(logged.rows(name) for name in (*COLUMNS, "figures/position_neurons"))
+    assert all(logged.rows(name) for name in (*NAMES, "figures/position_neurons"))
     assert "1-2 *" in repr(made)
 
 
@@ -197,7 +197,7 @@ def test_a_rotary_model_has_position_heads_and_no_neurons_of_theirs(
 
 
 def test_a_run_of_something_else_is_refused_in_a_sentence(
-    run: Run, made: Attention, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: Any
+    run: Run, made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: Any
 ) -> None:
     usual = ["attention", "--corpus", str(corpus_file), "--runs", str(tmp_path), "--wandb.mode", "disabled"]
     same = [*usual, "--model", run.config["model"]]
@@ -228,4 +228,4 @@ def test_runs_of_another_task_site_or_space_are_refused(run: Run, changed: dict[
     key = run.results["cache"]["test"]["key"]
     assert PositionRun.of(run, key, "tiny").layers == [0, 1, 2, 3]
     with pytest.raises(UserError, match=re.escape(message)):
-        PositionRun.of(replace(run, config={**run.config, **changed}), key, "tiny")
+        PositionRun.of(Run(run.folder, {**run.config, **changed}, run.results, run.accuracy, run.neurons), key, "tiny")

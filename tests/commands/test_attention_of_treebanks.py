@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from probing import Attention, WandbOptions, attention
+from probing import Result, WandbOptions, attention
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.heads.syntax import relations
@@ -40,7 +40,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Pat
     return folder
 
 
-def survey(place: Path, model: Path, **options: Any) -> Attention:
+def survey(place: Path, model: Path, **options: Any) -> Result:
     usual = {"corpus": str(place / "train.conllu"), "runs": str(place / "runs"), "quiet": True}
     usual |= {"trainer": {"accelerator": "cpu"}, "wandb": WandbOptions("disabled")}
     made = attention(model=str(model), **{**usual, **options})

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from families import masked_lm
-from probing import Cloze, cloze, load_run
+from probing import Result, cloze, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.corpus import load_corpus
 from probing.diagnostics.cloze.minimal_pairs import fingerprint_of, read_pairs
-from probing.tables.csv_files import read_csv
 from rendering import rendered
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 NONE: Any = {"mode": "disabled"}
@@ -89,7 +89,7 @@ def test_pairs_and_changes_are_on_disk_and_repeat(
     (tracked,) = read_offline_runs(folder)
     assert len(tracked.table("changes")) == len(changes)
     made = load_run(folder)
-    assert type(made) is Cloze
+    assert type(made) is Result
     assert len(made.cloze) == 3
     assert "good likelier" in repr(made)
     again = ["cloze", "--config", str(folder / "config.yaml"), "--name", "b", "--wandb.mode=disabled"]

@@ -16,11 +16,11 @@ from families import D_MODEL
 from probing import compare, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.commands.compare import Comparison
 from probing.errors import UserError
 from probing.models.layers import aligned
-from probing.tables.csv_files import read_csv
+from probing.runs.result import Result
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -60,7 +60,7 @@ def runs(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
 
 
 @pytest.fixture(scope="module")
-def strangers(runs: Path) -> Comparison:
+def strangers(runs: Path) -> Result:
     """A tiny BERT compared with a randomly initialised one."""
     return compare([str(runs / "bert"), str(runs / "twin")], runs=str(runs), name="d", quiet=True, wandb=NO_WANDB)
 
@@ -121,7 +121,7 @@ def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys:
 
 
 @pytest.mark.slow
-def test_a_randomly_initialised_model_ranks_no_more_alike_than_chance(strangers: Comparison) -> None:
+def test_a_randomly_initialised_model_ranks_no_more_alike_than_chance(strangers: Result) -> None:
     assert {row["matching"] for row in strangers.agreement} == {"correlation"}
     for statistic in ("overlap", "rbo", "spearman", "kendall"):
         assert min(row["p_value"] for row in rows(strangers.folder, statistic).values()) > 0.05
@@ -177,11 +177,11 @@ def test_what_is_no_pair_of_runs_is_refused(runs: Path, change: Callable[[Path],
 
 
 @pytest.mark.slow
-def test_a_comparison_is_no_run_of_fit_and_is_opened_as_it_was_returned(strangers: Comparison) -> None:
+def test_a_comparison_is_no_run_of_fit_and_is_opened_as_it_was_returned(strangers: Result) -> None:
     with pytest.raises(UserError, match="holds a comparison"):
         compare([str(strangers.folder), str(strangers.folder)], wandb=NO_WANDB)
     opened = load_run(strangers.folder)
-    assert isinstance(opened, Comparison)
+    assert isinstance(opened, Result)
     assert repr(vars(opened)) == repr(vars(strangers))  # as text, since no interval's ends are equal to themselves
     assert opened.results["kind"] == "comparison"
 

@@ -13,10 +13,10 @@ import torch
 
 from conftest import BARE, make_sentences
 from families import untouched
-from probing import Attention, Run, WandbOptions, attention, fit, rank, report
+from probing import Result, Run, WandbOptions, attention, fit, rank, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.commands.geometry import Geometry, geometry
+from probing.commands.geometry import geometry
 from probing.models import load_tokenizer, resolve_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -65,7 +65,7 @@ def cached(place: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in (place / "cache").rglob("*.safetensors")}
 
 
-def measured(model: Path, text: Path, place: Path, **options: Any) -> Geometry:
+def measured(model: Path, text: Path, place: Path, **options: Any) -> Result:
     made = geometry(
         model=str(model), corpus=str(text), runs=str(place), cache=str(place / "cache"), transforms="none", draws=0,
         wandb=NO_WANDB, figure_format="png", **{"quiet": True, **options},
@@ -83,7 +83,7 @@ def fitted(model: Path, text: Path, place: Path, **options: Any) -> Run:
     return made
 
 
-def far(made: Geometry, layer: int) -> set[int]:
+def far(made: Result, layer: int) -> set[int]:
     rows = (row for row in made.outliers if row["layer"] == layer and row["special_tokens"] == "exclude")
     return {row["neuron"] for row in rows if row["definition"] == "mean_profile"}
 
@@ -170,7 +170,7 @@ def test_a_finished_run_is_read_again_without_the_first_token(sink: Path, text: 
     assert {row["position"] for row in made.predict(["the probe reads"])}.isdisjoint({0})
 
 
-def surveyed(model: Path, text: Path, place: Path, **options: Any) -> Attention:
+def surveyed(model: Path, text: Path, place: Path, **options: Any) -> Result:
     made = attention(
         model=str(model), corpus=str(text), runs=str(place), cache=str(place / "cache"), wandb=NO_WANDB,
         figure_format="png", **{"quiet": True, **options},

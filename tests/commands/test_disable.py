@@ -13,13 +13,14 @@ import pytest
 from conftest import BARE
 from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from families import masked_lm
-from probing import Disabled, UserError, WandbOptions, disable, fit, load_run, report
+from probing import Result, UserError, WandbOptions, disable, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.disabling.passes import Passes
 from probing.disabling.units import Job
 from probing.readouts.readout import Readout
-from probing.tables.disabling import COLUMNS, conclusions
+from probing.schemas.disabling import DISABLED
+from probing.tables.disabling import conclusions
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -37,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("disable")
 
 
-def disabled(place: Path, model: Path, corpus: Path, **options: Any) -> Disabled:
+def disabled(place: Path, model: Path, corpus: Path, **options: Any) -> Result:
     own = {"retrain": 0, "runs": str(place / "runs"), **USUAL, **options}
     made = disable(model=str(model), corpus=str(corpus), **own)
     assert made is not None
@@ -45,11 +46,11 @@ def disabled(place: Path, model: Path, corpus: Path, **options: Any) -> Disabled
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Disabled:
+def made(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Result:
     return disabled(place, checkpoints["bert"], corpus_file, name="all", wandb=WandbOptions("offline"))
 
 
-def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Disabled) -> None:
+def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Result) -> None:
     expected = {
         (f"{block}-{head}", kind, layer)
         for block in (1, 2, 3) for head in (1, 2) for kind in ("uniform", "zero", "mean", "resample")
@@ -77,11 +78,11 @@ def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Disabled) -> N
         assert 0 < row["low"] < row["importance"] < row["high"]
 
 
-def test_results_are_read_back_shown_and_logged(made: Disabled) -> None:
+def test_results_are_read_back_shown_and_logged(made: Result) -> None:
     again = load_run(made.folder)
-    assert isinstance(again, Disabled)
+    assert isinstance(again, Result)
     assert len(again.disabled) == len(made.disabled)
-    assert list(again.disabled[0]) == list(COLUMNS["disabled"])
+    assert list(again.disabled[0]) == list(DISABLED.types)
     shown = repr(made)
     assert "of 6 heads" in shown
     lines = conclusions(vars(made))
@@ -97,7 +98,7 @@ def test_results_are_read_back_shown_and_logged(made: Disabled) -> None:
 
 
 def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
-    made: Disabled, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Job] = []
     run_one = Passes.run
@@ -127,7 +128,7 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
 
 @pytest.mark.slow
 def test_probes_are_trained_again_without_the_units_that_cost_most_and_random_ones(
-    made: Disabled, place: Path, checkpoints: dict[str, Path], corpus_file: Path
+    made: Result, place: Path, checkpoints: dict[str, Path], corpus_file: Path
 ) -> None:
     again = disabled(place, checkpoints["bert"], corpus_file, retrain=1)
     frozen = {(row["unit"], row["layer"]): row for row in again.disabled if row["readout"] == "position"}
@@ -218,7 +219,7 @@ def test_masked_words_are_read_where_there_is_a_head(
     }  # fmt: skip
     assert [row["n_disabled"] for row in made.pruning if row["order"] == "reverse"] == [*range(7), *range(4)]
     page = report([str(made.folder)]).read_text(encoding="utf-8")
-    (section,) = re.findall(r'<section id="?disabling-0.*?</section>', page, flags=re.DOTALL)
+    (section,) = re.findall(r'<section id="?disable-0.*?</section>', page, flags=re.DOTALL)
     for line in conclusions(vars(made)):
         assert line.replace("'", "&#x27;") in section or line in html.unescape(section)
     assert section.count("heads-map") == 1  # one kind that heads can be disabled by

@@ -15,11 +15,11 @@ from probing import ProbeOptions, Run, UserError, WandbOptions, fit
 from probing.corpus.splits import assign_splits
 from probing.figures.probes import error_bars
 from probing.page.charts.line_chart import Line, line_chart
+from probing.results.cells import ends, in_brackets, interval, without_nan
 from probing.statistics.intervals import MIN_SENTENCES
-from probing.tables.columns import ends, in_brackets, interval, without_nan
 from probing.tables.conclusions import conclusion
-from probing.tables.csv_files import read_csv, write_csv
 from probing.tables.probes import result_line
+from written import read_csv, write_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

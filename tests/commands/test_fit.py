@@ -26,7 +26,7 @@ from probing.cache.tokens import Tokens
 from probing.cli.commandline import run as main_run
 from probing.commands.extract import extract
 from probing.errors import UserError
-from probing.tables.columns import ACCURACY_COLUMNS, NEURON_COLUMNS
+from probing.schemas.probes import ACCURACY, NEURONS
 from rendering import rendered
 from wandb_reader import read_offline_runs
 from wandb_server import WandbServer
@@ -38,7 +38,7 @@ FIGURES = {f"figures/{name}.pdf" for name in ("accuracy", "positions", "top_neur
 # Columns of neurons that take more training; a run with all of them is tested with the controls.
 RETRAINED = {
     column
-    for column in NEURON_COLUMNS
+    for column in tuple(NEURONS.types)
     if column.startswith(
         ("rank_", "unique", "cross_entropy", "removed", "contribution_companion", "control_task", "given")
     )
@@ -97,11 +97,11 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
     }  # fmt: skip
     with (run.folder / "accuracy.csv").open(encoding="utf-8") as file:
         # Controls, which come after, have a file of tests of their own.
-        measured = ACCURACY_COLUMNS[: ACCURACY_COLUMNS.index("n_classes") + 1]
+        measured = tuple(ACCURACY.types)[: tuple(ACCURACY.types).index("n_classes") + 1]
         assert tuple(next(csv.reader(file))) == (*measured, "flag")
     with (run.folder / "neurons.csv").open(encoding="utf-8") as file:
         assert tuple(next(csv.reader(file))) == tuple(
-            column for column in NEURON_COLUMNS if column not in {*RETRAINED, "head"}
+            column for column in tuple(NEURONS.types) if column not in {*RETRAINED, "head"}
         )
     assert set(run.results["timings"]) == {"extract_s", "probe_s", "evidence_s", "rank_s", "total_s"}
     # The version of torch can name its build, as in 2.13.0+cu130, where that of its package does not.

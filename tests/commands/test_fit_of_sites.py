@@ -28,7 +28,7 @@ from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.models.site_names import NEURON, SiteName
 from probing.rankings.contributions import centre_over_classes, neuron_contributions
-from probing.tables.csv_files import read_csv
+from written import read_csv
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

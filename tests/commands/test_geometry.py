@@ -16,7 +16,7 @@ import probing.commands.geometry as command
 from probing import ProbeOptions, Run, WandbOptions, fit, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.commands.geometry import Geometry, geometry
+from probing.commands.geometry import geometry
 from probing.corpus import load_corpus
 from probing.errors import UserError
 from probing.layer_geometry import results
@@ -24,13 +24,14 @@ from probing.layer_geometry.explained import Regressors
 from probing.layer_geometry.survey import _explained
 from probing.page.sections.terms import GEOMETRY, MEASURES
 from probing.runs.loading import load_run
+from probing.runs.result import Result
 from probing.runs.run import load_fit
 from probing.statistics import outliers
-from probing.tables.csv_files import read_csv
 from probing.tables.geometry import transform_lines
 from probing.transforms import affine as transforms
 from synthetic import make_store, make_tokens
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -72,7 +73,7 @@ def measured() -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, bent: Path, corpus_file: Path, measured: dict[str, list[dict[str, Any]]]) -> Geometry:
+def made(place: Path, bent: Path, corpus_file: Path, measured: dict[str, list[dict[str, Any]]]) -> Result:
     tables_of = results.tables_of
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(results, "tables_of", lambda found: measured.update(tables_of(found)) or measured)
@@ -84,12 +85,12 @@ def made(place: Path, bent: Path, corpus_file: Path, measured: dict[str, list[di
     return found
 
 
-def value(made: Geometry, layer: int, transform: str, measure: str) -> dict[str, Any]:
+def value(made: Result, layer: int, transform: str, measure: str) -> dict[str, Any]:
     (row,) = [r for r in made.geometry if (r["layer"], r["transform"], r["measure"]) == (layer, transform, measure)]
     return row
 
 
-def test_the_planted_outlier_is_found_by_mean_share_and_layer_norm_in_every_layer(made: Geometry) -> None:
+def test_the_planted_outlier_is_found_by_mean_share_and_layer_norm_in_every_layer(made: Result) -> None:
     for layer in range(6):
         named = {(r["definition"], r["special_tokens"]): r["neuron"] for r in made.outliers if r["layer"] == layer}
         assert {
@@ -101,7 +102,7 @@ def test_the_planted_outlier_is_found_by_mean_share_and_layer_norm_in_every_laye
     assert by_norm["value"] == 5
 
 
-def test_clipping_it_lowers_the_mean_cosine_and_clipping_others_does_not(made: Geometry) -> None:
+def test_clipping_it_lowers_the_mean_cosine_and_clipping_others_does_not(made: Result) -> None:
     for layer in range(6):
         none, clip, random = (value(made, layer, name, "mean_cosine") for name in ("none", "clip", "clip_random"))
         assert clip["value"] < none["value"] - 0.3
@@ -116,7 +117,7 @@ def test_clipping_it_lowers_the_mean_cosine_and_clipping_others_does_not(made: G
         assert top["neuron"] == 11
 
 
-def test_its_place_in_the_parameters_is_that_of_the_planted_bias(made: Geometry) -> None:
+def test_its_place_in_the_parameters_is_that_of_the_planted_bias(made: Result) -> None:
     biases = [row for row in made.parameters if row["parameter"] == "bias" and row["neuron"] == 11]
     assert len(biases) == 11
     assert {(row["value"], row["rank"], row["absolute_rank"]) for row in biases} == {(-5.0, 48, 1)}
@@ -125,7 +126,7 @@ def test_its_place_in_the_parameters_is_that_of_the_planted_bias(made: Geometry)
 
 
 def test_what_is_returned_is_what_was_measured_and_what_the_folder_holds(
-    made: Geometry, measured: dict[str, list[dict[str, Any]]]
+    made: Result, measured: dict[str, list[dict[str, Any]]]
 ) -> None:
     assert set(measured) == set(TABLES)
     for name in TABLES:
@@ -147,19 +148,19 @@ def test_what_is_returned_is_what_was_measured_and_what_the_folder_holds(
     with pytest.raises(UserError, match="holds a geometry"):
         load_fit(made.folder)
     opened = load_run(made.folder)
-    assert isinstance(opened, Geometry)
+    assert isinstance(opened, Result)
     assert repr(vars(opened)) == repr(vars(made))  # as text, since no interval's ends are equal to themselves
     assert opened.results == results
 
 
-def test_every_measure_and_transform_is_explained_in_a_report(made: Geometry) -> None:
+def test_every_measure_and_transform_is_explained_in_a_report(made: Result) -> None:
     measures, kinds = ({row[column] for row in made.geometry} for column in ("measure", "transform"))
     assert len(measures) > 15
     assert measures == set(MEASURES)
     assert kinds <= set(GEOMETRY)
 
 
-def test_stored_transforms_are_those_that_were_measured(made: Geometry) -> None:
+def test_stored_transforms_are_those_that_were_measured(made: Result) -> None:
     found = {path.stem: transforms.load(path) for path in (made.folder / "transforms").iterdir()}
     assert set(found) == set(transforms.KINDS)
     for kind, by_layer in found.items():
@@ -170,7 +171,7 @@ def test_stored_transforms_are_those_that_were_measured(made: Geometry) -> None:
     np.testing.assert_allclose(found["center"][3].shift, mean, rtol=1e-9)
 
 
-def test_explained_rows_have_every_source_for_outliers_and_others(made: Geometry) -> None:
+def test_explained_rows_have_every_source_for_outliers_and_others(made: Result) -> None:
     here = [row for row in made.explained if row["layer"] == 2 and row["special_tokens"] == "include"]
     assert {row["source"] for row in here} == {"position", "frequency", "token", "punctuation", "special", "all"}
     assert {row["kind"] for row in here if row["neuron"] == 11} == {"outlier"}
@@ -178,7 +179,7 @@ def test_explained_rows_have_every_source_for_outliers_and_others(made: Geometry
     assert all(-1e-9 <= row["partial"] <= 1 and -1e-9 <= row["alone"] <= 1 for row in here)
 
 
-def test_wandb_has_the_tables_and_figures(made: Geometry) -> None:
+def test_wandb_has_the_tables_and_figures(made: Result) -> None:
     (logged,) = read_offline_runs(made.folder)
     assert logged.table("outliers")[0]["neuron"] == 11
     assert all(logged.rows(key) for key in (*TABLES, "figures/transforms"))
@@ -193,7 +194,7 @@ def test_wandb_has_the_tables_and_figures(made: Geometry) -> None:
     assert {"geometry.csv", "whiten.safetensors", "results.json"} <= {Path(name).name for name in artifact}
 
 
-def test_a_layer_is_the_same_whatever_other_layers_are_measured(made: Geometry) -> None:
+def test_a_layer_is_the_same_whatever_other_layers_are_measured(made: Result) -> None:
     config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
     again = geometry(**{**config, "name": "again", "layer": "2,3", "wandb": WandbOptions("disabled")})
     assert again is not None
@@ -219,7 +220,7 @@ def test_of_a_dead_outlier_nothing_is_left_to_explain(tmp_path: Path) -> None:
     assert explained([3, 11]) == set()
 
 
-def test_layers_transforms_and_tokens_can_be_chosen(bent: Path, corpus_file: Path, place: Path, made: Geometry) -> None:
+def test_layers_transforms_and_tokens_can_be_chosen(bent: Path, corpus_file: Path, place: Path, made: Result) -> None:
     found = geometry(
         model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="some", quiet=True, layer="1,3",
         transforms="clip,whiten", clip_to="mean", whitening="zca", components=20, special_tokens="include",

@@ -16,10 +16,12 @@ from families import make_checkpoint, masked_lm
 from probing import UserError, WandbOptions, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.commands.geometry import Geometry, geometry
+from probing.commands.geometry import geometry
 from probing.disabling.neurons.neuron_sets import NeuronSet
 from probing.disabling.neurons.stream_passes import NeuronPasses
-from probing.tables.neuron_interventions import NEURON_INTERVENTION_COLUMNS, conclusions
+from probing.runs.result import Result
+from probing.schemas.geometry import NEURON_INTERVENTIONS
+from probing.tables.neuron_interventions import conclusions
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -73,14 +75,14 @@ def fitted(place: Path, model: Path, corpus_file: Path) -> Path:
     return made.folder
 
 
-def measured(place: Path, **options: Any) -> Geometry:
+def measured(place: Path, **options: Any) -> Result:
     made = geometry(**{"runs": str(place / "runs"), "interventions": True, **USUAL, **options})
     assert made is not None
     return made
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, fitted: Path) -> Geometry:
+def made(place: Path, fitted: Path) -> Result:
     return measured(
         place, from_run=str(fitted), top=3, layer=1, kind="mean,direction", draws=9, retrain=1, name="made",
         wandb=WandbOptions("offline"),
@@ -88,7 +90,7 @@ def made(place: Path, fitted: Path) -> Geometry:
 
 
 @pytest.mark.slow
-def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Geometry, fitted: Path) -> None:
+def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Result, fitted: Path) -> None:
     rows = made.neuron_interventions
     assert {row["changed_layer"] for row in rows} == {1}
     assert {(row["readout"], row["layer"]) for row in rows if row["readout"].startswith("position")} == {
@@ -125,10 +127,10 @@ def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Geomet
 
 
 @pytest.mark.slow
-def test_results_are_read_back_shown_and_logged(made: Geometry) -> None:
+def test_results_are_read_back_shown_and_logged(made: Result) -> None:
     again = load_run(made.folder)
-    assert isinstance(again, Geometry)
-    assert set(again.neuron_interventions[0]) <= set(NEURON_INTERVENTION_COLUMNS)
+    assert isinstance(again, Result)
+    assert set(again.neuron_interventions[0]) <= set(NEURON_INTERVENTIONS.types)
     assert len(again.neuron_interventions) == len(made.neuron_interventions)
     assert "neuron_interventions" in again.results
     assert again.results["neurons"]["n_drawn_sentences"] > 0
@@ -145,7 +147,7 @@ def test_results_are_read_back_shown_and_logged(made: Geometry) -> None:
 
 
 @pytest.mark.slow
-def test_the_report_says_what_the_terminal_says(made: Geometry, fitted: Path, tmp_path: Path) -> None:
+def test_the_report_says_what_the_terminal_says(made: Result, fitted: Path, tmp_path: Path) -> None:
     page = html.unescape(
         report([str(fitted), str(made.folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     )

@@ -16,7 +16,8 @@ from families import make_checkpoint, masked_lm
 from probing import WandbOptions, fit, load_run, probe
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.commands.geometry import Geometry, geometry
+from probing.commands.geometry import geometry
+from probing.runs.result import Result
 from probing.tables.neuron_interventions import conclusions, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -87,7 +88,7 @@ def fitted(place: Path, name: str, **options: Any) -> Path:
     return made.folder
 
 
-def measured(place: Path, **options: Any) -> Geometry:
+def measured(place: Path, **options: Any) -> Result:
     made = geometry(**{"runs": str(place / "runs"), "interventions": True, "transforms": "none", **USUAL, **options})
     assert made is not None
     return made
@@ -99,20 +100,20 @@ def labels(place: Path, model: Path, corpus: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, labels: Path) -> Geometry:
+def made(place: Path, labels: Path) -> Result:
     return measured(
         place, from_run=str(labels), top=2, layer=1, kind="mean,direction,shuffled,translate", draws=9, retrain=1,
         readouts="task,position", name="made",
     )  # fmt: skip
 
 
-def one_row(made: Geometry, **wanted: Any) -> dict[str, Any]:
+def one_row(made: Result, **wanted: Any) -> dict[str, Any]:
     (row,) = [row for row in made.neuron_interventions if all(row.get(name) == is_ for name, is_ in wanted.items())]
     return row
 
 
 @pytest.mark.slow
-def test_the_runs_own_probes_read_its_own_classes(made: Geometry, labels: Path) -> None:
+def test_the_runs_own_probes_read_its_own_classes(made: Result, labels: Path) -> None:
     accuracy = {row["layer"]: row["accuracy"] for row in load_run(labels).accuracy}
     found = {row["layer"]: row["intact"] for row in made.neuron_interventions if row["readout"] == "task"}
     assert found == {layer: pytest.approx(accuracy[layer]) for layer in (2, 3)}
@@ -123,7 +124,7 @@ def test_the_runs_own_probes_read_its_own_classes(made: Geometry, labels: Path) 
 
 
 @pytest.mark.slow
-def test_planted_neurons_hold_the_classes_and_their_controls_leave_them(made: Geometry) -> None:
+def test_planted_neurons_hold_the_classes_and_their_controls_leave_them(made: Result) -> None:
     whole = {"changed_layer": 1, "k": 2, "layer": 3}
     for kind in ("mean", "direction"):
         row = one_row(made, kind=kind, readout="task", **whole)
@@ -146,7 +147,7 @@ def test_planted_neurons_hold_the_classes_and_their_controls_leave_them(made: Ge
 
 
 @pytest.mark.slow
-def test_the_caption_says_what_is_erased_and_what_is_read(made: Geometry) -> None:
+def test_the_caption_says_what_is_erased_and_what_is_read(made: Result) -> None:
     mean, direction, shuffled, translate = conclusions(made.neuron_interventions)
     assert mean.startswith("Layer 1, 2 neurons held at their mean: label probe of layer 3 from ")
     assert direction.startswith("Layer 1, 2 neurons without what tells label linearly in them: label probe of layer 3")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from probing import Hierarchy, hierarchy, load_run
+from probing import Result, hierarchy, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.probes.penalty_path import STRONGEST, WEAKEST, strength
-from probing.tables.csv_files import read_csv
 from rendering import rendered
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -67,7 +67,7 @@ def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
     assert len(tracked.table("hierarchy")) == len(rows)
     assert len(tracked.table("distractors")) == 2 * len(rows)
     made = load_run(folder)
-    assert type(made) is Hierarchy
+    assert type(made) is Result
     assert [row["condition"] for row in made.hierarchy[:3]] == ["model", "model", "untrained"]
     assert "by the first auxiliary" in repr(made)
     again = ["hierarchy", "--config", str(folder / "config.yaml"), "--name", "b", "--wandb.mode=disabled"]

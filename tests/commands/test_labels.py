@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from conftest import BARE
 from probing import Run, UserError, WandbOptions, fit, load_run
-from probing.tables.csv_files import read_csv, write_csv
+from written import read_csv, write_csv
 
 # Labels that look like numbers, like nothing, like a formula, like markup, or that end a line.
 LABELS = [

@@ -16,10 +16,10 @@ import yaml
 
 from conftest import BARE, ROOT
 from fault_loop import processes
-from probing import Pretraining, ProbeOptions, UserError, WandbOptions, fit, load_run, pretrain, series
+from probing import ProbeOptions, Result, UserError, WandbOptions, fit, load_run, pretrain, series
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.tables.pretraining import COLUMNS
+from probing.schemas.training import ARMS
 from rendering import without_rendering
 from wandb_reader import read_offline_runs
 
@@ -42,7 +42,7 @@ ARGS = [
 ]  # fmt: skip
 
 
-def pretrained(place: Path, corpus: Path, **options: Any) -> Pretraining:
+def pretrained(place: Path, corpus: Path, **options: Any) -> Result:
     made = pretrain(corpus=str(corpus), runs=str(place), **{**USUAL, **options})
     assert made is not None
     return made
@@ -54,15 +54,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, corpus_file: Path) -> Pretraining:
+def made(place: Path, corpus_file: Path) -> Result:
     return pretrained(place, corpus_file, name="made", wandb=WandbOptions("offline"))
 
 
-def test_there_is_a_row_for_every_arm_checkpoint_and_layer(made: Pretraining) -> None:
+def test_there_is_a_row_for_every_arm_checkpoint_and_layer(made: Result) -> None:
     found = [(row["arm"], row["seed"], row["step"], row["layer"]) for row in made.arms]
     assert found == [(arm, 0, step, layer) for arm in ("learned", "none") for step in (0, 1, 4, 12) for layer in (0, 1)]
     header = (made.folder / "arms.csv").read_text(encoding="utf-8").splitlines()[0]
-    assert header == ",".join(COLUMNS["arms"])
+    assert header == ",".join(ARMS.types)
     loss = {(row["arm"], row["step"]): row["loss"] for row in made.losses if "loss" in row}
     for row in made.arms:
         assert row["loss"] == loss[row["arm"], row["step"]]
@@ -76,7 +76,7 @@ def test_there_is_a_row_for_every_arm_checkpoint_and_layer(made: Pretraining) ->
     ]  # fmt: skip
 
 
-def test_arms_are_trained_on_the_same_batches_from_the_same_weights(made: Pretraining) -> None:
+def test_arms_are_trained_on_the_same_batches_from_the_same_weights(made: Result) -> None:
     import torch
     from safetensors.torch import load_file
 
@@ -86,9 +86,9 @@ def test_arms_are_trained_on_the_same_batches_from_the_same_weights(made: Pretra
     assert different == ["bert.embeddings.position_embeddings.weight"]
 
 
-def test_results_are_read_back_shown_and_logged(made: Pretraining) -> None:
+def test_results_are_read_back_shown_and_logged(made: Result) -> None:
     again = load_run(made.folder)
-    assert isinstance(again, Pretraining)
+    assert isinstance(again, Result)
     assert again.arms == made.arms
     assert "equivariance" in repr(again)
     assert {path.stem for path in (made.folder / "figures").iterdir()} == {"loss", "outliers", "position"}
@@ -99,7 +99,7 @@ def test_results_are_read_back_shown_and_logged(made: Pretraining) -> None:
     assert logged.rows("arms")
 
 
-def test_a_checkpoint_is_a_model_for_other_commands(made: Pretraining, corpus_file: Path, place: Path) -> None:
+def test_a_checkpoint_is_a_model_for_other_commands(made: Result, corpus_file: Path, place: Path) -> None:
     checkpoint = made.folder / "checkpoints" / "none-seed0" / "step12"
     fitted = fit(
         model=str(checkpoint), corpus=str(corpus_file), layer=1, runs=str(place), quiet=True,
@@ -110,7 +110,7 @@ def test_a_checkpoint_is_a_model_for_other_commands(made: Pretraining, corpus_fi
 
 
 def test_checkpoints_are_a_series_with_the_losses_of_their_training(
-    made: Pretraining, corpus_file: Path, place: Path
+    made: Result, corpus_file: Path, place: Path
 ) -> None:
     checkpoints = made.folder / "checkpoints" / "learned-seed0"
     found = series(
@@ -138,7 +138,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Pretraining, place: Path) -> None:
+def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Result, place: Path) -> None:
     config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
     assert config["training"]["steps"] == 12
     assert config["encoder"]["initial_sd"] == 0.06
@@ -149,7 +149,7 @@ def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Pretraining, pl
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_where_it_stopped(
-    made: Pretraining, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Result, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from probing.pretraining import experiment
     from probing.pretraining.training import Keeper
@@ -223,9 +223,7 @@ def processes_of(args: list[str], moment: tuple[str, bool] | None, *variables: d
 
 
 @pytest.mark.slow
-def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(
-    corpus_file: Path, made: Pretraining, tmp_path: Path
-) -> None:
+def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(corpus_file: Path, made: Result, tmp_path: Path) -> None:
     args = [*ARGS, "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=made"]
     # While the first state and the last checkpoint are written, between two arms, within the second one, and while
     # checkpoints are measured.
@@ -257,7 +255,7 @@ def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(
     ],
 )
 def test_what_cannot_be_done_is_refused(
-    options: dict[str, Any], message: str, made: Pretraining, place: Path, corpus_file: Path
+    options: dict[str, Any], message: str, made: Result, place: Path, corpus_file: Path
 ) -> None:
     before = sorted(place.iterdir())
     with pytest.raises(UserError) as error:
@@ -267,7 +265,7 @@ def test_what_cannot_be_done_is_refused(
 
 
 @pytest.mark.slow
-def test_two_processes_end_with_the_losses_of_one(made: Pretraining, corpus_file: Path, tmp_path: Path) -> None:
+def test_two_processes_end_with_the_losses_of_one(made: Result, corpus_file: Path, tmp_path: Path) -> None:
     args = [*ARGS, "--arms=learned", "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=two"]
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -288,9 +286,7 @@ def test_two_processes_end_with_the_losses_of_one(made: Pretraining, corpus_file
 
 
 @pytest.mark.several
-def test_processes_that_the_command_starts_itself_share_a_run(
-    made: Pretraining, corpus_file: Path, tmp_path: Path
-) -> None:
+def test_processes_that_the_command_starts_itself_share_a_run(made: Result, corpus_file: Path, tmp_path: Path) -> None:
     args = ["--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=two", "--trainer.devices=2"]
     command = [sys.executable, "-m", "probing", "pretrain", *ARGS, *args]
     subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=300)

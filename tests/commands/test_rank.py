@@ -22,13 +22,12 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.of_run import tracked_like
 from probing.errors import UserError
-from probing.rankings.evaluation import EVALUATION_COLUMNS
 from probing.rankings.methods import METHODS
-from probing.rankings.neuron_counts import CURVE_COLUMNS
-from probing.runs.run import load_fit
-from probing.tables.csv_files import read_csv
+from probing.runs.run import Run, load_fit
+from probing.schemas.probes import CURVES, EVALUATION
 from rendering import rendered
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -169,7 +168,7 @@ def test_every_ranking_is_judged_by_every_probe_at_both_ends(plain: Path) -> Non
                 elif row["accuracy_low"] > bar:
                     assert row["accuracy_low"] - bar < row["accuracy"] - row["accuracy_low"]
     on_disk = read_csv(plain / "rankings" / "evaluation.csv")
-    assert list(on_disk[0]) == list(EVALUATION_COLUMNS)
+    assert list(on_disk[0]) == list(EVALUATION.types)
     assert [row["accuracy"] for row in on_disk] == [row["accuracy"] for row in rows]
     assert "5 draws" not in repr(made)
     assert "random x2, best | worst" in repr(made)
@@ -267,7 +266,7 @@ def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.Ca
     folder = planted / "rankings"
     (tracked,) = read_offline_runs(folder)
     rows = read_csv(folder / "curves.csv")
-    assert list(rows[0]) == list(CURVE_COLUMNS)
+    assert list(rows[0]) == list(CURVES.types)
     assert len(tracked.table("curves")) == len(rows)
     assert any("curves_00" in key for key in tracked.summary)
     first = (folder / "curves_00.png").read_bytes()
@@ -394,6 +393,7 @@ def test_only_what_keeps_a_run_from_being_sent_is_taken_over(
     made: dict[str, Any], expected: str, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
-    run_so_made = replace(load_fit(plain), config=made)
+    found = load_fit(plain)
+    run_so_made = Run(found.folder, made, found.results, found.accuracy, found.neurons)
     assert tracked_like(run_so_made, WandbOptions(tags=["a"])) == WandbOptions(mode=expected, tags=["a"])  # type: ignore[arg-type]
     assert tracked_like(run_so_made, WandbOptions(mode="online")).mode == "online"

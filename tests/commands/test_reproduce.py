@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from probing import Reproduction, load_run, report, reproduce
+from probing import Result, load_run, report, reproduce
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands import geometry as geometry_module
@@ -41,7 +41,7 @@ def options(checkpoints: dict[str, Path], corpus_file: Path, folder: Path, **oth
 
 def test_the_table_has_a_row_for_each_claim_and_model(place: Path, checkpoints: dict[str, Path]) -> None:
     made = load_run(place / "first")
-    assert isinstance(made, Reproduction)
+    assert isinstance(made, Result)
     rows = {(row["id"], row["model"]): row for row in made.claims}
     other = str(checkpoints["bert"])
     assert [number for number, model in rows if model == other] == [1, 2, 3, 4, 5, 34, 35, 36, 37, 52]

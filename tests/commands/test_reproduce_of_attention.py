@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from families import masked_lm
-from probing import Reproduction, reproduce
+from probing import Result, reproduce
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from tuned import other_queries, tuned
@@ -17,7 +17,7 @@ NO_WANDB: Any = {"mode": "disabled"}
 PAIRS = [f"word {'ab' * i} goes\tthe next one is {i}" for i in range(1, 26)]
 
 
-def made(model: Path, corpus: Path, folder: Path, **others: Any) -> Reproduction:
+def made(model: Path, corpus: Path, folder: Path, **others: Any) -> Result:
     found = reproduce(
         **{
             "paper": "kovaleva2019", "models": str(model), "claims": "1,2,6,7,9", "corpus": str(corpus),

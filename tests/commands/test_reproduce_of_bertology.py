@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from families import masked_lm
-from probing import Reproduction, reproduce
+from probing import Result, reproduce
 
 NO_WANDB: Any = {"mode": "disabled"}
 PAIRS = "The [MASK] reads a layer.\tprobe\ttoken\taffirmative\nA probe reads the [MASK].\ttoken\tprobe\tnegated\n"
@@ -19,7 +19,7 @@ def model(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Pat
     return masked_lm(tmp_path_factory.mktemp("bertology") / "bert", "bert", sentences)
 
 
-def made(model: str, corpus: Path, runs: Path, claims: str, **others: Any) -> Reproduction:
+def made(model: str, corpus: Path, runs: Path, claims: str, **others: Any) -> Result:
     found = reproduce(
         "bertology", models=model, claims=claims, corpus=str(corpus), runs=str(runs), wandb=NO_WANDB, **others
     )
@@ -27,7 +27,7 @@ def made(model: str, corpus: Path, runs: Path, claims: str, **others: Any) -> Re
     return found
 
 
-def of(found: Reproduction, model: str) -> dict[int, dict[str, Any]]:
+def of(found: Result, model: str) -> dict[int, dict[str, Any]]:
     return {row["id"]: row for row in found.claims if row["model"] == model}
 
 

@@ -14,11 +14,12 @@ import torch
 from conftest import make_sentences
 from family_tokenizers import make_tokenizer
 from fault_loop import contents
-from probing import CheckpointSeries, UserError, WandbOptions, attention, fit, geometry, load_run, series
+from probing import Result, UserError, WandbOptions, attention, fit, geometry, load_run, series
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.pretraining.series import survey as series_survey
-from probing.tables.series import COLUMNS, conclusions
+from probing.schemas.training import EMERGENCE
+from probing.tables.series import conclusions
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -74,17 +75,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def measured(place: Path, checkpoints: Any, **options: Any) -> CheckpointSeries:
+def measured(place: Path, checkpoints: Any, **options: Any) -> Result:
     return series(checkpoints, corpus=place / "text.txt", runs=place / "runs", **{**USUAL, **options})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def made(place: Path) -> CheckpointSeries:
+def made(place: Path) -> Result:
     return measured(place, place / "step*", name="all", wandb=WandbOptions("offline"), figure_format="png,pdf")
 
 
 @pytest.mark.slow
-def test_what_is_planted_from_a_step_on_is_found_from_that_step_on(made: CheckpointSeries) -> None:
+def test_what_is_planted_from_a_step_on_is_found_from_that_step_on(made: Result) -> None:
     found = {(row["quantity"], row["layer"], row.get("neuron")): row for row in made.emergence}
     steps = {at: (row.get("step_before"), row.get("step")) for at, row in found.items()}
     assert steps == {
@@ -103,7 +104,7 @@ def test_what_is_planted_from_a_step_on_is_found_from_that_step_on(made: Checkpo
     )
 
 
-def test_the_numbers_are_those_of_the_commands_on_one_checkpoint(made: CheckpointSeries, place: Path) -> None:
+def test_the_numbers_are_those_of_the_commands_on_one_checkpoint(made: Result, place: Path) -> None:
     common: dict[str, Any] = {
         "model": place / f"step{HEADS}", "corpus": place / "text.txt", "runs": place / "single",
         "cache": place / "runs" / "cache", **{name: USUAL[name] for name in ("quiet", "wandb")},
@@ -141,11 +142,11 @@ def test_the_numbers_are_those_of_the_commands_on_one_checkpoint(made: Checkpoin
     assert here[1, "n_position_heads"]["value"] == sum(row["position_head"] == "yes" for row in heads.position_heads)
 
 
-def test_results_are_read_back_shown_and_logged_by_step(made: CheckpointSeries) -> None:
+def test_results_are_read_back_shown_and_logged_by_step(made: Result) -> None:
     again = load_run(made.folder)
-    assert isinstance(again, CheckpointSeries)
+    assert isinstance(again, Result)
     assert str(again.series) == str(made.series)
-    assert list(read_columns(made.folder / "emergence.csv")) == list(COLUMNS["emergence"])
+    assert list(read_columns(made.folder / "emergence.csv")) == list(EMERGENCE.types)
     assert [one["step"] for one in made.results["checkpoints"]] == list(STEPS)
     assert "Checkpoints: accuracy of position" in repr(made)
     assert {path.name for path in (made.folder / "figures").iterdir()} == {"series.png", "series.pdf"}
@@ -163,7 +164,7 @@ def read_columns(path: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_killed_series_goes_on_with_the_next_checkpoint_and_ends_with_the_same_bytes(
-    made: CheckpointSeries, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Result, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
     (of_another_command := cache / f"step{OUTLIER}-{'0' * 16}").mkdir(parents=True)
@@ -201,7 +202,7 @@ def test_a_killed_series_goes_on_with_the_next_checkpoint_and_ends_with_the_same
 
 
 def test_from_the_command_line_one_checkpoint_and_a_loss_of_the_trainer(
-    made: CheckpointSeries,
+    made: Result,
     place: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -247,7 +248,7 @@ def hub(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_revisions_in_the_cache_of_the_hub_are_measured_as_folders_are(
-    made: CheckpointSeries, place: Path, tmp_path: Path, hub: str
+    made: Result, place: Path, tmp_path: Path, hub: str
 ) -> None:
     found = measured(
         place, None, model=hub, revisions=f"step{HEADS},step0", measures="geometry", cache=tmp_path / "cache"

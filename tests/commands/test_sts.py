@@ -14,11 +14,11 @@ from probing import sts
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.runs.evaluations import SentenceSimilarity
 from probing.runs.loading import load_run
+from probing.runs.result import Result
 from probing.runs.run import load_fit
-from probing.tables.csv_files import read_csv
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -85,7 +85,7 @@ def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     with pytest.raises(UserError, match="holds a similarity evaluation"):
         load_fit(folder)
     opened = load_run(folder)
-    assert type(opened) is SentenceSimilarity
+    assert type(opened) is Result
     assert (opened.folder, opened.results) == (folder, results)
     assert opened.sts is opened.layers
     for name, table in (("sts", opened.sts), ("chosen", opened.chosen)):

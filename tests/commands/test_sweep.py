@@ -24,8 +24,8 @@ from probing import fit, load_run, sweep
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.tables.csv_files import read_csv
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

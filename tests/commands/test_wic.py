@@ -16,12 +16,12 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
-from probing.runs.evaluations import WordsInContext
 from probing.runs.loading import load_run
+from probing.runs.result import Result
 from probing.runs.run import load_fit
-from probing.tables.csv_files import read_csv
 from rendering import rendered
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -83,7 +83,7 @@ def test_a_planted_difference_is_found_and_all_of_it_is_on_disk(
     with pytest.raises(UserError, match="holds a word-in-context evaluation"):
         load_fit(folder)
     opened = load_run(folder)
-    assert type(opened) is WordsInContext
+    assert type(opened) is Result
     assert (opened.folder, opened.results) == (folder, results)
     assert opened.wic is opened.layers
     for name, table in (("wic", opened.wic), ("chosen", opened.chosen)):

@@ -28,7 +28,7 @@ from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import train_controls, train_probes
 from probing.runs.results import Measured
-from probing.tables.columns import GIVEN_COLUMNS, NEURON_COLUMNS
+from probing.schemas.probes import GIVEN, NEURONS
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
@@ -308,8 +308,8 @@ def test_controls_stand_beside_the_accuracy_of_every_layer(made: Run) -> None:
 @pytest.mark.slow
 def test_all_evidence_is_in_the_tables_by_default(made: Run) -> None:
     # The residual stream has no heads, nothing was held fixed, and positions have no control task.
-    others = {"head", *GIVEN_COLUMNS, "control_task_share", "selectivity"}
-    assert set(NEURON_COLUMNS) - others == set(made.neurons[0])
+    others = {"head", *[column.name for column in GIVEN], "control_task_share", "selectivity"}
+    assert set(NEURONS.types) - others == set(made.neurons[0])
     assert {"bootstrap_overlap", "more_penalty_overlap", "less_penalty_spearman"} <= set(made.accuracy[0])
     for row in made.accuracy:
         top = made.top(row["layer"], 16)

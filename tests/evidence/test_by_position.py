@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from probing import ProbeOptions, Run, WandbOptions, fit
-from probing.evidence.by_position import POSITION_COLUMNS, accuracy_by_position, position_line
+from probing.evidence.by_position import accuracy_by_position, position_line
+from probing.schemas.probes import POSITIONS
 from probing.statistics.intervals import accuracy_interval
-from probing.tables.csv_files import read_csv
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
+from written import read_csv
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
 LENGTHS = np.random.default_rng(0).integers(4, 12, 300).tolist()
@@ -75,7 +76,7 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
 @pytest.mark.slow
 def test_a_run_of_positions_has_the_table_and_the_figure(made: Run) -> None:
     rows = read_csv(made.folder / "positions.csv")
-    assert tuple(rows[0]) == POSITION_COLUMNS
+    assert tuple(rows[0]) == tuple(POSITIONS.types)
     assert made.positions == rows or len(made.positions) == len(rows)
     classes = made.results["classes"]
     assert [(row["layer"], row["position"]) for row in rows] == [(layer, i) for layer in (0, 2) for i in classes]

@@ -20,7 +20,7 @@ from families import D_MODEL
 from probing import Run, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.tables.csv_files import read_csv
+from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

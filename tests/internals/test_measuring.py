@@ -15,13 +15,14 @@ from families import masked_lm
 from probing import WandbOptions
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.commands.geometry import Geometry, geometry
+from probing.commands.geometry import geometry
 from probing.errors import UserError
 from probing.internals import readouts
 from probing.internals.inside_report import inside_conclusions
-from probing.tables.csv_files import read_csv
+from probing.runs.result import Result
 from synthetic import LIGHTNING_WARNINGS
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in ("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)]
 
@@ -71,7 +72,7 @@ def bent(place: Path, sentences: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, bent: Path, corpus_file: Path) -> Geometry:
+def made(place: Path, bent: Path, corpus_file: Path) -> Result:
     found = geometry(
         str(bent), "1,2", corpus=str(corpus_file), runs=str(place / "runs"), name="g", smoothing_bound=True,
         interventions=True, wandb=WandbOptions("offline"), **LEAN,
@@ -81,7 +82,7 @@ def made(place: Path, bent: Path, corpus_file: Path) -> Geometry:
 
 
 @pytest.mark.slow
-def test_the_bound_holds_on_every_sentence_and_the_folder_holds_each_of_them(made: Geometry, bent: Path) -> None:
+def test_the_bound_holds_on_every_sentence_and_the_folder_holds_each_of_them(made: Result, bent: Path) -> None:
     blocks = {row["layer"] for row in made.smoothing}
     assert blocks == {1, 2, 3}  # the theorem is about all blocks, whatever --layer
     for row in made.smoothing:
@@ -98,7 +99,7 @@ def test_the_bound_holds_on_every_sentence_and_the_folder_holds_each_of_them(mad
 
 
 @pytest.mark.slow
-def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(made: Geometry) -> None:
+def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(made: Result) -> None:
     found = {(row["measure"], row["where"], row["kind"], row.get("draw", 0)): row for row in made.interventions}
     assert {key[0] for key in found} == {"position_accuracy", "position_accuracy_retrained"}
     for measure in ("position_accuracy", "position_accuracy_retrained"):
@@ -113,7 +114,7 @@ def test_the_outlier_is_zeroed_inside_and_clipped_after_beside_random_neurons(ma
 
 
 @pytest.mark.slow
-def test_tables_figures_and_sentences_are_where_the_others_are(made: Geometry, capsys: Any) -> None:
+def test_tables_figures_and_sentences_are_where_the_others_are(made: Result, capsys: Any) -> None:
     for name in ("smoothing", "interventions"):
         rows, stored = getattr(made, name), read_csv(made.folder / f"{name}.csv")
         assert len(stored) == len(rows) > 0

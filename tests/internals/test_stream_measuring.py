@@ -13,11 +13,12 @@ from families import masked_lm
 from probing import WandbOptions
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.commands.geometry import Geometry, geometry
+from probing.commands.geometry import geometry
 from probing.internals import readouts
-from probing.tables.csv_files import read_csv
+from probing.runs.result import Result
 from synthetic import LIGHTNING_WARNINGS
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in ("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)]
 
@@ -45,7 +46,7 @@ def corpus_file(place: Path, sentences: list[str]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(place: Path, corpus_file: Path, sentences: list[str]) -> Geometry:
+def made(place: Path, corpus_file: Path, sentences: list[str]) -> Result:
     """Measure a model with a head for masked words, whose second norms make one neuron the smallest of all tokens."""
     from transformers import AutoModelForMaskedLM
 
@@ -64,7 +65,7 @@ def made(place: Path, corpus_file: Path, sentences: list[str]) -> Geometry:
 
 
 @pytest.mark.slow
-def test_the_planted_bias_is_traced_and_its_removal_measured_beside_random_neurons(made: Geometry) -> None:
+def test_the_planted_bias_is_traced_and_its_removal_measured_beside_random_neurons(made: Result) -> None:
     terms = {(row["layer"], row["norm"]): row for row in made.norms if row["neuron"] == PLANTED}
     assert set(terms) == {(k, n) for k in (1, 2, 3) for n in (1, 2)}
     assert {terms[k, 2]["largest"] for k in (1, 2, 3)} == {"bias"}
@@ -83,7 +84,7 @@ def test_the_planted_bias_is_traced_and_its_removal_measured_beside_random_neuro
 
 
 @pytest.mark.slow
-def test_the_path_follows_it_through_every_block(made: Geometry) -> None:
+def test_the_path_follows_it_through_every_block(made: Result) -> None:
     at = {(r["layer"], r["site"]): r for r in made.path if (r["neuron"], r["tokens"]) == (PLANTED, "words")}
     assert len(at) == 5 + 3 * 6
     # A value of the bias of the norm alone is in the second norms, and enters the next block from there.
@@ -92,7 +93,7 @@ def test_the_path_follows_it_through_every_block(made: Geometry) -> None:
 
 
 @pytest.mark.slow
-def test_tables_figures_and_sentences_have_them(made: Geometry) -> None:
+def test_tables_figures_and_sentences_have_them(made: Result) -> None:
     for name in TABLES:
         rows, stored = getattr(made, name), read_csv(made.folder / f"{name}.csv")
         assert len(stored) == len(rows) > 0

@@ -28,30 +28,27 @@ from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse
 from probing.cli.commandline import run
 from probing.cli.option_values import plain
-from probing.downstream.sts.sentence_similarity import CHOSEN_COLUMNS as STS_CHOSEN_COLUMNS
-from probing.downstream.sts.sentence_similarity import STS_COLUMNS
-from probing.downstream.wic.words_in_context import CHOSEN_COLUMNS as WIC_CHOSEN_COLUMNS
-from probing.downstream.wic.words_in_context import WIC_COLUMNS
 from probing.errors import UserError
 from probing.internals.inside_report import interventions_conclusion, interventions_tables
-from probing.internals.interventions import INTERVENTION_COLUMNS
-from probing.layer_geometry.layers import GEOMETRY_COLUMNS
 from probing.page import answers
 from probing.page.charts.class_chart import class_chart
 from probing.page.charts.heat_map import heat_map
 from probing.page.charts.line_chart import LEFT, RIGHT, WIDTH, Line, line_chart, x, y
 from probing.page.charts.neuron_map import neuron_map, ratio_shades, ratios
 from probing.page.class_data import class_data
-from probing.page.markup import element
 from probing.page.neuron_table import FIRST, first_rows, packed_rows
 from probing.page.packing import pack_floats, pack_halves, pack_integers, shades, unpack
 from probing.page.sections.reproduce import command_line
 from probing.page.sections.run import script_data
-from probing.page.sources import Agreement, Subject, read_sources
+from probing.page.sources import Subject, read_sources
+from probing.results.markup import element
+from probing.results.rows import Table
+from probing.schemas.downstream import STS, STS_CHOSEN, WIC, WIC_CHOSEN
+from probing.schemas.geometry import GEOMETRY, INTERVENTIONS
 from probing.tables.conclusions import not_above
-from probing.tables.csv_files import read_csv, write_csv
 from probing.tables.downstream import sts_lines, sts_tables, wic_lines, wic_tables
 from report_runs import QUICKLY, make_run
+from written import complete, read_csv, results_of, write_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -287,6 +284,7 @@ def measured(folder: Path, kind: str, **tables: tuple[list[dict[str, Any]], Sequ
     (folder / "config.yaml").write_text(f"name: the config of {folder.name}\n", encoding="utf-8")
     for name, (rows, columns) in tables.items():
         write_csv(folder / f"{name}.csv", rows, columns)
+    complete(folder)
     return folder
 
 
@@ -312,7 +310,7 @@ def word_senses(place: Path) -> tuple[Path, list[dict[str, Any]], list[dict[str,
          "accuracy_high": 0.54, "n_pairs": 80},
         {"protocol": "published", "transform": "none", "layer": 0, "threshold": 0.6, "accuracy": 0.7777},
     ]  # fmt: skip
-    tables = {"wic": (rows, WIC_COLUMNS), "chosen": (chosen, WIC_CHOSEN_COLUMNS)}
+    tables = {"wic": (rows, tuple(WIC.types)), "chosen": (chosen, tuple(WIC_CHOSEN.types))}
     return measured(place / "senses", "word-in-context evaluation", **tables), rows, chosen
 
 
@@ -322,11 +320,11 @@ def test_word_senses_are_shown_as_the_terminal_shows_them(runs: Path, tmp_path: 
     text = Words(page).text
     for line in wic_lines(chosen):
         assert line in text
-    assert columns_of(page, "evaluations") == cells(wic_tables(rows, chosen))
+    assert columns_of(page, "wic-0") == cells(wic_tables(rows, chosen))
     assert "whitened, layer 2: 0.751 (0.500 to 0.800)" in text
     assert "always yes, layer 0: 0.438" in text
     assert "the config of senses" in text
-    assert 'href="#evaluations"' in page
+    assert 'href="#wic-0"' in page
     assert "<title>Word senses: senses</title>" in report([str(folder)]).read_text(encoding="utf-8")
 
 
@@ -343,17 +341,17 @@ def test_similar_sentences_are_shown_by_set_and_undefined_ones_are_not_drawn(run
         for row in (rows[1], rows[3], *rows[4:])
         for how in ("all", "mean", "wmean")
     ]
-    tables = {"sts": (rows, STS_COLUMNS), "chosen": (chosen, STS_CHOSEN_COLUMNS)}
+    tables = {"sts": (rows, tuple(STS.types)), "chosen": (chosen, tuple(STS_CHOSEN.types))}
     folder = measured(tmp_path / "alike", "similarity evaluation", **tables)
     page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     text = Words(page).text
     for line in sts_lines(chosen):
         assert line in text
-    assert columns_of(page, "evaluations") == cells(sts_tables(rows, chosen))
+    assert columns_of(page, "sts-0") == cells(sts_tables(rows, chosen))
     assert "plain, layer 2: 0.818 (0.500 to 0.900)" in text
     assert "static vectors, plain, layer 0: 0.424" in text
     assert text.count("plain, layer 0: 0.618") == 1  # of 2012; of the other set it is undefined
-    assert "nan" not in page.lower().split('id="evaluations"')[1].split('id="terms"')[0]
+    assert "nan" not in page.lower().split('id="sts-0"')[1].split('id="terms"')[0]
     assert EVIL not in page
 
 
@@ -364,17 +362,19 @@ def test_what_was_taken_out_of_the_model_is_shown_as_the_terminal_shows_it(runs:
         common = {"measure": "position_accuracy", "where": where, "value": 0.21}
         rows += [{**common, **effect, "kind": "outliers", "neurons": "7", "percentile": 100.0, "p_value": 0.0909}]
         rows += [{**common, "kind": "random", "draw": 1, "neurons": "3", "effect": -0.0123}]
-    kinds = {"geometry": ([{"layer": 0, "transform": "none", "measure": "iso_score", "value": 0.1}], GEOMETRY_COLUMNS)}
-    folder = measured(tmp_path / "shape", "geometry", **kinds, interventions=(rows, INTERVENTION_COLUMNS))
+    kinds = {
+        "geometry": ([{"layer": 0, "transform": "none", "measure": "iso_score", "value": 0.1}], tuple(GEOMETRY.types))
+    }
+    folder = measured(tmp_path / "shape", "geometry", **kinds, interventions=(rows, tuple(INTERVENTIONS.types)))
     page = report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
-    assert columns_of(page, "geometry")[-7:] == cells(interventions_tables(rows))
+    assert columns_of(page, "geometry-0")[-7:] == cells(interventions_tables(rows))
     assert interventions_conclusion(rows) in Words(page).text
 
 
 @pytest.mark.parametrize("column", ["accuracy", "transform", "constant_true_accuracy"])
 def test_damaged_tables_of_an_evaluation_are_refused(runs: Path, tmp_path: Path, column: str) -> None:
     folder, rows, _ = word_senses(tmp_path)
-    write_csv(folder / "wic.csv", rows, [name for name in WIC_COLUMNS if name != column])
+    write_csv(folder / "wic.csv", rows, [name for name in tuple(WIC.types) if name != column])
     with pytest.raises(UserError, match=f"senses` is damaged .*{column}"):
         report([str(runs / "bare"), str(folder)], output=str(tmp_path / "page.html"))
     assert not (tmp_path / "page.html").exists()
@@ -414,9 +414,9 @@ def test_the_page_goes_into_the_run_or_beside_several(
     ("args", "words"),
     [
         ([], "`report` takes the folders of finished runs"),
-        (["nowhere"], "`nowhere` does not exist: expected a folder that `fit` wrote"),
+        (["nowhere"], "`nowhere` does not exist: expected a folder that `fit`, `probe`, `rank`, "),
         (["a.partial"], "`a.partial` is no finished run"),
-        (["half"], "that `fit` wrote; half.partial is one that did not finish"),
+        (["half"], "or `reproduce` wrote; half.partial is one that did not finish"),
         (["notes.txt"], "`notes.txt` is no finished run"),
         (["a", "a"], "`a` is given twice"),
         (["a", "../desk/a"], "`a` is given twice"),
@@ -537,7 +537,7 @@ def test_agreement_is_counted_over_layers_of_the_same_depth() -> None:
          "value": 0.5 + 0.1 * i if i == j else 0.99, "p_value": 0.01 if i else 0.2}
         for i in range(3) for j in range(3)
     ]  # fmt: skip
-    (said,) = answers.agreements(Agreement(Path(), {}, rows, []))
+    (said,) = answers.agreements(results_of("compare", Path(), {}, {}, Table(rows)))
     assert "Spearman correlation is 0.50 to 0.70, above chance (p < .05, corrected) in 2 of 3 pairs of layers." in said
 
 

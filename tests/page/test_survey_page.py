@@ -13,13 +13,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from probing import Attention, fit, load_run, report
+from probing import Result, fit, load_run, report
 from probing.errors import UserError
 from probing.heads.examples.example_maps import Example, Examples, read_examples, write_examples
 from probing.page.charts.arcs import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
-from probing.tables.csv_files import read_csv, write_csv
-from probing.tables.heads import COLUMNS, conclusions, of_heads
+from probing.tables.heads import conclusions, of_heads
 from report_runs import QUICKLY, make_survey
+from written import read_csv, write_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -27,20 +27,20 @@ EVIL = "</text><img src=x onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
-def made(checkpoints: dict[str, Path], sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Attention:
+def made(checkpoints: dict[str, Path], sentences: list[str], tmp_path_factory: pytest.TempPathFactory) -> Result:
     found = load_run(make_survey(checkpoints["bert"], sentences, tmp_path_factory.mktemp("surveys"), "survey"))
-    assert isinstance(found, Attention)
+    assert isinstance(found, Result)
     return found
 
 
 @pytest.fixture(scope="module")
-def page(made: Attention, tmp_path_factory: pytest.TempPathFactory) -> str:
+def page(made: Result, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = report([str(made.folder)], output=str(tmp_path_factory.mktemp("page") / "page.html"))
     return path.read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def own(made: Attention, tmp_path: Path) -> Callable[..., Path]:
+def own(made: Result, tmp_path: Path) -> Callable[..., Path]:
     """Copy the survey into the test's own folder, to be changed at will."""
     return lambda to="own": Path(shutil.copytree(made.folder, tmp_path / to))
 
@@ -55,7 +55,7 @@ def rows_of(table: str) -> list[list[str]]:
     return [[text_of(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)] for row in rows]
 
 
-def heads_of(made: Attention) -> list[tuple[int, int]]:
+def heads_of(made: Result) -> list[tuple[int, int]]:
     return [(row["layer"], row["head"]) for row in made.head_relations]
 
 
@@ -64,7 +64,7 @@ def detail(page: str, layer: int, head: int) -> str:
     return str(found)
 
 
-def test_the_page_says_what_the_survey_found_without_a_script(made: Attention, page: str) -> None:
+def test_the_page_says_what_the_survey_found_without_a_script(made: Result, page: str) -> None:
     text = text_of(page)
     assert "<h1>Attention heads of tiny-bert</h1>" in page
     for line in conclusions(vars(made)):
@@ -95,7 +95,7 @@ def test_the_page_says_what_the_survey_found_without_a_script(made: Attention, p
     ]
 
 
-def test_the_map_has_each_head_in_its_place_and_every_link_leads_somewhere(made: Attention, page: str) -> None:
+def test_the_map_has_each_head_in_its_place_and_every_link_leads_somewhere(made: Result, page: str) -> None:
     (shown,) = re.findall(r'<table class="heads-map".*?</table>', page, re.DOTALL)
     head, *rows = rows_of(shown)
     places = heads_of(made)
@@ -117,7 +117,7 @@ def test_the_map_has_each_head_in_its_place_and_every_link_leads_somewhere(made:
     assert known["columns"] == 2
 
 
-def test_arcs_are_those_of_the_attention_and_of_the_treebank(made: Attention, page: str) -> None:
+def test_arcs_are_those_of_the_attention_and_of_the_treebank(made: Result, page: str) -> None:
     examples = read_examples(made.folder)
     assert examples
     relations = {(row["layer"], row["head"]): row for row in made.head_relations}
@@ -182,7 +182,7 @@ def test_an_arc_is_above_the_words_and_one_of_the_treebank_below() -> None:
 
 
 def test_a_survey_stands_beside_a_run_of_probes(
-    made: Attention, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+    made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     run = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path), name="run", **QUICKLY)
     assert run is not None
@@ -221,7 +221,7 @@ def test_words_of_a_corpus_are_shown_and_never_run(own: Callable[..., Path]) -> 
     assert text_of(page).count(EVIL) == len(changed)
 
 
-def test_a_page_of_a_large_model_is_small(own: Callable[..., Path], made: Attention) -> None:
+def test_a_page_of_a_large_model_is_small(own: Callable[..., Path], made: Result) -> None:
     folder = own()
     n_layers, n_heads = 24, 16
     for name in ("heads", "attention_classes", "head_relations"):
@@ -230,7 +230,7 @@ def test_a_page_of_a_large_model_is_small(own: Callable[..., Path], made: Attent
         kept = [row for row in rows if row["layer"] == "all"]
         kept += [{**row, "layer": place // n_heads + 1, "head": place % n_heads + 1}
                  for place in range(n_layers * n_heads) for row in first]  # fmt: skip
-        write_csv(folder / f"{name}.csv", kept, COLUMNS[name])
+        write_csv(folder / f"{name}.csv", kept)
     examples = read_examples(folder)
     assert examples
     generator = np.random.default_rng(0)

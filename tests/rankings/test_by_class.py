@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from probing.rankings.by_class import CLASS_COLUMNS, MOST, class_rows
+from probing.rankings.by_class import MOST, class_rows
 from probing.rankings.contributions import MagnitudeAccumulator
+from probing.schemas.probes import CLASSES
 
 
 def test_each_class_has_its_own_ranking() -> None:
@@ -24,7 +25,7 @@ def test_each_class_has_its_own_ranking() -> None:
         own = [row for row in rows if row["class"] == label]
         assert [row["neuron"] for row in own] == np.argsort(-expected)[:MOST].tolist()
         for rank, row in enumerate(own, start=1):
-            assert tuple(row) == CLASS_COLUMNS
+            assert tuple(row) == tuple(CLASSES.types)
             assert (row["layer"], row["rank"], row["n_test_tokens"]) == (5, rank, 20)
             np.testing.assert_allclose(row["contribution"], expected[row["neuron"]])
             np.testing.assert_allclose(row["share"], expected[row["neuron"]] / expected.sum())

@@ -10,15 +10,15 @@ import pytest
 import yaml
 
 from conftest import BARE
-from probing import FinishedSweep, Rankings, Run, fit, load_run, rank, sweep
+from probing import Rankings, Result, Run, fit, load_run, rank, sweep
 from probing.errors import UserError
-from probing.tables.rows import Table
+from probing.results.rows import Table
 
 NO_WANDB: Any = {"mode": "disabled"}
 
 WRITERS = (
-    "`fit`, `probe`, `rank`, `compare`, `geometry`, `attention`, `disable`, `pretrain`, "
-    "`series`, `hierarchy`, `cloze`, `wic`, `sts`, `reproduce` or `sweep`"
+    "`fit`, `probe`, `rank`, `compare`, `sweep`, `geometry`, `attention`, `disable`, `hierarchy`, `cloze`, `pretrain`, "
+    "`series`, `wic`, `sts` or `reproduce`"
 )
 
 
@@ -66,12 +66,11 @@ def test_a_sweep_is_opened_with_the_options_of_its_trials(
     data = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file)}
     made = sweep(str(tmp_path / "s.yaml"), fit=data, runs=str(tmp_path / "runs"), quiet=True)
     opened = load_run(made.folder)
-    assert isinstance(opened, FinishedSweep)
+    assert isinstance(opened, Result)
     assert as_text(opened) == as_text(made)
     assert [row["probe.l2"] for row in opened.sweep] == [1e-5, 1e-2]
-    assert opened.rows is opened.sweep
     assert opened.config["sweep"]["parameters"] == points
-    best = load_run(made.folder / "trials" / opened.best)
+    best = load_run(made.folder / "trials" / opened.results["best"]["trial"])
     assert best.accuracy[0]["accuracy"] == max(row["accuracy"] for row in opened.sweep)
     assert "The best 2 of 2 rows by accuracy" in repr(opened)
 
@@ -81,7 +80,7 @@ def test_a_sweep_is_opened_with_the_options_of_its_trials(
     [
         (None, f"expected a folder that {WRITERS} wrote"),
         ('{"kind": "dream"}', "holds a dream, which this version cannot read"),
-        ('{"kind": "comparison"}', r"is damaged \(config.yaml: No such file"),
+        ('{"kind": "comparison"}', r"is damaged \(agreement.csv: No such file"),
         ("[]", "is damaged"),
         ("{", "is damaged"),
     ],

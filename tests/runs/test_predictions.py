@@ -14,8 +14,8 @@ from conftest import BARE
 from probing import Run, WandbOptions, fit, load_run, probe
 from probing.corpus.sides import read_corpora
 from probing.errors import UserError
-from probing.tables.rows import Table
-from probing.tables.schema import type_of
+from probing.results.rows import Table
+from written import type_of
 
 HOW: Any = {"quiet": True, "wandb": WandbOptions(mode="disabled"), **BARE}
 NOUNS, VERBS = ["the", "neurons", "probe", "layers", "of", "a", "model"], ["reads", "shows", "ranks", "learns", "finds"]

@@ -15,7 +15,7 @@ from probing import Run, fit, load_run, probe
 from probing.cache import ActivationStore
 from probing.data.module import ActivationDataModule
 from probing.errors import UserError
-from probing.tables.rows import Table
+from probing.results.rows import Table
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import pytest
 from probing.errors import UserError
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.loading import load_run
-from probing.tables.columns import ACCURACY_COLUMNS
-from probing.tables.csv_files import read_csv, write_csv
+from probing.schemas.probes import ACCURACY
+from written import read_csv, write_csv
 
 
 def test_a_run_is_partial_until_it_is_whole(tmp_path: Path) -> None:
@@ -53,6 +53,6 @@ def test_a_folder_of_runs_that_cannot_be_made_is_refused(tmp_path: Path) -> None
 
 def test_tables_keep_full_precision_and_leave_out_what_was_not_measured(tmp_path: Path) -> None:
     rows = [{"layer": 3, "accuracy": 0.1 + 0.2, "n_classes": 7}, {"layer": 4, "accuracy": 1e-17, "n_classes": 7}]
-    write_csv(tmp_path / "t.csv", rows, ACCURACY_COLUMNS)
+    write_csv(tmp_path / "t.csv", rows, tuple(ACCURACY.types))
     assert (tmp_path / "t.csv").read_text(encoding="utf-8").splitlines()[0] == "layer,accuracy,n_classes"
     assert read_csv(tmp_path / "t.csv") == rows

@@ -13,16 +13,15 @@ from downstream_data import word_pairs, write_sts, write_wic
 from probing import fit, sts, wic
 from probing.commands.geometry import geometry
 from probing.page.answers import answer
-from probing.page.sections.evaluation import evaluation_section
+from probing.page.sections.evaluation import similarity_section
 from probing.page.sections.geometry import geometry_section
-from probing.page.sources import Evaluation, read_sources
-from probing.page.sources import Geometry as Source
+from probing.page.sources import read_sources
 from probing.statistics.moments import CovarianceAccumulator
 from probing.statistics.sample_size import ENOUGH, SampleSize, label, size_columns, size_lines, size_of
-from probing.tables.csv_files import read_csv
 from probing.tables.geometry import conclusions, transform_lines
 from probing.transforms.affine import whiten
 from synthetic import LIGHTNING_WARNINGS
+from written import read_csv
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -144,7 +143,7 @@ def test_sts_says_on_how_many_sentences_it_whitened(
     assert "STS12, static, whitened: Spearman" in said
     title = f"Spearman x 100: {name}"
     assert title in " ".join(repr(found).split())
-    section = evaluation_section(Evaluation(found.folder, "sts", found.layers, found.chosen))
+    section = similarity_section(found, "sts-0")
     assert title in section
     assert "Warning: Whitening of 16 dimensions is fitted on" in section
 
@@ -196,7 +195,7 @@ def test_geometry_says_on_how_many_tokens_it_whitened_in_the_report_too(
     )  # fmt: skip
     assert fewer is not None
     assert "Warning" not in capsys.readouterr().out
-    section = geometry_section(Source(found.folder, rows, [], [], []))
+    section = geometry_section(found, "geometry-0")
     assert f"Whitening of 16 dimensions is fitted on {size}, fewer than 10" in section
     assert "after whiten (from" in section
 

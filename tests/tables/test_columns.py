@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from probing.tables.columns import UNINFORMATIVE, accuracy_flag, interval, r2_flag, shown
+from probing.results.cells import interval, shown
+from probing.tables.columns import UNINFORMATIVE, accuracy_flag, r2_flag
 
 
 @pytest.mark.parametrize(("low", "flag"), [(0.01, ""), (0.0, UNINFORMATIVE), (-0.01, UNINFORMATIVE)])

@@ -20,12 +20,14 @@ from probing.commands.fit import _report
 from probing.evidence.by_position import position_line
 from probing.evidence.leave_one_out import ablation_effect, corrected
 from probing.page.answers import agreements, answer
-from probing.page.sources import Agreement, source_of
+from probing.page.sources import source_of
+from probing.results.cells import ends
+from probing.results.rows import Table
+from probing.runs.result import Result
 from probing.statistics.among_draws import rank_p
 from probing.statistics.intervals import difference_interval
 from probing.tables import probes
 from probing.tables.agreement import everywhere_sentence, unread_lines
-from probing.tables.columns import ends
 from probing.tables.conclusions import (
     basis,
     carries_it,
@@ -39,6 +41,7 @@ from probing.tables.evidence_sentences import SENTENCES, say
 from probing.tables.geometry import transform_lines
 from probing.tables.rankings import evaluation_tables
 from probing.tables.scope import few_clusters, scope
+from written import results_of
 
 ROOT = Path(__file__).parents[2]
 N, D = 1200, 12
@@ -390,7 +393,7 @@ def test_of_runs_that_are_not_to_be_read_nothing_is_said_of_signals(kind: str, i
     assert said("everywhere", everywhere_sentence(rows, {}, 10))
 
 
-def permuted_agreement(strength: float) -> Agreement:
+def permuted_agreement(strength: float) -> Result:
     """Return how rankings of four layers of two runs agree, whose contributions have a part in common."""
     generator, rows = np.random.default_rng(0), []
     for layer in range(4):
@@ -400,7 +403,7 @@ def permuted_agreement(strength: float) -> Agreement:
         value = float(spearmanr(a, b).statistic)
         found = {"model_a": "a", "model_b": "b", "layer_a": layer, "layer_b": layer, "statistic": "spearman"}
         rows.append({**found, "value": value, "p_value": min(4 * rank_p(value, drawn), 1.0)})
-    return Agreement(Path(), {}, rows, [])
+    return results_of("compare", Path(), {}, {}, Table(rows))
 
 
 @pytest.mark.parametrize(("strength", "n"), [(0.0, 0), (2.0, 4)])

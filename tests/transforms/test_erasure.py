@@ -19,15 +19,16 @@ from probing import WandbOptions, fit, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.data.examples import read
-from probing.evidence.usable_information import INFORMATION_COLUMNS, cross_entropy_by_sentence, usable_information
+from probing.evidence.usable_information import cross_entropy_by_sentence, usable_information
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.tables.columns import without_nan
-from probing.tables.csv_files import read_csv
+from probing.results.cells import without_nan
+from probing.schemas.probes import ERASURE
 from probing.tables.rankings import CONDITIONS
 from probing.transforms.erasure import Eraser, ErasureAccumulator, erased, fit_erasers, with_neurons
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
 from wandb_reader import read_offline_runs
+from written import read_csv
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
 
@@ -275,7 +276,7 @@ def test_usable_information_is_where_it_was_planted(planted: Data) -> None:
         assert rows[layer, "without_top"]["n_removed"] == 4
         assert rows[layer, "without_top"]["n_neurons"] == 44
         for row in (rows[layer, condition] for condition in CONDITIONS):
-            assert set(INFORMATION_COLUMNS) == set(row)
+            assert set(ERASURE.types) == set(row)
             assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
             assert row["information_low"] <= row["information"] <= row["information_high"]
             assert row["information"] == pytest.approx(row["constant_cross_entropy"] - row["cross_entropy"])
@@ -316,7 +317,7 @@ def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
     assert "shuffled labels erased instead" in output
     assert {path.name for path in folder.iterdir()} == {"contribution.csv", "erasure.csv", "wandb"}
     rows = read_csv(folder / "erasure.csv")
-    assert list(rows[0]) == list(INFORMATION_COLUMNS)
+    assert list(rows[0]) == list(ERASURE.types)
     assert [(row["layer"], row["condition"]) for row in rows] == [(2, condition) for condition in CONDITIONS]
     (tracked,) = read_offline_runs(folder)
     assert len(tracked.table("erasure")) == len(rows)

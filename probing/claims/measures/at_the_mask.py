@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from probing.claims.measures.registry import NotMeasurable, Subject, from_row, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Cloze
+from probing.runs.result import Result
 from probing.tables.cloze import INTACT
 
 
@@ -17,7 +17,7 @@ def share_of_pairs(subject: Subject, group: str, beside: str | None = None) -> M
         group: The group.
         beside: A group whose share is the control.
     """
-    run: Cloze = subject.run("minimal_pairs")
+    run: Result = subject.run("minimal_pairs")
     rows = {row["group"]: row for row in run.groups}
     if missing := [name for name in (group, beside) if name is not None and name not in rows]:
         raise NotMeasurable(f"pairs of the group `{missing[0]}` in the file that `--cloze` names")
@@ -35,7 +35,7 @@ def loss_in_changed_text(subject: Subject, condition: str, against: str = INTACT
         condition: The change, such as `words_shuffled`.
         against: What it is compared with: the text as it is, or another change.
     """
-    run: Cloze = subject.run("changed_text")
+    run: Result = subject.run("changed_text")
     rows = {row["against"]: row for row in run.changes if row["condition"] == condition and row.get("against")}
     if against not in rows:
         raise NotMeasurable("a treebank as `--corpus`, with sentences that have both a name and a noun to replace")

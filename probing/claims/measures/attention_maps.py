@@ -8,7 +8,7 @@ from typing import Any
 
 from probing.claims.measures.registry import NotMeasurable, Subject, difference, from_row, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Attention
+from probing.runs.result import Result
 from probing.tables.heads import SPECIAL, of_all_maps, of_measure
 
 # Names that tokenizers give to the special tokens at the beginning and at the end of a sentence.
@@ -36,10 +36,10 @@ def heterogeneous_share(subject: Subject) -> Measured:
 
     The control is the largest change of this share when all thresholds of the classes are 25% lower or higher.
     """
-    run: Attention = subject.run("pairs")
+    run: Result = subject.run("pairs")
     row = _shares(run)["heterogeneous"]
     factors = {other["factor"] for other in run.attention_classes}
-    moved = [of_all_maps(vars(run), factor)["heterogeneous"]["share"] for factor in factors]
+    moved = [of_all_maps(run.by_name, factor)["heterogeneous"]["share"] for factor in factors]
     return from_row(row, "share", control=max(abs(share - row["share"]) for share in moved))
 
 
@@ -57,7 +57,7 @@ def words_in_stripes(subject: Subject, types: Sequence[str]) -> Measured:
         subject: The model.
         types: The types of words, such as `NOUN` and `subject`.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     if missing := [one for one in types if not of_measure(run.attention_layers, "lift", one)]:
         raise NotMeasurable(f"a treebank as `--corpus`, with tokens of the types {', '.join(missing)}")
     lift = max((_mean_over_layers(run, "lift", one) for one in types), key=lambda one: one.value)
@@ -80,7 +80,7 @@ def layers_from_first_to_last(subject: Subject) -> Measured:
     Both are mean layers, weighted by the attention to `[CLS]` and to `[SEP]`, or to what a tokenizer has in their
     place. The interval is the widest that the intervals of the attention in each layer allow.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     first, last = (_mean_layer(run, names) for names in (FIRST, LAST))
     return difference(last, first)
 
@@ -91,20 +91,20 @@ def layers_from_last_to_punctuation(subject: Subject) -> Measured:
 
     The mean layers and their interval are those of `layers_from_first_to_last`.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     last, punctuation = (_mean_layer(run, names) for names in (LAST, ("punctuation",)))
     return difference(punctuation, last)
 
 
-def _shares(run: Attention) -> dict[str, Mapping[str, Any]]:
+def _shares(run: Result) -> dict[str, Mapping[str, Any]]:
     """Return the row of each class over all maps."""
-    found = of_all_maps(vars(run))
+    found = of_all_maps(run.by_name)
     if not found:
         raise NotMeasurable("the run sorted no maps into classes")
     return found
 
 
-def _mean_layer(run: Attention, names: Sequence[str]) -> Measured:
+def _mean_layer(run: Result, names: Sequence[str]) -> Measured:
     """Return the mean layer, weighted by the attention to a type of tokens, which has one of these names.
 
     A weighted mean is monotone in each weight. It is therefore lowest if all layers up to a certain one have the upper
@@ -125,7 +125,7 @@ def _mean_layer(run: Attention, names: Sequence[str]) -> Measured:
     return Measured(mean(["value"] * n), low, high)
 
 
-def _mean_over_layers(run: Attention, name: str, to: str) -> Measured:
+def _mean_over_layers(run: Result, name: str, to: str) -> Measured:
     rows = [from_row(row) for row in of_measure(run.attention_layers, name, to)]
     value, low, high = (sum(getattr(row, end) for row in rows) / len(rows) for end in ("value", "low", "high"))
     return Measured(value, low, high)

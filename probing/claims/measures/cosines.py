@@ -11,7 +11,7 @@ from scipy.stats import rankdata
 from probing.claims.measures.extremes import above_embeddings
 from probing.claims.measures.registry import NotMeasurable, Role, Subject, difference, from_row, magnitude, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Geometry
+from probing.runs.result import Result
 from probing.statistics.rank_similarity import spearman
 
 Rows = Mapping[int, Mapping[str, Any]]
@@ -46,7 +46,7 @@ def clipped_mean_cosine(subject: Subject) -> Measured:
 
     The control is the largest change of the mean cosine in these layers when as many random neurons are clipped.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     clipped, plain = _clipped(geometry, "mean_cosine"), by_layer(geometry, "mean_cosine")
     random = by_layer(geometry, "mean_cosine", "clip_random")
     changes = [abs(random[layer]["value"] - plain[layer]["value"]) for layer in clipped if layer in random]
@@ -67,7 +67,7 @@ def share_removed_by_clipping(subject: Subject) -> Measured:
     A layer without an outlier counts as 0. The interval of a layer's share follows from that of the clipped mean
     cosine. The control is the median of the shares that clipping random neurons takes away.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     plain = _from(by_layer(geometry, "mean_cosine"), 1)
     clipped, random = (by_layer(geometry, "mean_cosine", kind) for kind in ("clip", "clip_random"))
     _clipped(geometry, "mean_cosine")  # refuses models without outliers
@@ -91,7 +91,7 @@ def least_removed_by_clipping(subject: Subject, first_layer: int = 1) -> Measure
     A layer without an outlier counts as 0. The covariance of the two means is not known, so that the interval is wider
     than one of paired differences.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     plain, clipped = by_layer(geometry, "mean_cosine"), _clipped(geometry, "mean_cosine")
     return _least([
         difference(from_row(row), from_row(clipped[layer])) if layer in clipped else Measured.exact(0.0)
@@ -106,7 +106,7 @@ def least_gain_of_self_similarity(subject: Subject) -> Measured:
     A layer without an outlier counts as 0. The covariance of the two means is not known, so that the interval is wider
     than one of paired differences.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     plain = _from(by_layer(geometry, "self_similarity_adjusted"), 1)
     clipped = _clipped(geometry, "self_similarity_adjusted")
     return _least([
@@ -155,7 +155,7 @@ def largest_whitened_mean_cosine(subject: Subject) -> Measured:
     return max((magnitude(from_row(row)) for row in rows.values()), key=lambda one: one.value)
 
 
-def by_layer(geometry: Geometry, name: str, transform: str = "none") -> dict[int, Mapping[str, Any]]:
+def by_layer(geometry: Result, name: str, transform: str = "none") -> dict[int, Mapping[str, Any]]:
     """Return the row of a measure in each layer, by ascending layers."""
     rows = [row for row in geometry.geometry if (row["transform"], row["measure"]) == (transform, name)]
     return {row["layer"]: row for row in sorted(rows, key=lambda row: row["layer"])}
@@ -168,7 +168,7 @@ def _from(rows: Rows, first_layer: int) -> dict[int, Mapping[str, Any]]:
     return found
 
 
-def _clipped(geometry: Geometry, name: str) -> dict[int, Mapping[str, Any]]:
+def _clipped(geometry: Result, name: str) -> dict[int, Mapping[str, Any]]:
     """Return the rows of clipped states above the embeddings.
 
     Raises:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from probing.claims.measures.registry import SIGNS, NotMeasurable, Role, Subject, difference, magnitude, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Geometry
+from probing.runs.result import Result
 from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of
 
 _Z = NormalDist().inv_cdf(0.975)
@@ -25,7 +25,7 @@ def extreme_share(subject: Subject, role: Role) -> Measured:
     The interval is Wilson's with as many trials as sentences, since tokens of a sentence may be alike. The control is
     the largest share of another neuron.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     neuron, pooled = subject.neuron(role), _pooled(geometry, role)
     if neuron not in pooled:
         raise NotMeasurable(f"the model has no neuron {neuron}")
@@ -41,7 +41,7 @@ def least_share_beyond(subject: Subject, role: Role) -> Measured:
     The interval is Wilson's with as many trials as sentences. The control is the largest such share of another neuron
     in that layer.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     neuron, n = subject.neuron(role), n_sentences(geometry)
     by_layer: dict[int, dict[int, float]] = {}
     for row in above_embeddings(geometry.dimensions):
@@ -86,7 +86,7 @@ def least_deviation(subject: Subject, roles: list[Role] | None = None) -> Measur
     counts. The interval is that of the neuron's mean, from its sd and the number of sentences. The control is the
     largest deviation of another neuron in that layer, in either direction.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     chosen = subject.outliers(roles)
     found: list[Measured] = []
     for layer, z, error in _profiles(geometry):
@@ -110,7 +110,7 @@ def layers_of_outliers(subject: Subject, published: Mapping[str, Mapping[int, st
         subject: The model.
         published: Of each model, the layers of each outlier, such as `1-10`.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     if subject.model not in published:
         raise NotMeasurable(f"no layers of outliers of {subject.model} are published")
     flagged = _flagged(geometry)
@@ -128,7 +128,7 @@ def outliers_of_some_layers(subject: Subject) -> Measured:
 
     The control is the number of those that are outliers in all of them.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     above = {row["layer"] for row in above_embeddings(geometry.dimensions)}
     found = {neuron: layers & above for neuron, layers in _flagged(geometry).items() if layers & above}
     passing = sorted(neuron for neuron, layers in found.items() if layers != above)
@@ -148,7 +148,7 @@ def above_embeddings(rows: Sequence[Mapping[str, object]]) -> list[Mapping[str, 
     return [row for row in rows if isinstance(row.get("layer"), int) and row["layer"] != 0]
 
 
-def n_sentences(geometry: Geometry) -> int:
+def n_sentences(geometry: Result) -> int:
     """Return the number of sentences that were measured: one token of each is sampled for one of the measures."""
     rows = [row for row in geometry.geometry if row["measure"] == "mean_cosine_one_per_sentence"]
     if not rows:
@@ -156,7 +156,7 @@ def n_sentences(geometry: Geometry) -> int:
     return int(rows[0]["n_tokens"])
 
 
-def _pooled(geometry: Geometry, role: Role) -> dict[int, float]:
+def _pooled(geometry: Result, role: Role) -> dict[int, float]:
     """Return the share of tokens in which each neuron is the extreme one, over the layers above the embeddings."""
     column = {"minimum": "argmin_share", "maximum": "argmax_share"}[role]
     shares: dict[int, list[float]] = {}
@@ -169,7 +169,7 @@ def _share(share: float, n: int) -> Measured:
     return Measured(share, *_wilson(share, n))
 
 
-def _profiles(geometry: Geometry) -> list[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
+def _profiles(geometry: Result) -> list[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
     """Return, for each layer, each neuron's mean in sd from the others' and half the width of its interval."""
     by_layer: dict[int, list[Mapping[str, Any]]] = {}
     for row in geometry.dimensions:
@@ -183,7 +183,7 @@ def _profiles(geometry: Geometry) -> list[tuple[int, NDArray[np.float64], NDArra
     return found
 
 
-def _flagged(geometry: Geometry) -> dict[int, set[int]]:
+def _flagged(geometry: Result) -> dict[int, set[int]]:
     """Return the layers in which each neuron's mean is an outlier, for neurons that have any."""
     flagged: dict[int, set[int]] = {}
     for layer, z, _ in _profiles(geometry):

@@ -9,7 +9,7 @@ import numpy as np
 
 from probing.claims.measures.registry import NotMeasurable, Subject, from_row, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Attention
+from probing.runs.result import Result
 from probing.tables.heads import of_measure
 
 # A head attends to a neighbour, as in Clark et al. (2019, section 3.2), if it gives it more than this attention.
@@ -27,7 +27,7 @@ def least_lead_over_offset(subject: Subject, relations: Sequence[str]) -> Measur
         subject: The model.
         relations: The relations, such as `det`.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     rows = {row["relation"]: row for row in run.relations if row["relation"] in relations}
     if missing := [name for name in relations if name not in rows]:
         raise NotMeasurable(
@@ -45,7 +45,7 @@ def edges_of_best_head(subject: Subject) -> Measured:
 
     The control is by how much this share is larger than that of a chain of neighbouring words.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     found = next((row for row in run.trees if row["measure"] == "uuas" and row.get("chosen") == "yes"), None)
     if found is None:
         raise NotMeasurable("a treebank as `--corpus`")
@@ -63,7 +63,7 @@ def heads_at_neighbour(subject: Subject, side: Literal["previous", "next"]) -> M
         subject: The model.
         side: The previous or the next token.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     heads = [from_row(row) for row in of_measure(run.heads, side)]
     if not heads:
         raise NotMeasurable("a survey of heads with the part `profile`")
@@ -78,7 +78,7 @@ def likeness_within_layers(subject: Subject) -> Measured:
     The interval is the widest that the intervals of the pairs of heads allow. The control is the share of heads whose
     most similar head is in their own layer, divided by the share that is expected by chance.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     rows = of_measure(run.similarity, "jensen_shannon")
     within, between = (
         [row for row in rows if (row["layer"] == row["other_layer"]) is wanted] for wanted in (True, False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.claims.measures.registry import NotMeasurable, Subject, difference, from_row, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Attention
+from probing.runs.result import Result
 
 
 @measure("attention")
@@ -20,7 +20,7 @@ def least_similarity_of_maps(subject: Subject, from_depth: float) -> Measured:
         subject: The model.
         from_depth: The least depth of the first of the two layers, as a share of the number of blocks.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     found = []
     for name in ("cosine", "cosine_without_special"):
         rows = [row for row in run.similarity if row["measure"] == name]
@@ -45,7 +45,7 @@ def lead_of_change_in_last_layers(subject: Subject, n_layers: int) -> Measured:
         subject: The model.
         n_layers: Number of last layers.
     """
-    run: Attention = subject.run("change")
+    run: Result = subject.run("change")
     found = []
     for name, sign in (("cosine", 1), ("jensen_shannon", -1)):
         rows = [row for row in run.change if (row["measure"], row["of"]) == (name, "same") and not row.get("head")]
@@ -89,7 +89,7 @@ def similarity_after_fusion(subject: Subject, fusion: str) -> Measured:
         subject: The model.
         fusion: The fusion, such as `gate`.
     """
-    run: Attention = subject.run("fusion")
+    run: Result = subject.run("fusion")
     fused = [from_row(row) for row in _fused(subject, fusion) if row["measure"] == "cosine"]
     others = [row for row in run.fusion if row["measure"] == "cosine"]
     last = from_row(max((row for row in others if row["fusion"] == "layer"), key=lambda row: row["layer"]))
@@ -99,7 +99,7 @@ def similarity_after_fusion(subject: Subject, fusion: str) -> Measured:
 
 
 def _fused(subject: Subject, fusion: str) -> list[Mapping[str, Any]]:
-    run: Attention = subject.run("fusion")
+    run: Result = subject.run("fusion")
     rows: list[Mapping[str, Any]] = [row for row in run.fusion if row["fusion"] == fusion]
     if not rows:
         raise NotMeasurable("a task whose labels the corpus has")

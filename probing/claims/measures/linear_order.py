@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.claims.measures.registry import NotMeasurable, Subject, from_row, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Hierarchy
+from probing.runs.result import Result
 from probing.tables.hierarchy import ITSELF, LINEAR, of_model
 
 _UNTRAINED = "untrained"
@@ -46,7 +46,7 @@ def preference_for_hierarchy(subject: Subject, task: str, from_depth: float) -> 
 
 
 def _above_embeddings(subject: Subject, task: str, condition: str) -> list[Mapping[str, Any]]:
-    run: Hierarchy = subject.run("hierarchy")
+    run: Result = subject.run("hierarchy")
     rows = [row for row in of_model(run.hierarchy, task, condition) if row["layer"] > 0]
     if not rows:
         raise NotMeasurable(f"a run of `hierarchy` with {task} and its control {_UNTRAINED}")

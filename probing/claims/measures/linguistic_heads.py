@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.claims.measures.registry import NotMeasurable, Subject, from_row, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Attention
+from probing.runs.result import Result
 from probing.tables.heads import name_of, of_measure
 
 # A treebank's relation of a subject to its predicate.
@@ -27,7 +27,7 @@ def least_role_excess(subject: Subject, heads: Sequence[str] | None = None, n_he
         heads: The heads, such as 7-6; without any, those with the highest scores.
         n_heads: The number of heads that are taken if `heads` names none.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     by_head: dict[str, Mapping[str, Any]] = {}
     for row in sorted(run.roles, key=lambda row: -row["score"]):
         if row["role"] == _ALL_ROLES:
@@ -50,7 +50,7 @@ def nearness_of_subject_head(subject: Subject) -> Measured:
     The head is chosen on other sentences. The control is by how much it finds subjects more often than the best fixed
     offset does: a head that only attends to a neighbour has no such lead.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     found = next((row for row in run.relations if row["relation"] == SUBJECT), None)
     if found is None:
         raise NotMeasurable("a treebank as `--corpus`, with at least 100 subjects to choose a head by and 100 to test")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from probing.claims.measures.extremes import above_embeddings, layers_of
 from probing.claims.measures.registry import SIGNS, NotMeasurable, Role, Subject, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Geometry
+from probing.runs.result import Result
 from probing.statistics.outliers import MEAN_DEVIATIONS
 
 Rows = Sequence[Mapping[str, Any]]
@@ -102,7 +102,7 @@ def ranks_in_norms(
         parameter: The parameter.
         at_most: The highest rank in some layers, such as 6 in `1-10`.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     neuron = subject.neuron(role)
     rows = [row for row in _of(neuron, geometry.parameters) if row["parameter"] == parameter]
     second = {row["layer"]: row["rank"] for row in rows if row.get("layer", 0) > 0}

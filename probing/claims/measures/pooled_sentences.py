@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.claims.measures.registry import NotMeasurable, Subject, difference, from_row, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import SentenceSimilarity
+from probing.runs.result import Result
 
 
 @measure("pooling")
@@ -23,7 +23,7 @@ def least_lead_of_pooling(subject: Subject, pooling: str, over: str) -> Measured
         pooling: The pooling.
         over: The other pooling.
     """
-    run: SentenceSimilarity = subject.run("pooling")
+    run: Result = subject.run("pooling")
     last = max(row["layer"] for row in run.sts if "layer" in row)
     own = _leads((row for row in run.sts if row.get("layer") == last), pooling, over)
     chosen = _leads((row for row in run.chosen if row["protocol"] == "held_out"), pooling, over)

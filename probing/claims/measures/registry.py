@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from probing.claims.verdict import Measured
-from probing.tables.columns import ends
+from probing.results.cells import ends
 
 # Whether an outlier is the smallest neuron of most tokens or the largest: papers say which.
 Role = Literal["minimum", "maximum"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from probing.claims.measures.registry import NotMeasurable, Subject, from_row, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Disabled
+from probing.runs.result import Result
 from probing.tables.disabling import at_last_layer, is_head
 from probing.tables.readout_names import MLM, POSITION, measure_of
 
@@ -40,7 +40,7 @@ def gain_for_words(subject: Subject) -> Measured:
     return _gain(subject.run("disabled_words"), MLM)
 
 
-def _spare(run: Disabled, readout: str, at_most: float) -> Measured:
+def _spare(run: Result, readout: str, at_most: float) -> Measured:
     """Return the share of heads without which little is lost, one head at a time.
 
     The lower end of the interval counts the heads whose whole interval of the loss is within `at_most`, the upper end
@@ -52,7 +52,7 @@ def _spare(run: Disabled, readout: str, at_most: float) -> Measured:
         readout: What is read.
         at_most: The largest loss that counts as little, in units of the readout.
     """
-    rows = at_last_layer(vars(run), readout)
+    rows = at_last_layer(run.by_name, readout)
     heads, layers = ([_gained(row, readout) for row in rows if is_head(row) is wanted] for wanted in (True, False))
     if not heads or not layers:
         raise NotMeasurable("a run of `disable` with heads and with layers")
@@ -63,7 +63,7 @@ def _spare(run: Disabled, readout: str, at_most: float) -> Measured:
     return Measured(share(heads, "value"), share(heads, "low"), share(heads, "high"), share(layers, "value"))
 
 
-def _gain(run: Disabled, readout: str) -> Measured:
+def _gain(run: Result, readout: str) -> Measured:
     """Return the gain in the last layer without some head or without some layer: the larger of the two.
 
     The head and the layer are those whose removal gains most on one half of the sentences; the gain is measured on the

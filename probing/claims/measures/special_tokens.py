@@ -8,7 +8,7 @@ from typing import Any
 from probing.claims.measures.attention_maps import LAST
 from probing.claims.measures.registry import NotMeasurable, Subject, difference, from_row, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Attention
+from probing.runs.result import Result
 from probing.tables.heads import SPECIAL, of_measure
 
 
@@ -55,7 +55,7 @@ def norm_over_weight(subject: Subject) -> Measured:
     control is the least lift of special tokens by weight over the layers: above 1, they get more attention than under
     uniform attention in every layer.
     """
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     by_layer: dict[int, dict[str, Mapping[str, Any]]] = {}
     for name in ("mass", "norm_mass", "lift"):
         for row in of_measure(run.attention_layers, name, SPECIAL):
@@ -73,7 +73,7 @@ def norm_over_weight(subject: Subject) -> Measured:
 
 def _of_last(subject: Subject, name: str) -> list[Mapping[str, Any]]:
     """Return a measure of each layer for the last special token, by layer."""
-    run: Attention = subject.run("attention")
+    run: Result = subject.run("attention")
     rows = next((rows for to in LAST if (rows := of_measure(run.attention_layers, name, to))), None)
     if rows is None:
         raise NotMeasurable(f"a tokenizer with a special token {' or '.join(LAST)}")

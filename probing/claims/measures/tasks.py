@@ -10,7 +10,7 @@ from typing import Any
 from probing.claims.measures.extremes import above_embeddings
 from probing.claims.measures.registry import NotMeasurable, Subject, difference, from_row, magnitude, measure
 from probing.claims.verdict import Measured
-from probing.tables.columns import ends
+from probing.results.cells import ends
 
 _NOTHING: Mapping[str, Sequence[float]] = MappingProxyType({})
 _NO_LEADS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})

@@ -13,7 +13,7 @@ from scipy.stats import rankdata
 from probing.claims.measures.cosines import by_layer
 from probing.claims.measures.registry import NotMeasurable, Subject, from_row, measure
 from probing.claims.verdict import Measured
-from probing.runs.kinds import Geometry
+from probing.runs.result import Result
 from probing.statistics.rank_similarity import spearman
 
 SIMILARITY = "token_similarity"
@@ -39,7 +39,7 @@ def growth_of_token_similarity(subject: Subject) -> Measured:
     The control is the same with outliers clipped, in the layers that have any: tokens that share one large neuron are
     alike whatever else they have.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     plain, clipped = (by_layer(geometry, SIMILARITY, transform) for transform in ("none", "clip"))
     left = [clipped.get(layer, row)["value"] for layer, row in plain.items()]
     return Measured.exact(_growth([row["value"] for row in plain.values()]), control=_growth(left))
@@ -55,7 +55,7 @@ def least_share_within_bound(subject: Subject, bound: str) -> Measured:
         subject: The model.
         bound: The bound, such as `bound_per_matrix`, as a column of `smoothing_sentences.csv`.
     """
-    geometry: Geometry = subject.run("geometry")
+    geometry: Result = subject.run("geometry")
     shares = [from_row(row) for row in geometry.smoothing if row["measure"] == f"share_within_{bound}"]
     reached = [
         row["distance_after"] / (row[bound] * row["distance_before"])

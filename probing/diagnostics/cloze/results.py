@@ -1,43 +1,25 @@
-"""Write what `cloze` found into a run's folder."""
+"""What `cloze` found, as it is written."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
+from probing.diagnostics.cloze.figures import write_figures
 from probing.diagnostics.cloze.predictor import Found
-from probing.runtime.versions import versions
-from probing.tables.cloze import COLUMNS
-from probing.tables.columns import without_nan
-from probing.tables.csv_files import write_tables
-
-KIND = "predictions at masks"
+from probing.models import ModelSource
+from probing.runs.call import Measured
 
 
-def write(
-    folder: Path, config: Mapping[str, Any], found: Found, fingerprint: str, timings: Mapping[str, float]
-) -> list[Path]:
-    """Write tables, configuration and summary, and return their paths.
+def measured(found: Found, model: ModelSource) -> Measured:
+    """Return the tables with what belongs to them.
 
     Args:
-        folder: The run's folder.
-        config: The resolved configuration as plain values.
         found: What was found.
-        fingerprint: Fingerprint of the model.
-        timings: Times in seconds.
+        model: The model's files.
     """
-    paths = [*write_tables(folder, config, found.tables, COLUMNS), folder / "results.json"]
-    summary = {
-        "kind": KIND,
-        "versions": versions(),
-        "model": {"name": config["model"], "fingerprint": fingerprint},
+    results = {
+        "model": {"name": model.name, "fingerprint": model.fingerprint()},
         **{name: {"fingerprint": print_} for name, print_ in found.fingerprints.items()},
         "left_out": dict(found.left_out),
         "n_tokens": found.n_tokens,
-        "timings": dict(timings),
-        **{name: [without_nan(row) for row in rows] for name, rows in found.tables.items()},
     }
-    paths[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    return paths
+    tables, name = found.tables, model.short_name
+    return Measured(tables, results, draw=lambda folder, formats: write_figures(folder, tables, name, formats))

@@ -1,34 +1,29 @@
-"""Write what `hierarchy` found into a run's folder."""
+"""What `hierarchy` found, as it is written."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from probing.data.preparation import origin
+from probing.diagnostics.hierarchy.figures import write_figure
 from probing.diagnostics.hierarchy.parts import Sizes
 from probing.diagnostics.hierarchy.survey import Found
-from probing.runtime.versions import versions
-from probing.tables.columns import without_nan
-
-KIND = "linear order or hierarchy"
+from probing.runs.call import Measured
+from probing.tables.hierarchy import ITSELF, LINEAR, of_model, tasks_of
 
 
-def write_summary(folder: Path, found: Found, sizes: Sizes, timings: Mapping[str, float]) -> Path:
-    """Write `results.json`, the results for programs, and return its path.
+def measured(found: Found, sizes: Sizes, model_name: str) -> Measured:
+    """Return the tables with what belongs to them.
 
     Args:
-        folder: The run's folder.
         found: What was found.
         sizes: Numbers of sentences.
-        timings: Times in seconds.
+        model_name: The model's short name, for titles.
     """
-    summary: dict[str, Any] = {
-        "kind": KIND,
-        "versions": versions(),
+    rows = found.tables["hierarchy"]
+    results: dict[str, Any] = {
         "cache": {
             task: {side: origin(store) for side, store in zip(("train", "test"), one.stores, strict=True)}
             for task, one in found.tasks.items()
@@ -36,9 +31,21 @@ def write_summary(folder: Path, found: Found, sizes: Sizes, timings: Mapping[str
         "n_sentences": {**asdict(sizes), "validation": sizes.test},
         "penalty": {task: one.l2 for task, one in found.tasks.items()},
         "optimality_gap": {task: one.optimality_gap for task, one in found.tasks.items()},
-        "timings": dict(timings),
-        **{name: [without_nan(row) for row in rows] for name, rows in found.tables.items()},
     }
-    path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    return path
+    return Measured(
+        found.tables,
+        results,
+        _curves(rows),
+        draw=lambda folder, formats: write_figure(folder / "hierarchy", rows, model_name, formats),
+    )
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per layer with a column for each task and share, for W&B's curves."""
+    by_layer: dict[int, dict[str, Any]] = {}
+    for task in tasks_of(rows):
+        for row in of_model(rows, task, ITSELF):
+            point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
+            for column in ("test", "generalisation", LINEAR[task]):
+                point[f"{task}_{column}"] = row[column]
+    return list(by_layer.values())

@@ -19,7 +19,10 @@ from probing.diagnostics.hierarchy.parts import Parts, Sizes
 from probing.probes.options import penalised
 from probing.probes.recipe import Progress
 from probing.probes.training import LayerFit, train_probes
-from probing.tables.hierarchy import COLUMNS, ITSELF, LINEAR
+from probing.tables.hierarchy import ITSELF, LINEAR
+
+# The names of its tables.
+TABLES = ("hierarchy", "distractors")
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Found:
     @property
     def tables(self) -> dict[str, list[Row]]:
         """Rows of all tasks, by the name of their table."""
-        return {name: [row for one in self.tasks.values() for row in one.rows[name]] for name in COLUMNS}
+        return {name: [row for one in self.tasks.values() for row in one.rows[name]] for name in TABLES}
 
 
 def read(source: ActivationSource, parts: Parts) -> list[ActivationStore]:
@@ -134,7 +137,7 @@ def _measure(
         what = f"{task}, {control}"
         fits[control] = train_probes(parts.sides(stores[control]), layers, training.for_controls(), what)
     answers = {name: answers_of(own, parts, stores[name]) for name, own in fits.items()}
-    rows: dict[str, list[Row]] = {name: [] for name in COLUMNS}
+    rows: dict[str, list[Row]] = {name: [] for name in TABLES}
     for name, own in answers.items():
         made = task_rows(task, name, layers, own, None if name == ITSELF else answers[ITSELF], parts)
         for table, more in zip(rows.values(), made, strict=True):

@@ -26,18 +26,6 @@ from probing.downstream.sts.rank_correlation import (
     spearman,
 )
 from probing.statistics.bootstrap import percentile_interval
-from probing.statistics.sample_size import SIZE_COLUMNS
-
-STS_COLUMNS = (
-    "set", "pooling", "layer", "transform", "aggregation", "spearman", "low", "high", "gain", "gain_low",
-    "gain_high", "n_pairs", "n_clipped", "clipped", "fitted_on",
-    *SIZE_COLUMNS,
-)  # fmt: skip
-CHOSEN_COLUMNS = (
-    "protocol", "set", "pooling", "transform", "layer", "chosen_on", "n_chosen_on", "aggregation", "spearman", "low",
-    "high", "gain", "gain_low", "gain_high", "n_pairs", "n_clipped", "clipped", "fitted_on",
-    *SIZE_COLUMNS,
-)  # fmt: skip
 
 Row = dict[str, Any]
 

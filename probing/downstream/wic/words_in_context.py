@@ -25,17 +25,6 @@ from probing.downstream.wic.threshold import (
     gain_interval,
     mcnemar,
 )
-from probing.statistics.sample_size import SIZE_COLUMNS
-
-WIC_COLUMNS = (
-    "layer", "transform", "threshold", "train_accuracy", "accuracy", "accuracy_low", "accuracy_high", "auc", "auc_low",
-    "auc_high", "train_auc", "published_threshold", "published_accuracy", "constant_true_accuracy", "n_clipped",
-    "clipped", "n_train_pairs", "n_pairs", *SIZE_COLUMNS,
-)  # fmt: skip
-CHOSEN_COLUMNS = (
-    "protocol", "transform", "layer", "threshold", "accuracy", "accuracy_low", "accuracy_high", "reported_on", "gain",
-    "gain_low", "gain_high", "n_gained", "n_lost", "p_value", "n_clipped", "n_pairs", *SIZE_COLUMNS,
-)  # fmt: skip
 
 Row = dict[str, Any]
 

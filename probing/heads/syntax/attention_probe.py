@@ -22,7 +22,7 @@ from probing.heads.syntax.arcs import Arcs, arcs_of
 from probing.heads.syntax.pairs import NO_PAIR, HeadPairs
 from probing.heads.syntax.relations import OFFSETS, Row, by_sentence, compared, with_interval
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
-from probing.tables.schema import ALL_LAYERS
+from probing.results.schema import ALL_LAYERS
 
 L2 = 1e-5
 # Nats above the minimum at which training ends, and the most passes over the pairs.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from unicodedata import east_asian_width
 
-from probing.page.markup import Html, element
+from probing.results.markup import Html, element
 
 # Width of a letter, of a wide one and of the room between words; distances of arcs from the line of the words.
 LETTER, WIDE, GAP = 7.4, 14.0, 16.0

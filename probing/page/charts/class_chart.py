@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.page.markup import Html, element
+from probing.results.markup import Html, element
 
 WIDTH, HEIGHT = 720, 230
 LEFT, RIGHT, TOP = 58, 8, 14

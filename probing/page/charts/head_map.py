@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.page.head_numbers import HeadMeasure, Place
-from probing.page.markup import Child, Html, element
+from probing.results.markup import Child, Html, element
 
 # From this shade on, numbers are written in the colour of the page's background.
 STRONG = 0.66

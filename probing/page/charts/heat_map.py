@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from probing.page.markup import Html, element
+from probing.results.markup import Html, element
 from probing.tables.wording import two_decimals
 
 CELL_WIDTH, CELL_HEIGHT = 34, 24

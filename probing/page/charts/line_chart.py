@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from probing.page.charts.axes import BY_LAYER, SHARES, Across, Up
-from probing.page.markup import Html, element, joined
+from probing.results.markup import Html, element, joined
 
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 40

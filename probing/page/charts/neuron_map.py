@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.page.markup import Html, element
 from probing.page.packing import shades
 from probing.page.sources import Subject
+from probing.results.markup import Html, element
 
 # Contributions from a tenth of the layer's mean to ten times it, on a logarithmic scale.
 LOW, HIGH = 0.1, 10.0

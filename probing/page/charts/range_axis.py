@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from probing.page.markup import Html, element
+from probing.results.markup import Html, element
 
 WIDTH, HEIGHT = 180, 22
 INSET = 6

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.heads.examples.example_maps import Example
+from probing.heads.examples.example_maps import Example, read_examples
 from probing.page.charts.arcs import Row, sentence_arcs, words_row
 from probing.page.charts.head_map import cell_of, head_id, head_map
 from probing.page.head_numbers import HeadMeasure, Place, head_measures, places, told
-from probing.page.markup import Html, element, joined
 from probing.page.sections.run import script_data
-from probing.page.sources import Survey, model_name
-from probing.page.tables import as_in_terminal, table
+from probing.page.shown import Survey
+from probing.page.sources import model_name
+from probing.results.cells import interval
+from probing.results.markup import Html, as_in_terminal, element, joined, table
 from probing.runs.reading import leaves_out_first
-from probing.tables.columns import interval
+from probing.runs.result import Result
+from probing.runs.study import SectionPlace
 from probing.tables.heads import finds_relation, name_of
 from probing.tables.wording import count
 
@@ -25,20 +27,20 @@ ABOUT_ARCS = (
 )
 
 
-def survey_section(survey: Survey, number: int, room: int) -> Html:
+def survey_section(made: Result, place: SectionPlace) -> Html:
     """Return the section of a survey.
 
     Args:
-        survey: The survey.
-        number: Index of the survey on the page.
-        room: Number of characters that there are for the example sentences.
+        made: The results of `attention`.
+        place: Where the section stands.
     """
+    survey, number, room = Survey(made, read_examples(made.folder)), place.number, place.room
     measures = head_measures(survey)
     heads = places(measures)
-    tables = survey.made.tables()
+    tables = made.tables()
     return element(
         "section",
-        element("h2", survey.title),
+        element("h2", made.study.heading(made)),
         element("p", _question(survey), class_="question"),
         *(element("p", sentence, class_="answer") for sentence in survey.made.conclusions()),
         *(element("p", f"The part {part} was left out: it needs {lack}.")

@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.page.charts.range_axis import range_axis
-from probing.page.markup import Child, Html, element
-from probing.page.shown import Shown
-from probing.page.tables import table
-from probing.runs.kinds import Reproduction
+from probing.results.cells import ends
+from probing.results.markup import Child, Html, element, table
+from probing.runs.result import Result
 from probing.tables.claims import NOT_TESTABLE, Row, by_lack, conclusions, control, expected, measured, outcome, ranges
-from probing.tables.columns import ends
 
 
-def claims_section(shown: Shown[Reproduction], anchor: str) -> Html:
+def claims_section(made: Result, anchor: str) -> Html:
     """Return the sentences, a table of each model's claims, and what the others need.
 
     Args:
-        shown: The results of `reproduce`.
+        made: The results of `reproduce`.
         anchor: What the section is linked by.
     """
-    rows = shown.made.claims
+    rows = made.claims
     there = [row for row in rows if row["verdict"] != NOT_TESTABLE]
     models = dict.fromkeys(row["model"] for row in there)
     return element(
         "section",
-        element("h2", shown.title),
-        *(element("p", sentence) for sentence in conclusions(rows, shown.made.results["title"])),
+        element("h2", made.study.heading(made)),
+        *(element("p", sentence) for sentence in conclusions(rows, made.results["title"])),
         *(_of_model(model, [row for row in there if row["model"] == model]) for model in models),
         _missing(rows),
         id=anchor,

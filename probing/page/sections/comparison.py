@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from probing.page.answers import depths
 from probing.page.charts.heat_map import heat_map
 from probing.page.charts.line_chart import Line, line_chart
-from probing.page.markup import Html, element
-from probing.page.sources import Agreement, Subject
-from probing.page.tables import table
+from probing.page.sources import Subject
+from probing.results.cells import ends, interval
+from probing.results.markup import Html, element, table
+from probing.runs.result import Result
 from probing.runs.run import Row
-from probing.tables.columns import ends, interval
 from probing.tables.wording import listed, two_decimals
 
 # Statistics that are drawn, and their names.
@@ -36,10 +36,10 @@ def accuracies_figure(subjects: Sequence[Subject]) -> Html:
     return element("figure", element("figcaption", title), line_chart(lines, title))
 
 
-def agreement_section(agreement: Agreement) -> Html:
+def agreement_section(made: Result, anchor: str) -> Html:
     """Return the section on the agreement of rankings, pair by pair."""
-    found = dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement.rows)
-    parts = [_pair([row for row in agreement.rows if (row["model_a"], row["model_b"]) == pair]) for pair in found]
+    found = dict.fromkeys((row["model_a"], row["model_b"]) for row in made.agreement)
+    parts = [_pair([row for row in made.agreement if (row["model_a"], row["model_b"]) == pair]) for pair in found]
     return element(
         "section",
         element("h2", "Agreement of the rankings"),
@@ -50,8 +50,8 @@ def agreement_section(agreement: Agreement) -> Html:
             "for the matching.",
         ),
         *parts,
-        _everywhere(agreement),
-        id="agreement",
+        _everywhere(made),
+        id=anchor,
     )
 
 
@@ -97,12 +97,12 @@ def _aligned(rows: Sequence[Row]) -> Html:
     return table(head, body)
 
 
-def _everywhere(agreement: Agreement) -> Html:
-    top = agreement.config.get("top", 10)
-    if not agreement.everywhere:
+def _everywhere(made: Result) -> Html:
+    top = made.config.get("top", 10)
+    if not made.top_everywhere:
         return element("p", f"No neuron is, together with its matches, among the first {top} of every run.")
-    head = list(agreement.everywhere[0])
-    body = [[row[name] for name in head] for row in agreement.everywhere]
+    head = list(made.top_everywhere[0])
+    body = [[row[name] for name in head] for row in made.top_everywhere]
     said = f"{len(body)} neurons and their matches are among the first {top} of every run at the same relative depth"
     if len(body) == 1:
         said = f"One neuron and its matches are among the first {top} of every run at the same relative depth"

@@ -1,48 +1,31 @@
-"""By which rule probes generalise (`hierarchy`), and what a model predicts at masks (`cloze`)."""
+"""By which rule probes generalise (`hierarchy`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from probing.page.charts.line_chart import Line, line_chart
-from probing.page.markup import Html, element
-from probing.page.shown import Shown
-from probing.page.tables import as_in_terminal
-from probing.runs.diagnostics import Cloze, Hierarchy
+from probing.results.cells import ends
+from probing.results.markup import Html, as_in_terminal, element
+from probing.runs.result import Result
 from probing.runs.run import Row
-from probing.tables.columns import ends
 from probing.tables.hierarchy import LINEAR, controls_of, named, of_model, tasks_of
 
 
-def hierarchy_section(shown: Shown[Hierarchy], anchor: str) -> Html:
+def hierarchy_section(made: Result, anchor: str) -> Html:
     """Return which layers go by which rule, the shares by layer, and the tables of the terminal.
 
     Args:
-        shown: The results of `hierarchy`.
+        made: The results of `hierarchy`.
         anchor: What the section is linked by.
     """
-    rows = shown.made.hierarchy
-    return _section(shown, anchor, [_shares(rows, task) for task in tasks_of(rows)])
-
-
-def cloze_section(shown: Shown[Cloze], anchor: str) -> Html:
-    """Return what the model predicts, in sentences and in the tables of the terminal.
-
-    Args:
-        shown: The results of `cloze`.
-        anchor: What the section is linked by.
-    """
-    return _section(shown, anchor, [])
-
-
-def _section(shown: Shown[Any], anchor: str, charts: Sequence[Html]) -> Html:
+    rows = made.hierarchy
     return element(
         "section",
-        element("h2", shown.title),
-        *(element("p", sentence) for sentence in shown.made.conclusions()),
-        *charts,
-        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in shown.made.tables()),
+        element("h2", made.study.heading(made)),
+        *(element("p", sentence) for sentence in made.conclusions()),
+        *(_shares(rows, task) for task in tasks_of(rows)),
+        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
         id=anchor,
     )
 

@@ -7,30 +7,28 @@ from typing import Any
 
 from probing.page.charts.head_map import head_map
 from probing.page.head_numbers import HeadMeasure, Place
-from probing.page.markup import Html, element
-from probing.page.shown import Shown
-from probing.page.tables import as_in_terminal, table
-from probing.runs.kinds import Disabled
-from probing.tables.columns import in_brackets, interval
+from probing.results.cells import in_brackets, interval
+from probing.results.markup import Html, as_in_terminal, element, table
+from probing.runs.result import Result
 from probing.tables.disabling import Row, at_last_layer, conclusions, is_head, kinds_of, named, readouts_of, tables
 from probing.tables.readout_names import measure_of
 
 
-def disabling_section(shown: Shown[Disabled], anchor: str) -> Html:
+def disabling_section(made: Result, anchor: str) -> Html:
     """Return what was found, a map of heads for each kind of replacement and readout, and the numbers.
 
     Args:
-        shown: The results of `disable`.
+        made: The results of `disable`.
         anchor: What the section is linked by.
     """
-    made = vars(shown.made)
+    of = made.by_name
     return element(
         "section",
-        element("h2", shown.title),
-        *(element("p", sentence) for sentence in conclusions(made)),
-        *(one for readout in readouts_of(made) for one in _maps(at_last_layer(made, readout))),
-        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in tables(made)),
-        *_curves(made.get("pruning", ())),
+        element("h2", made.study.heading(made)),
+        *(element("p", sentence) for sentence in conclusions(of)),
+        *(one for readout in readouts_of(of) for one in _maps(at_last_layer(of, readout))),
+        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in tables(of)),
+        *_curves(made.pruning),
         id=anchor,
     )
 

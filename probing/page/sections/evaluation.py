@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from probing.page.charts.line_chart import Line, line_chart
-from probing.page.markup import Html, element
-from probing.page.sources import Evaluation
-from probing.page.tables import as_in_terminal
+from probing.results.cells import ends
+from probing.results.markup import Html, as_in_terminal, element
+from probing.runs.result import Result
 from probing.runs.run import Row
 from probing.statistics.sample_size import label
-from probing.tables.columns import ends
-from probing.tables.downstream import sts_lines, sts_tables, wic_lines, wic_tables
 from probing.tables.space_names import WORDS
 
 
-def evaluation_section(evaluation: Evaluation) -> Html:
-    """Return the results in sentences, as lines over the layers, and in the tables that the terminal shows."""
-    rows, chosen, is_wic = evaluation.rows, evaluation.chosen, evaluation.command == "wic"
-    lines, tables = (wic_lines, wic_tables) if is_wic else (sts_lines, sts_tables)
+def senses_section(made: Result, anchor: str) -> Html:
+    """Return the results of `wic` in sentences, as lines over the layers, and in the tables that the terminal shows."""
+    return _section(made, anchor, [_senses(made.wic, made.chosen)])
+
+
+def similarity_section(made: Result, anchor: str) -> Html:
+    """Return the results of `sts` in sentences, as lines over the layers, and in the tables that the terminal shows."""
+    return _section(made, anchor, _similarities(made.sts))
+
+
+def _section(made: Result, anchor: str, charts: Sequence[Html]) -> Html:
     return element(
         "section",
-        element("h2", evaluation.title),
-        *(element("p", sentence) for sentence in lines(chosen)),
-        *([_senses(rows, chosen)] if is_wic else _similarities(rows)),
-        *(element("details", element("summary", str(t.title)), as_in_terminal(t)) for t in tables(rows, chosen)),
+        element("h2", made.study.heading(made)),
+        *(element("p", sentence) for sentence in made.conclusions()),
+        *charts,
+        *(element("details", element("summary", str(t.title)), as_in_terminal(t)) for t in made.tables()),
+        id=anchor,
     )
 
 
@@ -43,7 +50,9 @@ def _senses(rows: Sequence[Row], chosen: Sequence[Row]) -> Html:
 def _similarities(rows: Sequence[Row]) -> list[Html]:
     """Return Spearman's correlation of each space by layer, a chart for each set."""
     charts = []
-    rows = [row for row in rows if row["aggregation"] == "all" and row["spearman"] == row["spearman"]]
+    # Where all cosines of a set are the same, as of the first token's embedding, there is no correlation.
+    there = [row for row in rows if math.isfinite(row.get("spearman", math.nan))]
+    rows = [row for row in there if row["aggregation"] == "all"]
     for name in dict.fromkeys(row["set"] for row in rows):
         here = [row for row in rows if row["set"] == name]
         static = [row for row in here if (row["pooling"], row["transform"]) == ("static", "none")]

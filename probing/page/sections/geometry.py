@@ -7,34 +7,34 @@ from typing import Any
 
 from probing.internals.inside_report import inside_conclusions, inside_tables
 from probing.page.charts.line_chart import Line, line_chart
-from probing.page.markup import Html, element
-from probing.page.sources import Geometry
-from probing.page.tables import as_in_terminal, table
+from probing.results.cells import ends, in_brackets, interval
+from probing.results.markup import Html, as_in_terminal, element, table
+from probing.runs.result import Result
 from probing.runs.run import Row
 from probing.statistics.sample_size import label, size_lines
 from probing.tables import neuron_interventions
-from probing.tables.columns import ends, in_brackets, interval
 from probing.tables.first_token import first_token_conclusions, first_token_tables
 from probing.tables.geometry import MORE_TEXT
 
 
-def geometry_section(geometry: Geometry) -> Html:
+def geometry_section(geometry: Result, anchor: str) -> Html:
     """Return the measures of each layer, its outlier dimensions, and the measurements inside the model."""
-    transforms = list(dict.fromkeys(row["transform"] for row in geometry.rows))
-    cosines = [row for row in geometry.rows if row["measure"] == "mean_cosine"]
+    transforms = list(dict.fromkeys(row["transform"] for row in geometry.geometry))
+    cosines = [row for row in geometry.geometry if row["measure"] == "mean_cosine"]
     return element(
         "section",
-        element("h2", geometry.title),
+        element("h2", geometry.study.heading(geometry)),
         _cosines(cosines) if cosines else None,
-        *(element("p", sentence) for sentence in size_lines(geometry.rows, MORE_TEXT)),
+        *(element("p", sentence) for sentence in size_lines(geometry.geometry, MORE_TEXT)),
         *(_measures(geometry, transform) for transform in transforms),
         _outliers(geometry) if geometry.outliers else None,
         *_first_token(geometry),
         *_inside(geometry),
+        id=anchor,
     )
 
 
-def _first_token(geometry: Geometry) -> list[Html]:
+def _first_token(geometry: Result) -> list[Html]:
     """Return the terminal's results on the first token of each sentence, where it is left out of all others."""
     if not geometry.first_token:
         return []
@@ -44,7 +44,7 @@ def _first_token(geometry: Geometry) -> list[Html]:
     ])  # fmt: skip
 
 
-def _inside(geometry: Geometry) -> list[Html]:
+def _inside(geometry: Result) -> list[Html]:
     """Return the terminal's results on what was measured by running the model itself."""
     measured = (
         geometry.smoothing, geometry.interventions, geometry.norms, geometry.norm_changes, geometry.path,
@@ -73,8 +73,8 @@ def _cosines(rows: Sequence[Row]) -> Html:
     return element("figure", element("figcaption", title), line_chart(lines, title))
 
 
-def _measures(geometry: Geometry, transform: str) -> Html:
-    rows = [row for row in geometry.rows if row["transform"] == transform]
+def _measures(geometry: Result, transform: str) -> Html:
+    rows = [row for row in geometry.geometry if row["transform"] == transform]
     measures = list(dict.fromkeys(row["measure"] for row in rows))
     found = {(row["layer"], row["measure"]): row for row in rows}
     body = [
@@ -86,7 +86,7 @@ def _measures(geometry: Geometry, transform: str) -> Html:
     return element("details", element("summary", f"Measures of each layer, {name}"), table(head, body))
 
 
-def _outliers(geometry: Geometry) -> Html:
+def _outliers(geometry: Result) -> Html:
     head = list(geometry.outliers[0])
     body = [[_cell(row[name]) for name in head] for row in geometry.outliers]
     summary = element("summary", f"Outlier dimensions: {len(body)} rows")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from probing.runs.kinds import Attention
+from probing.runs.result import Result
 from probing.tables.disabling import PLACES
 
 Terms = Mapping[str, str]
@@ -119,9 +119,7 @@ _PARTS: Mapping[str, tuple[str, Terms]] = {
 }  # fmt: skip
 
 
-def terms_of_surveys(made: list[Attention]) -> dict[str, Terms]:
-    """Return the terms of surveys of heads by their titles, those of some tables where a survey has them."""
-    if not made:
-        return {}
-    there = {title: terms for name, (title, terms) in _PARTS.items() if any(getattr(one, name) for one in made)}
+def terms_of_survey(made: Result) -> dict[str, Terms]:
+    """Return the terms of a survey of heads by their titles, those of some tables where it has them."""
+    there = {title: terms for name, (title, terms) in _PARTS.items() if made.by_name[name]}
     return {"Attention heads": ATTENTION, **there}

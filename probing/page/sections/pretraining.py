@@ -8,25 +8,22 @@ from typing import Any
 
 from probing.page.charts.axes import BY_STEP, Up
 from probing.page.charts.line_chart import Line, line_chart
-from probing.page.markup import Html, element
-from probing.page.shown import Shown
-from probing.page.tables import as_in_terminal, table
-from probing.runs.trainings import Pretraining
+from probing.results.markup import Html, as_in_terminal, element, table
+from probing.runs.result import Result
 from probing.tables.pretraining import FREQUENCIES, OUTLIER, Row, is_outlier, last_rows, trainings_of
 
 
-def pretraining_section(shown: Shown[Pretraining], anchor: str) -> Html:
+def pretraining_section(made: Result, anchor: str) -> Html:
     """Return what the experiment found, its losses, and outliers and positions by layer after the last step.
 
     Args:
-        shown: The results of `pretrain`.
+        made: The results of `pretrain`.
         anchor: What the section is linked by.
     """
-    made = shown.made
     end = last_rows(made.arms)
     return element(
         "section",
-        element("h2", shown.title),
+        element("h2", made.study.heading(made)),
         *(element("p", sentence) for sentence in made.conclusions()),
         _losses(made),
         element("div", _means(end), _positions(end), class_="panels"),
@@ -36,7 +33,7 @@ def pretraining_section(shown: Shown[Pretraining], anchor: str) -> Html:
     )
 
 
-def _losses(made: Pretraining) -> Html:
+def _losses(made: Result) -> Html:
     """Return the held-out loss over the steps, drawn and as numbers, beside that of the frequencies of tokens."""
     lines, body = [], []
     for (arm, seed), rows in trainings_of(made.arms).items():

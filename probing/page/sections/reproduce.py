@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from probing.page.markup import Html, element, joined
 from probing.page.sources import Subject
-from probing.page.tables import pairs
+from probing.results.markup import Html, element, joined, pairs
 from probing.runs.reading import reading
 from probing.runtime.regular_files import regular
 

@@ -11,12 +11,13 @@ from probing.page.charts.class_chart import class_chart
 from probing.page.charts.line_chart import Line, line_chart
 from probing.page.charts.neuron_map import neuron_map, scale
 from probing.page.class_data import class_data
-from probing.page.markup import Html, element
 from probing.page.neuron_table import first_rows, packed_rows
 from probing.page.sections.terms import FLAGS
 from probing.page.sources import Subject
-from probing.page.tables import accuracy_table, as_in_terminal
-from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, R2, controls_of, ends
+from probing.page.tables import accuracy_table
+from probing.results.cells import ends
+from probing.results.markup import Html, as_in_terminal, element
+from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, R2, controls_of
 from probing.tables.probes import heads_table
 
 

@@ -6,30 +6,27 @@ from collections.abc import Sequence
 
 from probing.page.charts.axes import BY_STEP, Up
 from probing.page.charts.line_chart import LOOKS, Line, line_chart
-from probing.page.markup import Html, element
-from probing.page.shown import Shown
-from probing.page.tables import as_in_terminal
-from probing.runs.trainings import CheckpointSeries
+from probing.results.markup import Html, as_in_terminal, element
+from probing.runs.result import Result
 from probing.tables.series import Panel, Tables, course, first_rows, layers_of, panels
 
 # Looks of a chart that are left for what a measure is compared with, and for its threshold.
 _BESIDE = 2
 
 
-def series_section(shown: Shown[CheckpointSeries], anchor: str) -> Html:
+def series_section(made: Result, anchor: str) -> Html:
     """Return what came first, the measures over the steps, and the tables of the terminal.
 
     Args:
-        shown: The results of `series`.
+        made: The results of `series`.
         anchor: What the section is linked by.
     """
-    made = vars(shown.made)
     return element(
         "section",
-        element("h2", shown.title),
-        *(element("p", sentence) for sentence in shown.made.conclusions()),
-        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in shown.made.tables()),
-        element("div", *(_chart(made, panel) for panel in panels(made)), class_="panels"),
+        element("h2", made.study.heading(made)),
+        *(element("p", sentence) for sentence in made.conclusions()),
+        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
+        element("div", *(_chart(made.by_name, panel) for panel in panels(made.by_name)), class_="panels"),
         id=anchor,
     )
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.page.markup import Html, element
 from probing.page.neuron_table import COLUMNS, UNRESOLVED
-from probing.page.sections.head_terms import CHANGED_NEURONS, DISABLED, terms_of_surveys
 from probing.page.sources import Sources
-from probing.page.tables import pairs
-from probing.runs.diagnostics import Cloze, Hierarchy
-from probing.runs.kinds import Disabled
-from probing.runs.trainings import CheckpointSeries, Pretraining
+from probing.results.markup import Html, element, pairs
 from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, R2, UNINFORMATIVE
 from probing.tables.pretraining import BETTER_THAN_NONE, BETTER_THAN_UNIGRAM, FREQUENCIES, OUTLIER, SEEDS
 from probing.tables.space_names import WORDS
@@ -354,17 +349,8 @@ def terms_section(sources: Sources) -> Html:
     parts |= {"R²": NUMBERS} if R2 in scores else {}
     parts |= {"Neurons": NEURONS} if scores else {}
     parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}
-    parts |= {"Agreement": AGREEMENT} if sources.agreement else {}
-    parts |= terms_of_surveys([survey.made for survey in sources.surveys])
-    kinds = {type(one.made) for one in sources.shown}
-    parts |= {"Without heads and layers": DISABLED} if Disabled in kinds else {}
-    parts |= {"Encoders with and without positions": PRETRAINING} if Pretraining in kinds else {}
-    parts |= {"Checkpoints": SERIES} if CheckpointSeries in kinds else {}
-    parts |= {"Linear order or hierarchy": HIERARCHY} if Hierarchy in kinds else {}
-    parts |= {"At the mask": CLOZE} if Cloze in kinds else {}
-    parts |= {"Geometry": GEOMETRY} if sources.geometry else {}
-    changed = any(one.neuron_interventions for one in sources.geometry)
-    parts |= {"Changed neurons": CHANGED_NEURONS} if changed else {}
-    parts |= {"Words and sentences": EVALUATIONS} if sources.evaluations else {}
+    parts |= sources.agreement.study.terms(sources.agreement) if sources.agreement else {}
+    for one in sources.shown:
+        parts |= one.study.terms(one)
     lists = [element("section", element("h3", name), pairs([*terms.items()])) for name, terms in parts.items()]
     return element("section", element("h2", "Terms"), *lists, element("p", PRECISION), id="terms")

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from probing.pretraining.series.emergence import Thresholds, emergence
+from probing.pretraining.series.figures import write_figures
 from probing.pretraining.series.losses import loss_rows
 from probing.pretraining.series.survey import Found
-from probing.runtime.versions import versions
-from probing.tables.columns import without_nan
-
-KIND = "series of checkpoints"
+from probing.runs.call import Measured
+from probing.tables.series import by_step
 
 Tables = dict[str, list[dict[str, Any]]]
 
@@ -41,23 +38,17 @@ def tables_of(found: Found, thresholds: Thresholds) -> Tables:
     }  # fmt: skip
 
 
-def write_summary(
-    folder: Path, found: Found, tables: Tables, names: Sequence[str], thresholds: Thresholds,
-    timings: Mapping[str, float],
-) -> Path:  # fmt: skip
-    """Write `results.json`, the results for programs, and return its path.
+def measured(found: Found, names: Sequence[str], thresholds: Thresholds, title: str) -> Measured:
+    """Return the tables with what belongs to them.
 
     Args:
-        folder: The run's folder.
         found: What was measured.
-        tables: Rows by the name of their table.
         names: The measures.
         thresholds: The thresholds past which a quantity counts as present.
-        timings: Times in seconds.
+        title: What the checkpoints are of.
     """
-    summary = {
-        "kind": KIND,
-        "versions": versions(),
+    tables = tables_of(found, thresholds)
+    results = {
         "checkpoints": [
             {"step": one.step, "name": one.name, "model": one.model, "revision": one.revision}
             for one in found.checkpoints
@@ -65,9 +56,11 @@ def write_summary(
         "measures": list(names),
         "n_kept": found.n_kept,
         "thresholds": asdict(thresholds),
-        "timings": dict(timings),
-        "emergence": [without_nan(row) for row in tables["emergence"]],
     }
-    path = folder / "results.json"
-    path.write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    return path
+    return Measured(
+        tables,
+        results,
+        by_step(tables),
+        "step",
+        draw=lambda folder, formats: write_figures(folder, tables, title, formats),
+    )

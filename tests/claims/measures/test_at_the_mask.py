@@ -9,8 +9,8 @@ import pytest
 
 from probing.claims.measures import at_the_mask as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Cloze
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 GROUPS = [
     {"group": "all", "share": 0.6, "low": 0.5, "high": 0.7},
@@ -32,7 +32,7 @@ CHANGES = [
 
 
 def subject(**tables: list[dict[str, Any]]) -> Subject:
-    made = Cloze(Path("cloze"), {}, {}, **{name: Table(rows) for name, rows in tables.items()})
+    made = results_of("cloze", Path("cloze"), {}, {}, **{name: Table(rows) for name, rows in tables.items()})
     return Subject("any", {"minimal_pairs": made, "changed_text": made})
 
 

@@ -11,15 +11,18 @@ import pytest
 from planted_attention import classes, with_interval
 from probing.claims.measures import attention_maps as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Attention
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from probing.runs.result import Result
+from written import results_of
 
 
-def survey(*rows: dict[str, Any], of_classes: Table | None = None) -> Attention:
-    return Attention(Path("attention"), {}, {}, attention_layers=Table(rows), attention_classes=Table(of_classes or ()))
+def survey(*rows: dict[str, Any], of_classes: Table | None = None) -> Result:
+    return results_of(
+        "attention", Path("attention"), {}, {}, attention_layers=Table(rows), attention_classes=Table(of_classes or ())
+    )
 
 
-def subject(sentences: Attention, pairs: Attention | None = None) -> Subject:
+def subject(sentences: Result, pairs: Result | None = None) -> Subject:
     return Subject("any", {"attention": sentences, "pairs": pairs})
 
 

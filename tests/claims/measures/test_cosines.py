@@ -9,8 +9,8 @@ from scipy.stats import spearmanr
 
 from probing.claims.measures import cosines
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Geometry
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 WIDTH = 0.01
 
@@ -31,7 +31,7 @@ def subject(dimensions: list[tuple[int, int, float, float, float]] = [], **value
     ]  # fmt: skip
     names = ("layer", "neuron", "mean", "sd", "cosine_share")
     none, table = Table(), Table(dict(zip(names, one, strict=True)) for one in dimensions)
-    run = Geometry(Path("g"), {"special_tokens": "exclude"}, {}, Table(rows), none, table, none, none)
+    run = results_of("geometry", Path("g"), {"special_tokens": "exclude"}, {}, Table(rows), none, table, none, none)
     return Subject("m", {"geometry": run, "held_out": run}, {"minimum": 0, "maximum": 1})
 
 

@@ -21,11 +21,12 @@ from probing.claims.measures.extremes import (
     outliers_of_some_layers,
 )
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Geometry
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from probing.runs.result import Result
+from written import results_of
 
 
-def run(means: list[list[float]], shares: list[list[float]] | None = None, n: int = 400, sd: float = 1.0) -> Geometry:
+def run(means: list[list[float]], shares: list[list[float]] | None = None, n: int = 400, sd: float = 1.0) -> Result:
     """Return a run with these means, and shares of tokens with the minimum, of each layer and neuron."""
     rows = [
         {
@@ -37,10 +38,12 @@ def run(means: list[list[float]], shares: list[list[float]] | None = None, n: in
     ]  # fmt: skip
     one = {"layer": 0, "transform": "none", "measure": "mean_cosine_one_per_sentence", "value": 0.1, "n_tokens": n}
     none = Table()
-    return Geometry(Path("g"), {"special_tokens": "exclude"}, {}, Table([one]), none, Table(rows), none, none)
+    return results_of(
+        "geometry", Path("g"), {"special_tokens": "exclude"}, {}, Table([one]), none, Table(rows), none, none
+    )
 
 
-def subject(geometry: Geometry, **published: int) -> Subject:
+def subject(geometry: Result, **published: int) -> Subject:
     return Subject("m", {"geometry": geometry}, published)
 
 

@@ -12,13 +12,13 @@ import pytest
 from planted_attention import with_interval
 from probing.claims.measures import heads_of_syntax as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Attention
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 
 def subject(**tables: list[dict[str, Any]]) -> Subject:
     made = {name: Table(rows) for name, rows in tables.items()}
-    return Subject("any", {"attention": Attention(Path("attention"), {}, {}, **made)})
+    return Subject("any", {"attention": results_of("attention", Path("attention"), {}, {}, **made)})
 
 
 def relation(name: str, lead: float, offset: float, untrained: float) -> dict[str, Any]:

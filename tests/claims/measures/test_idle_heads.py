@@ -8,8 +8,8 @@ import pytest
 
 from probing.claims.measures.idle_heads import heads_idle_at_first_token
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Attention
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 # Lift, mass and mass by norm.
 Numbers = tuple[float, float, float]
@@ -27,7 +27,7 @@ def subject(*heads: dict[str, Numbers]) -> Subject:
         for measure, value in zip(("lift", "mass", "norm_mass"), numbers, strict=True)
     ]
     rows.append({"layer": 1, "head": 1, "measure": "entropy", "value": 0.3})
-    return Subject("m", {"heads": Attention(Path("a"), {}, {}, heads=Table(rows))})
+    return Subject("m", {"heads": results_of("attention", Path("a"), {}, {}, heads=Table(rows))})
 
 
 def head(first: Numbers, last: Numbers = SEP, name: str = "[CLS]") -> dict[str, Numbers]:
@@ -44,11 +44,17 @@ def test_the_least_is_less_than_of_all_other_types_and_of_words() -> None:
     assert heads_idle_at_first_token(subject(head(IDLE, (2.0, 0.1, 0.001)))).value == 0
     # Of the first token .12 / .4 is read; of words, with nine tenths of the norms on special tokens, .1 / .5.
     rows = subject(head((5.0, 0.4, 0.12))).run("heads").heads
-    assert heads_idle_at_first_token(Subject("m", {"heads": Attention(Path("a"), {}, {}, heads=rows)})).value == 1
+    assert (
+        heads_idle_at_first_token(Subject("m", {"heads": results_of("attention", Path("a"), {}, {}, heads=rows)})).value
+        == 1
+    )
     for row in rows:
         if (row.get("to"), row["measure"]) == ("special tokens", "norm_mass"):
             row["value"] = 0.9
-    assert heads_idle_at_first_token(Subject("m", {"heads": Attention(Path("a"), {}, {}, heads=rows)})).value == 0
+    assert (
+        heads_idle_at_first_token(Subject("m", {"heads": results_of("attention", Path("a"), {}, {}, heads=rows)})).value
+        == 0
+    )
 
 
 def test_the_control_is_the_same_of_the_last_token() -> None:
@@ -60,4 +66,4 @@ def test_without_such_a_token_nothing_is_measured() -> None:
     with pytest.raises(NotMeasurable, match="have no"):
         heads_idle_at_first_token(subject({"punctuation": (1.0, 0.2, 0.2)}))
     with pytest.raises(NotMeasurable, match="have no"):
-        heads_idle_at_first_token(Subject("m", {"heads": Attention(Path("a"), {}, {})}))
+        heads_idle_at_first_token(Subject("m", {"heads": results_of("attention", Path("a"), {}, {})}))

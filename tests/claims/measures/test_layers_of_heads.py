@@ -10,12 +10,12 @@ import pytest
 from planted_attention import with_interval
 from probing.claims.measures import layers_of_heads as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Attention
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 
 def subject(**tables: list[dict[str, Any]]) -> Subject:
-    run = Attention(Path("attention"), {}, {}, **{name: Table(rows) for name, rows in tables.items()})
+    run = results_of("attention", Path("attention"), {}, {}, **{name: Table(rows) for name, rows in tables.items()})
     return Subject("any", {"attention": run, "fusion": run, "change": run})
 
 

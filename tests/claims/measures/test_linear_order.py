@@ -9,8 +9,8 @@ import pytest
 
 from probing.claims.measures import linear_order as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Hierarchy
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 
 def row(layer: int, linear: float, preference: float, condition: str = "model") -> dict[str, Any]:
@@ -22,7 +22,7 @@ def row(layer: int, linear: float, preference: float, condition: str = "model") 
 
 
 def subject(*rows: dict[str, Any]) -> Subject:
-    return Subject("any", {"hierarchy": Hierarchy(Path("hierarchy"), {}, {}, Table(list(rows)), Table())})
+    return Subject("any", {"hierarchy": results_of("hierarchy", Path("hierarchy"), {}, {}, Table(list(rows)), Table())})
 
 
 ROWS = [

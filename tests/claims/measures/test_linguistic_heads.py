@@ -10,13 +10,13 @@ import pytest
 from planted_attention import with_interval
 from probing.claims.measures import linguistic_heads as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Attention
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 
 def subject(**tables: list[dict[str, Any]]) -> Subject:
     made = {name: Table(rows) for name, rows in tables.items()}
-    return Subject("any", {"attention": Attention(Path("attention"), {}, {}, **made)})
+    return Subject("any", {"attention": results_of("attention", Path("attention"), {}, {}, **made)})
 
 
 def role(layer: int, head: int, score: float, unlinked: float, p_value: float, **others: Any) -> dict[str, Any]:

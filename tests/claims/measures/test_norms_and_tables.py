@@ -9,8 +9,8 @@ import pytest
 
 from probing.claims.measures import norms_and_tables as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Geometry
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 D_MODEL = 10
 
@@ -39,8 +39,10 @@ def subject(
 ) -> Subject:
     layers = range(n_layers + 1) if n_layers else [None]
     none, width = Table(), Table({"neuron": k, "layer": layer} for layer in layers for k in range(D_MODEL))
-    run = Geometry(Path("g"), {"special_tokens": "exclude"}, {}, none, none, width, Table(parameters), none)
-    other = Geometry(Path("s"), {}, {}, none, none, none, none, none, **(stream or {}))
+    run = results_of(
+        "geometry", Path("g"), {"special_tokens": "exclude"}, {}, none, none, width, Table(parameters), none
+    )
+    other = results_of("geometry", Path("s"), {}, {}, none, none, none, none, none, **(stream or {}))
     return Subject("m", {"geometry": run, "stream": other}, published or {"minimum": 7, "maximum": 8})
 
 

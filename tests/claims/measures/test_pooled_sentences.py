@@ -9,8 +9,8 @@ import pytest
 
 from probing.claims.measures.pooled_sentences import least_lead_of_pooling
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import SentenceSimilarity
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 
 def row(name: str, pooling: str, value: float, layer: int = 6, **others: Any) -> dict[str, Any]:
@@ -32,7 +32,7 @@ CHOSEN = [
 
 
 def subject(chosen: list[dict[str, Any]] = CHOSEN) -> Subject:
-    return Subject("any", {"pooling": SentenceSimilarity(Path("sts"), {}, {}, Table(ROWS), Table(chosen))})
+    return Subject("any", {"pooling": results_of("sts", Path("sts"), {}, {}, Table(ROWS), Table(chosen))})
 
 
 def test_the_lead_is_that_of_the_last_layer_and_of_the_set_with_least() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from probing.claims.measures import position_probes as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Geometry
+from probing.results.rows import Table
 from probing.runs.run import Run
-from probing.tables.rows import Table
+from written import results_of
 
 
 def subject(
@@ -24,7 +24,9 @@ def subject(
         for layer, value in enumerate(accuracies or [])
     ]  # fmt: skip
     none = Table()
-    geometry = Geometry(Path("g"), {"special_tokens": "exclude"}, {}, none, none, none, none, Table(explained))
+    geometry = results_of(
+        "geometry", Path("g"), {"special_tokens": "exclude"}, {}, none, none, none, none, Table(explained)
+    )
     run = Run(Path("r"), {}, {}, Table(accuracy), Table(neurons or []))
     return Subject("m", {"positions": run, "geometry": geometry}, published or {"minimum": 7})
 

@@ -10,8 +10,8 @@ import pytest
 
 from probing.claims.measures import pretrained as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.trainings import Pretraining
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 
 def row(arm: str, seed: int, layer: int, step: int = 10, **columns: Any) -> dict[str, Any]:
@@ -28,7 +28,9 @@ BOTH = [row(arm, seed, layer) for arm in ("learned", "none") for seed in (0, 1) 
 def subject(*rows: dict[str, Any]) -> Subject:
     """Return encoders with these rows in the place of the usual ones."""
     keys = {(one["arm"], one["seed"], one["layer"], one["step"]): one for one in (*BOTH, *rows)}
-    return Subject("pretrain-tiny", {"pretraining": Pretraining(Path("p"), {}, {}, Table(keys.values()), Table())})
+    return Subject(
+        "pretrain-tiny", {"pretraining": results_of("pretrain", Path("p"), {}, {}, Table(keys.values()), Table())}
+    )
 
 
 def of_seed(arm: str, seed: int, **columns: Any) -> list[dict[str, Any]]:
@@ -96,6 +98,6 @@ def test_outliers_of_seeds_are_compared_as_sets() -> None:
 
 def test_an_arm_that_was_not_trained_is_not_measured() -> None:
     rows = Table(one for one in BOTH if one["arm"] == "learned")
-    only = Subject("m", {"pretraining": Pretraining(Path("p"), {}, {}, rows, Table())})
+    only = Subject("m", {"pretraining": results_of("pretrain", Path("p"), {}, {}, rows, Table())})
     with pytest.raises(NotMeasurable, match="no arm none"):
         measures.farthest_without_positions(only)

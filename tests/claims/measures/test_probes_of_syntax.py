@@ -10,8 +10,8 @@ import pytest
 
 from probing.claims.measures import probes_of_syntax as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
+from probing.results.rows import Table
 from probing.runs.run import Run
-from probing.tables.rows import Table
 
 HALF = 0.0098  # 1.96 sd of .005
 

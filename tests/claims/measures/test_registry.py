@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from probing.claims.measures.registry import MEASURES, NotMeasurable, Subject
-from probing.runs.kinds import Geometry
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from probing.runs.result import Result
+from written import results_of
 
 
-def geometry(*outliers: tuple[int, int, float], **about: Any) -> Geometry:
+def geometry(*outliers: tuple[int, int, float], **about: Any) -> Result:
     """Return a run with outliers by the profile of the mean: layer, neuron, deviation."""
     usual = {"definition": "mean_profile", "special_tokens": "exclude"}
     rows = [{**usual, "layer": layer, "neuron": k, "value": value, **about} for layer, k, value in outliers]
     none = Table()
-    return Geometry(Path("g"), {"special_tokens": "exclude"}, {}, none, Table(rows), none, none, none)
+    return results_of("geometry", Path("g"), {"special_tokens": "exclude"}, {}, none, Table(rows), none, none, none)
 
 
 def test_published_outliers_are_those_of_the_paper() -> None:

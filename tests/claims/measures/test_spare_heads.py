@@ -9,8 +9,8 @@ import pytest
 
 from probing.claims.measures import spare_heads as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Disabled
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 HALF = 0.004
 
@@ -29,7 +29,7 @@ def subject(readout: str, best: list[dict[str, Any]] | None = None) -> Subject:
     rows = [row(unit, gain, readout) for unit, gain in GAINS.items()]
     rows += [row(unit, -1.0, readout, layer=1) for unit in GAINS]  # what lower layers lose does not count
     rows += [row(unit, -1.0, "position_retrained") for unit in GAINS]
-    made = Disabled(Path("disabled"), {}, {}, Table(rows), Table(best or []))
+    made = results_of("disable", Path("disabled"), {}, {}, Table(rows), Table(best or []))
     return Subject("any", {"disabled": made, "disabled_words": made})
 
 
@@ -57,7 +57,7 @@ def test_the_gain_is_that_of_the_better_of_head_and_layer_in_the_last_layer(read
 
 
 def test_heads_and_layers_are_both_needed() -> None:
-    alone = Disabled(Path("disabled"), {}, {}, Table([row("1-1", 0.1, "position")]), Table())
+    alone = results_of("disable", Path("disabled"), {}, {}, Table([row("1-1", 0.1, "position")]), Table())
     with pytest.raises(NotMeasurable, match="with heads and with layers"):
         measures.spare_heads_of_positions(Subject("any", {"disabled": alone}), 0.01)
     with pytest.raises(NotMeasurable, match="more sentences"):

@@ -11,8 +11,8 @@ from planted_attention import with_interval
 from probing.claims.measures import attention_maps
 from probing.claims.measures import special_tokens as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Attention
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 
 def layers(measure: str, to: str, values: list[float]) -> list[dict[str, Any]]:
@@ -20,7 +20,9 @@ def layers(measure: str, to: str, values: list[float]) -> list[dict[str, Any]]:
 
 
 def subject(*rows: dict[str, Any]) -> Subject:
-    return Subject("any", {"attention": Attention(Path("attention"), {}, {}, attention_layers=Table(list(rows)))})
+    return Subject(
+        "any", {"attention": results_of("attention", Path("attention"), {}, {}, attention_layers=Table(list(rows)))}
+    )
 
 
 SEP = layers("mass", "[SEP]", [0.1, 0.2, 0.6, 0.55, 0.3, 0.2])

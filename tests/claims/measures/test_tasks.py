@@ -9,9 +9,9 @@ import pytest
 
 from probing.claims.measures import tasks
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import SentenceSimilarity, WordsInContext
+from probing.results.rows import Table
 from probing.runs.run import Run
-from probing.tables.rows import Table
+from written import results_of
 
 WIDTH = 0.01
 
@@ -31,7 +31,7 @@ SENSES = [
 
 
 def senses(rows: list[dict[str, Any]] = SENSES) -> Subject:
-    return Subject("m", {"senses": WordsInContext(Path("w"), {}, {}, Table(), Table(rows))})
+    return Subject("m", {"senses": results_of("wic", Path("w"), {}, {}, Table(), Table(rows))})
 
 
 def test_the_gain_is_that_on_pairs_which_chose_nothing() -> None:
@@ -103,7 +103,7 @@ SETS = [
 
 
 def similarity(rows: list[dict[str, Any]] = SETS) -> Subject:
-    return Subject("m", {"similarity": SentenceSimilarity(Path("s"), {}, {}, Table(), Table(rows))})
+    return Subject("m", {"similarity": results_of("sts", Path("s"), {}, {}, Table(), Table(rows))})
 
 
 def test_the_least_gain_is_over_the_sets_that_are_there_and_the_control_counts_the_others() -> None:

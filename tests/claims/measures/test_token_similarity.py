@@ -13,14 +13,14 @@ from scipy.stats import linregress, rankdata, spearmanr
 from planted_attention import with_interval
 from probing.claims.measures import token_similarity as measures
 from probing.claims.measures.registry import NotMeasurable, Subject
-from probing.runs.kinds import Geometry
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import results_of
 
 
 def subject(**tables: list[dict[str, Any]]) -> Subject:
     empty = {name: Table() for name in ("geometry", "outliers", "dimensions", "parameters", "explained")}
     made = {**empty, **{name: Table(rows) for name, rows in tables.items()}}
-    return Subject("any", {"geometry": Geometry(Path("geometry"), {}, {}, **made)})
+    return Subject("any", {"geometry": results_of("geometry", Path("geometry"), {}, {}, **made)})
 
 
 def similarity(transform: str, **of_layers: float) -> list[dict[str, Any]]:

@@ -13,8 +13,7 @@ import pytest
 from probing import report
 from probing.page.charts.line_chart import x, y
 from probing.page.sections.terms import CLOZE, HIERARCHY
-from probing.tables import cloze, hierarchy
-from probing.tables.csv_files import write_csv
+from written import write_csv
 
 RIGHT = {"model": (0.0, 0.75), "untrained": (0.25, 0.25)}
 
@@ -46,12 +45,12 @@ def rows_of_cloze() -> dict[str, list[dict[str, Any]]]:
     return {"groups": [{"group": "all", **group}, {"group": "<agreement>", **group}], "changes": [change]}
 
 
-def page_of(folder: Path, kind: str, tables: dict[str, list[dict[str, Any]]], columns: Any) -> str:
+def page_of(folder: Path, kind: str, tables: dict[str, list[dict[str, Any]]]) -> str:
     folder.mkdir()
     (folder / "results.json").write_text(json.dumps({"kind": kind}), encoding="utf-8")
     (folder / "config.yaml").write_text("model: minilm\n", encoding="utf-8")
     for name, rows in tables.items():
-        write_csv(folder / f"{name}.csv", rows, columns[name])
+        write_csv(folder / f"{name}.csv", rows)
     return report([str(folder)]).read_text(encoding="utf-8")
 
 
@@ -64,12 +63,12 @@ def section_of(page: str, name: str) -> str:
 def of_hierarchy(tmp_path_factory: pytest.TempPathFactory) -> str:
     tables = {"hierarchy": rows_of_hierarchy(), "distractors": [{"task": "main_auxiliary", "layer": 0}]}
     folder = tmp_path_factory.mktemp("page") / "h"
-    return page_of(folder, "linear order or hierarchy", tables, hierarchy.COLUMNS)
+    return page_of(folder, "linear order or hierarchy", tables)
 
 
 @pytest.fixture(scope="module")
 def of_cloze(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return page_of(tmp_path_factory.mktemp("page") / "c", "predictions at masks", rows_of_cloze(), cloze.COLUMNS)
+    return page_of(tmp_path_factory.mktemp("page") / "c", "predictions at masks", rows_of_cloze())
 
 
 def test_a_page_says_which_layers_go_by_which_rule(of_hierarchy: str) -> None:

@@ -16,12 +16,14 @@ from probing.page.sections.head_terms import (
     FUSION,
     POSITION_HEADS,
     ROLLOUT,
-    terms_of_surveys,
+    terms_of_survey,
 )
-from probing.runs.kinds import Attention
+from probing.results.rows import Table
+from probing.schemas import attention as schemas
+from probing.schemas.disabling import DISABLED as DISABLED_SCHEMA
 from probing.tables import change, disabling, fusion, neuron_interventions, position_heads, rollout
 from probing.tables.disabling import PLACES
-from probing.tables.rows import Table
+from written import results_of
 
 ENDS = {"low": 0.1, "high": 0.3}
 
@@ -55,14 +57,13 @@ def of_fusion() -> set[str]:
 
 def of_position_heads() -> set[str]:
     place = {"layer": 1, "head": 2, "offset": -1, "position_head": "yes"}
-    columns = position_heads.COLUMNS
-    head = {**dict.fromkeys(columns["position_heads"], 0.5), **place}
-    held = {**dict.fromkeys(columns["position_removal"], 0.5), **place, "k": 5, "ranking": "use"}
+    head = {**dict.fromkeys(schemas.POSITION_HEADS.types, 0.5), **place}
+    held = {**dict.fromkeys(schemas.POSITION_REMOVAL.types, 0.5), **place, "k": 5, "ranking": "use"}
     return headings(position_heads.tables({"position_heads": [head], "position_removal": [held]}))
 
 
 def of_disabled() -> set[str]:
-    row = {**dict.fromkeys(disabling.COLUMNS["disabled"], 0.2), "layer": 2, "readout": "position"}
+    row = {**dict.fromkeys(DISABLED_SCHEMA.types, 0.2), "layer": 2, "readout": "position"}
     rows = [{**row, "unit": unit, "kind": kind} for unit in ("1", "1-2") for kind in PLACES]
     return headings(
         disabling.tables({"disabled": [*rows, *({**one, "readout": "position_retrained"} for one in rows)]})
@@ -88,8 +89,7 @@ def test_every_heading_is_explained_and_nothing_else(shown: Any, terms: Mapping[
 
 
 def test_terms_are_those_of_the_tables_that_there_are(tmp_path: Path) -> None:
-    plain = Attention(tmp_path, {}, {})
-    followed = Attention(tmp_path, {}, {}, rollout=Table([{"layer": 1}]))
-    assert terms_of_surveys([]) == {}
-    assert terms_of_surveys([plain]) == {"Attention heads": ATTENTION}
-    assert terms_of_surveys([plain, followed]) == {"Attention heads": ATTENTION, "Rollout": ROLLOUT}
+    plain = results_of("attention", tmp_path, {}, {})
+    followed = results_of("attention", tmp_path, {}, {}, rollout=Table([{"layer": 1}]))
+    assert terms_of_survey(plain) == {"Attention heads": ATTENTION}
+    assert terms_of_survey(followed) == {"Attention heads": ATTENTION, "Rollout": ROLLOUT}

@@ -14,8 +14,7 @@ from probing import UserError, report
 from probing.page.charts.axes import BY_STEP, Up
 from probing.page.charts.line_chart import x, y
 from probing.page.sections.terms import PRETRAINING
-from probing.tables.csv_files import write_csv
-from probing.tables.pretraining import COLUMNS
+from written import write_csv
 
 STEPS, SEEDS, UNIGRAM = (0, 4, 64), (0, 1, 2), 4.2
 LAST = {("learned", 0): 2.5, ("learned", 1): 2.7, ("learned", 2): 2.9, **{("none", seed): 3.8 for seed in SEEDS}}
@@ -50,8 +49,8 @@ def written(folder: Path) -> Path:
     results = {"kind": "pretraining with and without positions", "n_vocabulary": 100, "growth": None}
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     (folder / "config.yaml").write_text("size: tiny\n", encoding="utf-8")
-    write_csv(folder / "arms.csv", arms(), COLUMNS["arms"])
-    write_csv(folder / "losses.csv", [{"arm": "learned", "seed": 0, "step": 0, "loss": 4.6}], COLUMNS["losses"])
+    write_csv(folder / "arms.csv", arms())
+    write_csv(folder / "losses.csv", [{"arm": "learned", "seed": 0, "step": 0, "loss": 4.6}])
     return folder
 
 
@@ -62,7 +61,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def section(page: str) -> str:
-    (found,) = re.findall(r'<section id="pretraining-0".*?</section>', page, re.DOTALL)
+    (found,) = re.findall(r'<section id="pretrain-0".*?</section>', page, re.DOTALL)
     return str(found)
 
 
@@ -73,7 +72,7 @@ def rows_of(table: str) -> list[list[str]]:
 
 def test_the_verdict_stands_there_without_a_script(page: str, section: str) -> None:
     assert "<h1>Encoders with and without positions</h1>" in page
-    assert '<a href="#pretraining-0">Encoders with and without positions: &lt;arms&gt;</a>' in page
+    assert '<a href="#pretrain-0">Encoders with and without positions: &lt;arms&gt;</a>' in page
     assert (
         "(Luo, Kulmizev &amp; Mao 2021): confirmed: learned has an outlier with every seed, and none with no" in section
     )
@@ -120,6 +119,6 @@ def test_every_heading_and_line_is_explained(section: str) -> None:
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "arms")
-    write_csv(folder / "arms.csv", arms(), [name for name in COLUMNS["arms"] if name != "unigram_loss"])
+    write_csv(folder / "arms.csv", arms(), without=["unigram_loss"])
     with pytest.raises(UserError, match="there is no 'unigram_loss' in it"):
         report([str(folder)])

@@ -14,8 +14,7 @@ from probing.page.charts.axes import BY_STEP, Up
 from probing.page.charts.line_chart import x, y
 from probing.page.sections.terms import SERIES
 from probing.pretraining.series.emergence import Thresholds, emergence
-from probing.tables.csv_files import write_csv
-from probing.tables.series import COLUMNS
+from written import write_csv
 
 STEPS = (0, 10, 200, 1000)
 LOSSES = (5.0, 4.5, 3.9, 3.0)
@@ -53,7 +52,7 @@ def page_of(folder: Path, n_layers: int) -> str:
     )
     (folder / "config.yaml").write_text("measures: all\n", encoding="utf-8")
     for name, table in {"series": rows, "series_outliers": [], "emergence": came}.items():
-        write_csv(folder / f"{name}.csv", table, COLUMNS[name])
+        write_csv(folder / f"{name}.csv", table)
     return report([str(folder)]).read_text(encoding="utf-8")
 
 

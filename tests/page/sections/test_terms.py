@@ -14,32 +14,30 @@ from typing import Any
 import pytest
 
 from probing import report
-from probing.comparison.pairs import AGREEMENT_COLUMNS
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.downstream.sts.sentence_similarity import CHOSEN_COLUMNS as STS_CHOSEN_COLUMNS
-from probing.downstream.sts.sentence_similarity import STS_COLUMNS
-from probing.downstream.wic.words_in_context import CHOSEN_COLUMNS as WIC_CHOSEN_COLUMNS
-from probing.downstream.wic.words_in_context import WIC_COLUMNS
-from probing.internals.interventions import INTERVENTION_COLUMNS
-from probing.internals.norm_changes import NORM_CHANGE_COLUMNS
-from probing.internals.norm_terms import NORM_COLUMNS
-from probing.internals.smoothing_bound import SMOOTHING_COLUMNS
-from probing.internals.stream_path import PATH_COLUMNS
-from probing.layer_geometry.first_token import FIRST_TOKEN_COLUMNS
-from probing.layer_geometry.layers import GEOMETRY_COLUMNS
-from probing.layer_geometry.survey import OUTLIER_COLUMNS
 from probing.page.build import SCRIPT, page_script
 from probing.page.neuron_table import COLUMNS
 from probing.page.sections.terms import FLAGS, MEASURES, terms_section
 from probing.page.sources import Sources
 from probing.runs.run import Row
+from probing.schemas.comparison import AGREEMENT
+from probing.schemas.downstream import STS, STS_CHOSEN, WIC, WIC_CHOSEN
+from probing.schemas.geometry import (
+    FIRST_TOKEN,
+    GEOMETRY,
+    INTERVENTIONS,
+    NORM_CHANGES,
+    NORMS,
+    OUTLIERS,
+    PATH,
+    SMOOTHING,
+)
+from probing.schemas.probes import ACCURACY, GIVEN, HEADS, NEURONS
 from probing.statistics.sample_size import SIZE_COLUMNS
-from probing.tables.columns import ACCURACY_COLUMNS, GIVEN_COLUMNS, HEAD_COLUMNS, NEURON_COLUMNS
-from probing.tables.csv_files import read_csv, write_csv
 from probing.tables.first_token import TOKENS
-from probing.tables.schema import type_of
 from probing.tables.space_names import SPACES
 from report_runs import make_run
+from written import complete, read_csv, type_of, write_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -49,8 +47,9 @@ PARTS = {
     "agreement": "Agreement",
     "neurons-0": "Neurons",
     "heads-0": "Heads",
-    "geometry": "Geometry",
-    "evaluations": "Words and sentences",
+    "geometry-0": "Geometry",
+    "wic-0": "Words and sentences",
+    "sts-0": "Words and sentences",
 }
 SETS = ("STS12", "STS-B dev")
 
@@ -67,18 +66,18 @@ def page(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     place = tmp_path_factory.mktemp("runs")
     first = make_run(checkpoints["bert"], corpus_file, place, "first")
     accuracy = read_csv(first / "accuracy.csv")
-    whole: list[dict[str, Any]] = [{**numbers_of(ACCURACY_COLUMNS), **row} for row in accuracy]
-    write_csv(first / "accuracy.csv", whole, ACCURACY_COLUMNS)
-    held_fixed = numbers_of([*GIVEN_COLUMNS, "control_task_share", "selectivity"])
+    whole: list[dict[str, Any]] = [{**numbers_of(tuple(ACCURACY.types)), **row} for row in accuracy]
+    write_csv(first / "accuracy.csv", whole)
+    held_fixed = numbers_of([*[column.name for column in GIVEN], "control_task_share", "selectivity"])
     neurons = [{**row, "head": row["neuron"] // 8, **held_fixed} for row in read_csv(first / "neurons.csv")]
-    write_csv(first / "neurons.csv", neurons, NEURON_COLUMNS)
-    assert set(read_csv(first / "neurons.csv")[0]) == set(NEURON_COLUMNS)
+    write_csv(first / "neurons.csv", neurons)
+    assert set(read_csv(first / "neurons.csv")[0]) == set(NEURONS.types)
     heads = [
-        {**numbers_of(HEAD_COLUMNS), "layer": layer, "head": head, "first_neuron": 8 * head, "n_neurons": 8,
+        {**numbers_of(tuple(HEADS.types)), "layer": layer, "head": head, "first_neuron": 8 * head, "n_neurons": 8,
          "n_random": 10, "above_chance": "no"}
         for layer in (0, 2) for head in (0, 1)
     ]  # fmt: skip
-    write_csv(first / "heads.csv", heads, HEAD_COLUMNS)
+    write_csv(first / "heads.csv", heads)
     second = Path(shutil.copytree(first, place / "second"))
     folders = [comparison(place / "both", [first, second]), geometry(place / "shape"), *evaluations(place)]
     return report([str(folder) for folder in folders], output=str(place / "page.html")).read_text(encoding="utf-8")
@@ -90,6 +89,7 @@ def write(folder: Path, kind: str, tables: dict[str, tuple[list[Any], Any]], **r
     (folder / "config.yaml").write_text("top: 10\n", encoding="utf-8")
     for name, (rows, columns) in tables.items():
         write_csv(folder / f"{name}.csv", rows, columns)
+    complete(folder)
     return folder
 
 
@@ -103,7 +103,7 @@ def comparison(folder: Path, runs: list[Path]) -> Path:
     ]
     everywhere = {"layer": 0, "neuron": 1, "rank": 1, "second layer": 0, "second neuron": 1, "second rank": 2}
     tables: dict[str, tuple[list[Any], Any]] = {
-        "agreement": (rows, AGREEMENT_COLUMNS),
+        "agreement": (rows, tuple(AGREEMENT.types)),
         "top_everywhere": ([everywhere], [*everywhere]),
     }
     return write(folder, "comparison", tables, runs={run.name: str(run) for run in runs})
@@ -128,7 +128,7 @@ def geometry(folder: Path) -> Path:
         effects += [{**common, **ends, "kind": "outliers", "percentile": 100.0, "p_value": 0.01}]
         effects += [{**common, **ends, "kind": "largest_gain"}, {**common, "kind": "random", "draw": 1}]
     terms = {
-        **numbers_of(NORM_COLUMNS),
+        **numbers_of(tuple(NORMS.types)),
         "layer": 1,
         "module": "n",
         "kind": "outlier",
@@ -144,29 +144,39 @@ def geometry(folder: Path) -> Path:
     of_first: list[Row] = [{"layer": 0, "measure": name, "value": 0.5} for name in ("rms_norm", "mean_cosine")]
     of_first.append({"layer": 0, "measure": "mean_profile", "neuron": 7, "value": 6.0})
     first = [{**row, "first_token": which} for which in TOKENS for row in of_first]
-    stream = {**numbers_of(PATH_COLUMNS), "layer": 0, "site": "sum", "term": "no", "tokens": "first", "kind": "layers"}
+    stream = {
+        **numbers_of(tuple(PATH.types)),
+        "layer": 0,
+        "site": "sum",
+        "term": "no",
+        "tokens": "first",
+        "kind": "layers",
+    }
     tables: dict[str, tuple[list[Any], Any]] = {
-        "geometry": (measured, GEOMETRY_COLUMNS), "outliers": (outliers, OUTLIER_COLUMNS),
-        "smoothing": (smoothing, SMOOTHING_COLUMNS), "interventions": (effects, INTERVENTION_COLUMNS),
-        "norms": ([terms], NORM_COLUMNS), "norm_changes": (changes, NORM_CHANGE_COLUMNS),
-        "path": ([stream], PATH_COLUMNS), "first_token": (first, FIRST_TOKEN_COLUMNS),
+        "geometry": (measured, tuple(GEOMETRY.types)), "outliers": (outliers, tuple(OUTLIERS.types)),
+        "smoothing": (smoothing, tuple(SMOOTHING.types)), "interventions": (effects, tuple(INTERVENTIONS.types)),
+        "norms": ([terms], tuple(NORMS.types)), "norm_changes": (changes, tuple(NORM_CHANGES.types)),
+        "path": ([stream], tuple(PATH.types)), "first_token": (first, tuple(FIRST_TOKEN.types)),
     }  # fmt: skip
     return write(folder, "geometry", tables)
 
 
 def evaluations(place: Path) -> list[Path]:
-    numbers = numbers_of((*WIC_COLUMNS, *WIC_CHOSEN_COLUMNS, *STS_COLUMNS, *STS_CHOSEN_COLUMNS))
+    numbers = numbers_of((*tuple(WIC.types), *tuple(WIC_CHOSEN.types), *tuple(STS.types), *tuple(STS_CHOSEN.types)))
     common: dict[str, Any] = {**numbers, "n_pairs": 90, "n_clipped": 1, "fitted_on": "others", "pooling": "mean"}
     common |= {"reported_on": "dev", "chosen_on": "other pairs"}
     rows = [{**common, "layer": k, "transform": space} for k in (0, 2) for space in SPACES]
     chosen = [{**row, "protocol": protocol} for protocol in ("held_out", "published") for row in rows[: len(SPACES)]]
     constant = {**chosen[0], "protocol": "constant_true"}
-    wic = {"wic": (rows, WIC_COLUMNS), "chosen": ([*chosen, constant], WIC_CHOSEN_COLUMNS)}
+    wic = {"wic": (rows, tuple(WIC.types)), "chosen": ([*chosen, constant], tuple(WIC_CHOSEN.types))}
     static = {**rows[0], "pooling": "static", "layer": ""}
     everywhere = [(one, how) for one in SETS for how in ("all", "mean", "wmean")]
     sts: dict[str, tuple[list[Any], Any]] = {
         name: ([{**row, "set": one, "aggregation": how} for row in made for one, how in everywhere], columns)
-        for name, made, columns in (("sts", [*rows, static], STS_COLUMNS), ("chosen", chosen, STS_CHOSEN_COLUMNS))
+        for name, made, columns in (
+            ("sts", [*rows, static], tuple(STS.types)),
+            ("chosen", chosen, tuple(STS_CHOSEN.types)),
+        )
     }
     return [
         write(place / "senses", "word-in-context evaluation", wic),
@@ -210,13 +220,13 @@ def test_the_parts_show_what_the_code_can_show(page: str) -> None:
     controls = {*CONTROLS.values(), *ADDED_CONTROLS.values(), "majority"}
     assert controls | {"within 1", "error", "selectivity", "compression"} <= headings(page, "accuracy")
     assert headings(page, "neurons-0") == {
-        *(column.label for column in COLUMNS if column.key in NEURON_COLUMNS),
+        *(column.label for column in COLUMNS if column.key in tuple(NEURONS.types)),
         "flag",
     }
-    assert {measure.replace("_", " ") for measure in MEASURES} | {*TOKENS.values()} <= headings(page, "geometry")
+    assert {measure.replace("_", " ") for measure in MEASURES} | {*TOKENS.values()} <= headings(page, "geometry-0")
 
 
-@pytest.mark.parametrize("part", ["geometry", "evaluations"])
+@pytest.mark.parametrize("part", ["geometry-0", "wic-0", "sts-0"])
 def test_every_line_of_a_chart_is_explained(part: str, page: str) -> None:
     legend = re.findall(r'<ul class="legend">(.*?)</ul>', part_of(page, part), re.DOTALL)
     lines = {words(line) for one in legend for line in re.findall(r"<li>(.*?)</li>", one)}

@@ -1,4 +1,4 @@
-"""Tables as CSV files, in full precision; `schema` has the type of every column."""
+"""Tables as CSV files, in full precision; the schema of a table has the type of every column."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from probing.results.cells import is_end
+from probing.results.rows import Table
+from probing.results.schema import Row, Schema, Type, Value
 from probing.runtime.regular_files import regular
-from probing.tables.columns import Row, is_end
-from probing.tables.rows import Table
-from probing.tables.schema import Type, Value, is_known, type_of
 
 _LARGEST = 2**63 - 1
-# Columns of text in which an empty cell is a value: most layers have no flag.
-_MAY_BE_EMPTY = ("special_tokens", "where", "clipped", "no_signal", "flag")
 
 
-def write_csv(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
+def write_csv(path: Path, rows: Sequence[Row], schema: Schema) -> None:
     """Write rows in full precision, leaving out columns that no row has; without rows, the columns alone.
 
     Where there is no interval, the cells of its ends are empty.
+
+    Raises:
+        RuntimeError: If a row has a column that the schema does not declare.
     """
-    present = [column for column in columns if any(column in row for row in rows) or not rows]
     with path.open("w", newline="", encoding="utf-8") as file:
         # With this end of a line, the writer also puts cells with a carriage return in quotes.
-        writer = csv.DictWriter(_Lines(file), present, extrasaction="ignore", lineterminator="\r\n")
+        writer = csv.DictWriter(_Lines(file), schema.order(rows), lineterminator="\r\n")
         writer.writeheader()
         writer.writerows({name: _cell(name, value) for name, value in row.items()} for row in rows)
 
@@ -44,7 +44,7 @@ class _Lines:
 
 
 def write_tables(
-    folder: Path, config: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], columns: Mapping[str, Sequence[str]]
+    folder: Path, config: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], schemas: Sequence[Schema]
 ) -> list[Path]:
     """Write the configuration and the tables of a run, and return their paths.
 
@@ -52,18 +52,24 @@ def write_tables(
         folder: The run's folder.
         config: The resolved configuration as plain values.
         tables: Rows by the name of their table.
-        columns: The columns of each table.
+        schemas: The tables that the command may write.
+
+    Raises:
+        RuntimeError: If a table, or a column of one, is not declared.
     """
     import yaml
 
+    declared = {schema.name: schema for schema in schemas}
+    if undeclared := [name for name in tables if name not in declared]:
+        raise RuntimeError(f"the table {undeclared[0]} is not declared")
     paths = [folder / "config.yaml", *(folder / f"{name}.csv" for name in tables)]
     paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     for path, (name, rows) in zip(paths[1:], tables.items(), strict=True):
-        write_csv(path, rows, columns[name])
+        write_csv(path, rows, declared[name])
     return paths
 
 
-def read_csv(path: Path) -> Table:
+def read_csv(path: Path, schema: Schema) -> Table:
     """Read rows, each cell by the type of its column.
 
     Where there is no interval, its ends are NaN; another empty cell is an empty text.
@@ -72,11 +78,12 @@ def read_csv(path: Path) -> Table:
         ValueError: If a cell is not of its column's type.
     """
     names, rows = _cells(path)
-    types = [type_of(name) for name in names]
-    return Table(
+    types = [schema.type_of(name) for name in names]
+    cells = [
         {name: _value(path, name, text, kind) for name, text, kind in zip(names, row, types, strict=True)}
         for row in rows
-    )
+    ]
+    return Table(cells, schema)
 
 
 def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
@@ -103,28 +110,29 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
     return names, rows
 
 
-def read_measured(path: Path, may_be_empty: Sequence[str] = ()) -> Table:
+def read_measured(path: Path, schema: Schema) -> Table:
     """Read rows in the form that they had in the command that wrote them: cells without a value are absent.
 
     The ends of an interval that is not there are NaN.
 
-    Args:
-        path: The file.
-        may_be_empty: Further columns in which an empty cell is a value.
-
     Raises:
         ValueError: If a cell is not of its column's type.
     """
-    kept = (*_MAY_BE_EMPTY, *may_be_empty)
-    return Table({name: value for name, value in row.items() if value != "" or name in kept} for row in read_csv(path))
+    found, kept = read_csv(path, schema), schema.may_be_empty
+    rows = ({name: value for name, value in row.items() if value != "" or name in kept} for row in found)
+    return Table(rows, schema)
 
 
-def read_trials(path: Path) -> Table:
-    """Return the rows of `sweep.csv`, in which columns that no other table has are options of the trials."""
-    return Table(
-        {column: value if is_known(column) else _option(value) for column, value in row.items()}
-        for row in read_csv(path)
+def read_trials(path: Path, schema: Schema) -> Table:
+    """Return the rows of `sweep.csv`, in which columns that are not declared are options of the trials."""
+    rows = (
+        {
+            name: _option(value) if name not in schema.types and isinstance(value, str) else value
+            for name, value in row.items()
+        }
+        for row in read_csv(path, schema)
     )
+    return Table(rows, schema)
 
 
 def _option(text: str) -> Any:

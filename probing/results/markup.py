@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 Child = str | int | None
 
@@ -43,3 +45,34 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
     if value is True:
         return f" {name}"
     return f' {name}="{escape(f"{value:g}" if isinstance(value, float) else str(value))}"'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child = None) -> Html:
+    """Return a table whose first column names the rows."""
+    body = [
+        element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest))
+        for first, *rest in rows
+    ]
+    return element(
+        "div",
+        element(
+            "table",
+            element("caption", caption) if caption else None,
+            element("thead", element("tr", *(element("th", name, scope="col") for name in head))),
+            element("tbody", *body),
+        ),
+        class_="scroll",
+    )
+
+
+def as_in_terminal(shown: Any) -> Html:
+    """Return a rich table as a table of the page, so that both show the same; the caller shows its title."""
+    columns = [list(column.cells) for column in shown.columns]
+    head = [str(column.header) for column in shown.columns]
+    return table(head, list(zip(*columns, strict=True)))
+
+
+def pairs(entries: Sequence[tuple[str, Child]]) -> Html:
+    """Return a list of names and their meanings."""
+    parts = [part for name, value in entries for part in (element("dt", name), element("dd", value))]
+    return element("dl", *parts)

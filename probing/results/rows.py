@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError, as_clause
+from probing.results.cells import is_end
+from probing.results.schema import Row, Schema
 from probing.runtime.replaced_files import replacing
-from probing.tables.columns import is_end
-from probing.tables.schema import type_of
 
 
 class Table(list[dict[str, Any]]):
-    """Rows of a table, in order; each is a dict by column."""
+    """Rows of a table, in order; each is a dict by column.
+
+    Args:
+        rows: The rows.
+        schema: Its columns with their types; without it, a column is what its cells are.
+    """
+
+    def __init__(self, rows: Iterable[Row] = (), schema: Schema | None = None) -> None:
+        super().__init__(row if isinstance(row, dict) else dict(row) for row in rows)
+        self.schema = schema
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas DataFrame, each column by its type; missing numbers are NaN.
@@ -72,13 +82,15 @@ class Table(list[dict[str, Any]]):
 
     def _cells(self, column: str) -> tuple[list[Any], type]:
         """Return the cells of a column, None where one is missing, and their type: text if any of them is text."""
-        kind, cells = type_of(column), [row.get(column) for row in self]
-        if kind is str:
+        cells = [row.get(column) for row in self]
+        if (self.schema.type_of(column) if self.schema else None) is str:
             return cells, str
         known = [None if _is_missing(column, cell) else cell for cell in cells]
         if any(isinstance(cell, str) for cell in known):
-            return known, str
-        return known, float if kind is float or any(isinstance(cell, float) for cell in known) else int
+            return known if self.schema else cells, str
+        is_whole = all(isinstance(cell, int) for cell in known if cell is not None)
+        declared = self.schema.type_of(column) if self.schema else None
+        return known, int if is_whole and declared is not float and any(cell is not None for cell in known) else float
 
 
 def _is_missing(column: str, cell: Any) -> bool:

@@ -10,7 +10,9 @@ from typing import Any
 from probing.cache.location import cache_folder, folder
 from probing.errors import UserError, as_clause
 from probing.runs.folder import RunFolder, check_name
-from probing.runs.result_folder import ResultFolder
+from probing.runs.registry import study_names, study_of
+from probing.runs.result import Result
+from probing.tables.wording import listed
 
 
 def runs_folder(runs: str) -> Path:
@@ -75,7 +77,7 @@ def say_where(folder: Path, where: str | None) -> None:
     print(f"Results: {folder}{there}")
 
 
-def say_results(made: ResultFolder, where: str | None, quiet: bool) -> None:
+def say_results(made: Result, where: str | None, quiet: bool) -> None:
     """Print the tables, a sentence for each question, and where the results are.
 
     Args:
@@ -110,13 +112,14 @@ def only_accelerator(trainer: Mapping[str, Any], what: str) -> None:
 
     Args:
         trainer: The arguments.
-        what: What the command makes, as in "a comparison".
+        what: The command.
 
     Raises:
         UserError: If there is another one than the accelerator.
     """
     if wrong := set(trainer) - {"accelerator"}:
+        several = ["`extract`", *(f"`{name}`" for name in study_names() if study_of(name).in_several_processes)]
         raise UserError(
-            f"`--trainer.{min(wrong)}`: {what} runs in one process and takes only `--trainer.accelerator`; "
-            "`extract`, `fit` and `attention` run in several processes."
+            f"`--trainer.{min(wrong)}`: `{what}` runs in one process and takes only `--trainer.accelerator`; "
+            f"{listed(several)} run in several processes."
         )

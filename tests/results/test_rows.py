@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from probing.errors import UserError
-from probing.tables.csv_files import read_csv, write_csv
-from probing.tables.rows import Table
+from probing.results.rows import Table
+from written import read_csv, write_csv
 
 ROWS = Table([
     {"layer": 0, "class": 3, "rank_low": 1, "rank_high": 4, "accuracy": 1, "accuracy_low": 0.5,

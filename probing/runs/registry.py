@@ -1,0 +1,72 @@
+"""Which studies there are: those of this package, and those that other packages add by an entry point."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from probing.errors import UserError
+from probing.runs.study import Study
+
+# The group of entry points by which another package adds a study.
+GROUP = "probing.studies"
+# The studies of this package in the order of the usage text, imported when they are asked for.
+_OWN = {
+    "fit": "probing.studies.probes:FIT",
+    "rank": "probing.studies.probes:RANK",
+    "compare": "probing.studies.comparison:COMPARE",
+    "sweep": "probing.studies.comparison:SWEEP",
+    "geometry": "probing.studies.geometry:GEOMETRY",
+    "attention": "probing.studies.attention:ATTENTION",
+    "disable": "probing.studies.disabling:DISABLE",
+    "hierarchy": "probing.studies.diagnostics:HIERARCHY",
+    "cloze": "probing.studies.diagnostics:CLOZE",
+    "pretrain": "probing.studies.training:PRETRAIN",
+    "series": "probing.studies.training:SERIES",
+    "wic": "probing.studies.downstream:WIC",
+    "sts": "probing.studies.downstream:STS",
+    "reproduce": "probing.studies.claims:REPRODUCE",
+}
+
+
+@cache
+def added_studies() -> dict[str, str]:
+    """Return where the studies of other packages are, as `module:name`; none can replace one of this package."""
+    found = sorted((one.name, one.value) for one in entry_points(group=GROUP))
+    return {name: where for name, where in found if name not in _OWN}
+
+
+def study_names() -> list[str]:
+    """Return the names of all studies, which are those of their commands."""
+    return [*_OWN, *added_studies()]
+
+
+def own_studies() -> list[Study]:
+    """Return the studies of this package."""
+    return [study_of(name) for name in _OWN]
+
+
+@cache
+def study_of(name: str) -> Study:
+    """Return a study.
+
+    Raises:
+        UserError: If another package names a study that cannot be imported, or is none.
+    """
+    where = _OWN.get(name) or added_studies()[name]
+    module, _, attribute = where.partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            f"the study {name} ({where}) cannot be imported ({error}); update or remove its package."
+        ) from None
+    if not isinstance(found, Study):
+        raise UserError(f"the study {name} ({where}) is a {type(found).__name__}: expected a probing.Study.")
+    return found
+
+
+def study_of_kind(kind: str) -> Study | None:
+    """Return the study whose results are of this kind, as `results.json` names it; None if there is none."""
+    return next((study for study in map(study_of, study_names()) if study.kind == kind), None)

@@ -1,0 +1,118 @@
+"""A study: what a command measures, as tables, and what is said and shown of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from probing.results.csv_files import read_measured
+from probing.results.markup import Html, as_in_terminal, element
+from probing.results.rows import Table
+from probing.results.schema import Schema
+from probing.results.shown import shown_table
+from probing.runs.documents import read_json, read_yaml
+from probing.runs.result import Result
+
+Terms = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SectionPlace:
+    """Where a section stands on a page.
+
+    Args:
+        anchor: What it is linked by.
+        number: Its number among the sections of its study, from 0.
+        room: Number of characters that there are for what can be left out.
+    """
+
+    anchor: str
+    number: int
+    room: int
+
+
+class Study:
+    """What a command measures. Subclasses declare its tables, and say what they mean.
+
+    Attributes:
+        name: Name of the command.
+        kind: What a folder holds, as `results.json` and messages say it, such as "comparison".
+        title: What the results are about, as the beginning of a heading.
+        function: The command as `module:function`, which `command` imports.
+        schemas: Its tables.
+        in_several_processes: Whether the command can run in several processes.
+        files: The other files of its folder, and what is in them, for the documentation.
+        page: The page of the documentation that says what its measures are.
+    """
+
+    name: ClassVar[str] = ""
+    kind: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    function: ClassVar[str] = ""
+    schemas: ClassVar[Sequence[Schema]] = ()
+    in_several_processes: ClassVar[bool] = False
+    files: ClassVar[Mapping[str, str]] = {}
+    page: ClassVar[str] = ""
+
+    @property
+    def command(self) -> Callable[..., Any]:
+        """The function that the command is."""
+        module, _, name = self.function.partition(":")
+        function: Callable[..., Any] = getattr(import_module(module), name)
+        return function
+
+    def tables(self, made: Result) -> list[Any]:
+        """Return the tables of the terminal as rich tables; by default all columns of all tables that have rows."""
+        return [shown_table(schema, rows) for schema in self.schemas if (rows := made.by_name[schema.name])]
+
+    def conclusions(self, made: Result) -> list[str]:
+        """Return what the results say, a sentence for each question; none by default."""
+        return []
+
+    def about(self, made: Result) -> str:
+        """Return the title of a page that shows these results alone, which goes on a sentence."""
+        return f"{self.title[0].lower()}{self.title[1:]}: {made.folder.name}"
+
+    def heading(self, made: Result) -> str:
+        """Return the heading of the section on a page."""
+        return f"{self.title}: {made.folder.name}"
+
+    def section(self, made: Result, place: SectionPlace) -> Html:
+        """Return the section of a page: by default the sentences and the tables of the terminal.
+
+        Args:
+            made: The results.
+            place: Where it stands.
+        """
+        return element(
+            "section",
+            element("h2", self.heading(made)),
+            *(element("p", sentence) for sentence in made.conclusions()),
+            *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
+            id=place.anchor,
+        )
+
+    def terms(self, made: Result) -> Mapping[str, Terms]:
+        """Return the meanings of the headings in its section, by parts of the terms of a page.
+
+        By default these are the columns of the tables that have rows.
+        """
+        there = [schema for schema in self.schemas if made.by_name[schema.name]]
+        return {self.title: {column.words: column.meaning for schema in there for column in schema.columns}}
+
+    def read(self, folder: Path) -> Result:
+        """Read results whose tables are all written.
+
+        Raises:
+            ValueError: If a file is damaged.
+            OSError: If one cannot be read, or a table that is always written is missing.
+        """
+        tables: dict[str, Table] = {}
+        for schema in self.schemas:
+            path = folder / f"{schema.name}.csv"
+            if not schema.optional or path.is_file():
+                tables[schema.name] = read_measured(path, schema)
+        return Result(self, folder, read_yaml(folder / "config.yaml"), read_json(folder / "results.json"), tables)

@@ -1,0 +1,1 @@
+"""The tables of every command: which columns each has, of which type, and what they mean."""

@@ -1,0 +1,215 @@
+"""Tables of `fit`, `probe` and `rank`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probing.data.control_names import ADDED_CONTROLS, CONTROLS
+from probing.results.schema import Schema, label_of_class
+from probing.schemas.common import (
+    N_TEST_TOKENS,
+    N_TRAIN_TOKENS,
+    SIZES,
+    Column,
+    ends,
+    layer,
+    measured,
+    number,
+    text,
+    whole,
+)
+
+
+def _controls(score: str, words: str) -> Iterator[Column]:
+    """Yield of each control its score, and the interval of the probe's minus that."""
+    for name, said in (CONTROLS | ADDED_CONTROLS).items():
+        meaning = f"{words} of the control {said}, a mean over its draws."
+        yield Column(f"{name}_{score}", float, meaning, form=".3f", interval=f"above_{name}")
+
+
+_AGREEMENT = (
+    number("bootstrap_overlap", "Share of the first 10 neurons that bootstrapped probes have in common."),
+    number("more_penalty_overlap", "Overlap of the first 10 neurons with those under a penalty 10 times stronger."),
+    number("more_penalty_spearman", "Spearman's correlation with the ranking under that penalty."),
+    number("less_penalty_overlap", "Overlap of the first 10 neurons with those under a penalty 10 times weaker."),
+    number("less_penalty_spearman", "Spearman's correlation with the ranking under that penalty."),
+)
+_FLAG = text("flag", "uninformative where the probe is not shown to beat a constant answer.", may_be_empty=True)
+ACCURACY = Schema("accuracy", "a row per layer", (
+    layer(),
+    measured("accuracy", "Share of the test tokens whose class the probe predicts."),
+    number("macro_accuracy", "Mean over the classes of the accuracy of each."),
+    number("within_one", "Share of test tokens whose predicted class is at most 1 away, where classes are numbers."),
+    number("mean_absolute_error", "Mean absolute distance of the predicted number from the true one.", form=".2f"),
+    number("cross_entropy", "Cross-entropy of the test tokens, in nats."),
+    number("prior_cross_entropy", "Cross-entropy of a constant answer, in nats."),
+    number("train_cross_entropy", "Cross-entropy of the training tokens, in nats."),
+    measured("information", "Nats by which the probe is better than the constant answer."),
+    number("optimality_gap", "By how many nats, at most, the training objective is above its minimum.", form=".1e"),
+    Column("majority_accuracy", float, "Accuracy of always predicting the most frequent class of training; "
+           "above_majority: by how much the probe is above it, paired.", form=".3f", interval="above_majority"),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+    whole("n_classes", "Number of classes."),
+    *_controls("accuracy", "Accuracy"),
+    whole("n_clipped", "Number of neurons that `--transform clip` sets to 0."),
+    number("selectivity", "Accuracy minus that of the control task."),
+    *_AGREEMENT,
+    number("online_code_bits", "Bits of the training labels encoded online, with `--mdl`.", form=".0f"),
+    number("uniform_code_bits", "Bits of the labels in a code that knows only the number of classes.", form=".0f"),
+    number("compression", "The second divided by the first.", form=".1f"),
+    number("validation_cross_entropy", "Cross-entropy of the validation tokens, in nats."),
+    *SIZES, _FLAG,
+))  # fmt: skip
+# Of numbers, where the R² of a ridge probe stands in the place of the accuracy.
+NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
+    layer(),
+    measured("r2", "R² on test examples: the share of the constant answer's squared error that the probe saves."),
+    number("train_r2", "R² on training examples."),
+    number("mean_absolute_error", "Mean absolute error, in units of the number.", form=".3g"),
+    number("root_mean_squared_error", "Root of the mean squared error, in units of the number.", form=".3g"),
+    number("constant_root_mean_squared_error", "The same of the constant answer.", form=".3g"),
+    number("relative_gradient", "Norm of the gradient of the objective, divided by that at 0.", form=".1e"),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+    *_controls("r2", "R²"), *_AGREEMENT, *SIZES, _FLAG,
+))  # fmt: skip
+
+_RANKED = (
+    layer(),
+    whole("rank", "Rank in the layer, 1 for the largest contribution."),
+    whole("neuron", "Index of the neuron in the layer, from 0."),
+    whole("head", "Head that the neuron belongs to, with `--site attention`."),
+    number("contribution", "Mean over test tokens of |weight x activation| in the true class's logit, or the number."),
+    number("ratio", "Contribution divided by the layer's mean.", form=".1f"),
+    number("share", "Contribution as a share of the layer's sum."),
+    *ends("rank", "Lowest and highest rank among the bootstrapped probes and the run's own.", int),
+    number("contribution_centred", "Contribution after the neuron's mean is subtracted."),
+)
+_COMPANION = number(
+    "contribution_companion", "Centred contribution to a probe with an intercept, where the mean is far from 0."
+)
+# What labels explain of a neuron with something else held fixed (`--given`).
+GIVEN = (
+    number("given_eta_squared", "Partial eta squared with what `--given` names held fixed."),
+    number("given_z", "Its distance from the null, in standard deviations."),
+    number("given_p", "Its p-value."),
+    number("given_q", "Its p-value, corrected for all neurons (false discovery rate)."),
+)
+_SEPARATION = (
+    number("eta_squared", "Share of the neuron's variance that lies between the classes."),
+    number("eta_squared_z", "Its distance from the null of permuted labels, in standard deviations."),
+    number("eta_squared_p", "Its p-value."),
+    number("eta_squared_q", "Its p-value, corrected for all neurons (false discovery rate)."),
+    *GIVEN,
+    number("unique", "Share of the neuron's variance that the layer's other neurons do not explain."),
+)
+_REMOVED = (
+    text("removed", "Why a probe was trained without the neuron, and what its interval cannot tell."),
+    number("removed_p", "p-value of the loss without it, corrected for all removed neurons."),
+    number("mean", "Mean activation over training tokens."),
+    number("sd", "Standard deviation of the activation over training tokens."),
+    text("flag", "Warnings about the rank, separated by spaces.", may_be_empty=True),
+)
+NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
+    *_RANKED,
+    _COMPANION,
+    number("control_task_share", "The neuron's share of the contributions to probes of the control task."),
+    number("selectivity", "Its share of the layer's sum minus that."),
+    *_SEPARATION,
+    measured("cross_entropy_without", "Nats that a probe trained without the neuron loses on test tokens."),
+    *_REMOVED,
+))  # fmt: skip
+NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order, of numbers", (
+    *_RANKED, _COMPANION,
+    number("correlation", "Correlation of the neuron with the number."),
+    *_SEPARATION,
+    measured("r2_without", "R² that a probe trained without the neuron loses on test examples."),
+    *_REMOVED,
+))  # fmt: skip
+POSITIONS = Schema("positions", "of positions, a row per layer and position", (
+    layer(),
+    whole("position", "Position of the token in its sentence, special tokens included."),
+    measured("accuracy", "Share of the test tokens at the position that are predicted."),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+CLASSES = Schema("classes", "a row per layer, class and neuron among the first 20 of the class", (
+    layer(),
+    Column("class", label_of_class, "Label of the class."),
+    whole("n_test_tokens", "Number of test tokens of the class."),
+    whole("rank", "Rank of the neuron for the class."),
+    whole("neuron", "Index of the neuron."),
+    number("contribution", "Mean contribution over the class's test tokens."),
+    number("share", "Its share of the class's sum."),
+    number("weight", "The probe's centred weight; its sign says whether high values speak for or against the class."),
+), optional=True)  # fmt: skip
+HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
+    layer(),
+    whole("head", "Number of the head, from 1."),
+    whole("first_neuron", "Its first neuron."),
+    whole("n_neurons", "Number of its neurons."),
+    number("contribution", "Sum of the contributions of its neurons."),
+    number("share", "That as a share of the layer's sum."),
+    measured("accuracy", "Accuracy of a probe of the head's neurons alone."),
+    number("majority_accuracy", "Accuracy of always predicting the most frequent class."),
+    number("random_accuracy", "Mean accuracy of probes of as many random neurons."),
+    number("random_lowest", "The lowest of these."),
+    number("random_highest", "The highest of these."),
+    whole("n_random", "Number of random sets."),
+    text("above_chance", "Whether the head is above both, corrected for the number of heads: yes or no."),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+
+RANKING = Schema("METHOD", "a row per layer and neuron in ranked order, a file per method", (
+    layer(), whole("rank", "Rank in the layer."), whole("neuron", "Index of the neuron."),
+    number("score", "What the method ranks by."),
+))  # fmt: skip
+EVALUATION = Schema("evaluation", "a row per ranking, probe, end and size", (
+    layer(),
+    text("ranking", "Method of the ranking."),
+    text("probe", "linear or gaussian."),
+    text("from", "top, bottom or random: which of its neurons."),
+    whole("k", "Number of neurons."),
+    whole("draw", "Number of the draw of random neurons."),
+    measured("accuracy", "Accuracy on test tokens."),
+    number("majority_accuracy", "Accuracy of the most frequent class."),
+    text("above_chance", "Whether the accuracy is above that: yes or no."),
+    number("cross_entropy", "Cross-entropy, in nats."),
+    number("mutual_information", "Nats that the probe knows of the class."),
+    number("share_of_entropy", "That as a share of the entropy of the classes."),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+ERASURE = Schema("erasure", "a row per layer and condition", (
+    layer(),
+    text("condition", "What a new probe reads: all neurons, the first alone, the others, or after erasure."),
+    whole("n_neurons", "Number of neurons that it reads."),
+    whole("n_removed", "Number of directions that were erased."),
+    measured("accuracy", "Accuracy on test tokens."),
+    number("majority_accuracy", "Accuracy of the most frequent class."),
+    number("cross_entropy", "Cross-entropy, in nats."),
+    number("constant_cross_entropy", "Cross-entropy of a constant answer."),
+    measured("information", "Usable information: nats by which the probe is better than a constant answer."),
+    number("share", "That as a share of the information of all neurons."),
+    N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+CURVES = Schema("curves", "a row per ranking, kind, end and number of neurons", (
+    layer(),
+    text("ranking", "Method of the ranking."),
+    text("kind", "only these neurons, or without them."),
+    text("from", "top, bottom or random: which of its neurons."),
+    whole("k", "Number of neurons."),
+    whole("draw", "Number of the draw of random neurons."),
+    measured("accuracy", "Accuracy on test tokens."),
+    number("cross_entropy", "Cross-entropy, in nats."),
+    number("validation_accuracy", "Accuracy on validation tokens."),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+PREDICTIONS = Schema("predictions", "what `Run.predict` returns: a row per example and layer", (
+    whole("sentence", "Index of the sentence."),
+    whole("position", "Position of the token in its sentence, special tokens included."),
+    text("token", "Characters of the token, or the word."),
+    text("word", "The word that the token belongs to."),
+    whole("word_index", "Index of that word in its sentence."),
+    whole("row", "Index of the row, of arrays."),
+    layer(),
+    Column("predicted", label_of_class, "Label that the probe predicts, or number."),
+    number("probability", "Probability that it gives to the label."),
+), optional=True)  # fmt: skip

@@ -1,0 +1,86 @@
+"""The studies of `hierarchy` and `cloze`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from probing.results.markup import Html
+from probing.runs.result import Result
+from probing.runs.study import SectionPlace, Study, Terms
+from probing.schemas import diagnostics as schemas
+from probing.tables import cloze, hierarchy
+
+
+class Hierarchy(Study):
+    """Whether probes generalise by linear order or by hierarchy."""
+
+    name, kind, title = "hierarchy", "linear order or hierarchy", "Linear order or hierarchy"
+    function = "probing.commands.hierarchy:hierarchy"
+    in_several_processes = True
+    schemas = schemas.HIERARCHY, schemas.DISTRACTORS
+    page = "hierarchy.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "figures/hierarchy": "The shares by layer, a panel for each task.",
+    }
+
+    def tables(self, made: Result) -> list[Any]:
+        """Return the shares, a table for each task."""
+        return hierarchy.tables(made.by_name)
+
+    def conclusions(self, made: Result) -> list[str]:
+        """Return which layers go by which rule."""
+        return hierarchy.conclusions(made.by_name)
+
+    def about(self, made: Result) -> str:
+        """Return the title of a page."""
+        from probing.page.sources import model_name
+
+        return f"linear order or hierarchy in {model_name(made.config)}"
+
+    def section(self, made: Result, place: SectionPlace) -> Html:
+        """Return the shares by layer, and the tables of the terminal."""
+        from probing.page.sections.diagnostics import hierarchy_section
+
+        return hierarchy_section(made, place.anchor)
+
+    def terms(self, made: Result) -> Mapping[str, Terms]:
+        """Return the meanings of the headings."""
+        from probing.page.sections.terms import HIERARCHY as HIERARCHY_TERMS
+
+        return {self.title: HIERARCHY_TERMS}
+
+
+class Cloze(Study):
+    """What a model predicts at masks, and what it loses in changed text."""
+
+    name, kind, title = "cloze", "predictions at masks", "At the mask"
+    function = "probing.commands.cloze:cloze"
+    schemas = schemas.CLOZE, schemas.GROUPS, schemas.CHANGES
+    page = "cloze.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "figures/": "Shares by group, and losses.",
+    }
+
+    def tables(self, made: Result) -> list[Any]:
+        """Return shares and losses."""
+        return cloze.tables(made.by_name)
+
+    def conclusions(self, made: Result) -> list[str]:
+        """Return what was found, a sentence for each group and each change."""
+        return cloze.conclusions(made.by_name)
+
+    def about(self, made: Result) -> str:
+        """Return the title of a page."""
+        from probing.page.sources import model_name
+
+        return f"predictions of {model_name(made.config)} at masks"
+
+    def terms(self, made: Result) -> Mapping[str, Terms]:
+        """Return the meanings of the headings."""
+        from probing.page.sections.terms import CLOZE as CLOZE_TERMS
+
+        return {self.title: CLOZE_TERMS}
+
+
+HIERARCHY, CLOZE = Hierarchy(), Cloze()

@@ -1,0 +1,139 @@
+"""The study of docs/studies.md, installed as a package into an environment of its own, is a command like the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import site
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from probing.runs.registry import added_studies
+
+ROOT = Path(__file__).parent.parent.parent
+BLOCKS = re.compile(r"^```(python|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def started(python: Path, place: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the environment, in a folder that is not the checkout."""
+    args = [str(python), *words]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(args, cwd=place, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that has this checkout, the libraries of this one, and the package of the page."""
+    place = tmp_path_factory.mktemp("own")
+    written = dict(BLOCKS.findall((ROOT / "docs" / "studies.md").read_text(encoding="utf-8")))
+    package = place / "package"
+    package.mkdir()
+    (package / "norms_study.py").write_text(written["python"], encoding="utf-8")
+    (package / "pyproject.toml").write_text(written["toml"], encoding="utf-8")
+    venv.create(place / "environment", with_pip=False)
+    found = place / "environment" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    own = started(found, place, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    others = [path for path in (*site.getsitepackages(), str(ROOT)) if Path(path).is_dir()]
+    (Path(own) / "libraries.pth").write_text("\n".join(others) + "\n", encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "--python", str(found), "install", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run([*pip, "--quiet", str(package)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return found
+
+
+@pytest.mark.slow
+def test_a_study_of_another_package_is_a_command_like_the_others(
+    python: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    usual = ("-m", "probing", "norms", f"--model={checkpoints['bert']}", f"--corpus={corpus_file}")
+    assert "norms          Measure how long" in started(python, tmp_path, "-m", "probing", "--help").stdout
+    told = started(python, tmp_path, "-m", "probing", "norms", "--help").stdout
+    assert "--layer" in told
+    assert "Layers to read: one (6), several" in told
+
+    wrong = started(python, tmp_path, *usual, "--seed=-1", "--wandb.mode=disabled")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("probing norms: `--seed -1` is out of range")
+    assert not (tmp_path / "runs").exists()
+
+    done = started(python, tmp_path, *usual, "--name=a", "--layer=0,2", "--wandb.mode=offline")
+    assert done.returncode == 0, done.stderr
+    assert "Norms: a row per layer" in done.stdout
+    assert "Hidden states are longest in layer" in done.stdout
+    folder = tmp_path / "runs" / "a"
+    assert {path.name for path in folder.iterdir()} == {"norms.csv", "config.yaml", "results.json", "figures", "wandb"}
+    taken = started(python, tmp_path, *usual, "--name=a", "--wandb.mode=disabled")
+    assert (taken.returncode, "exists and runs are never changed" in taken.stderr) == (2, True)
+    again = started(python, tmp_path, "-m", "probing", "norms", "--config", str(folder / "config.yaml"), "--name=b")
+    assert again.returncode == 0, again.stderr
+    assert (folder / "norms.csv").read_bytes() == (tmp_path / "runs" / "b" / "norms.csv").read_bytes()
+
+    page = started(python, tmp_path, "-m", "probing", "report", "runs/a")
+    assert page.returncode == 0, page.stderr
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    for part in (
+        "<h2>Norms of hidden states: a</h2>",
+        "Hidden states are longest",
+        "Mean Euclidean norm of the hidden",
+    ):
+        assert part in text
+
+    code = (
+        "import probing; made = probing.load_run('runs/a'); print(made.norms.to_pandas().dtypes.to_dict(), repr(made))"
+    )
+    loaded = started(python, tmp_path, "-c", code)
+    assert loaded.returncode == 0, loaded.stderr
+    assert "'layer': dtype('int64'), 'norm': dtype('float64')" in loaded.stdout
+    assert "Norms: a row per layer" in loaded.stdout
+
+
+@pytest.mark.slow
+def test_its_numbers_are_those_of_the_model(
+    python: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    code = f"""
+import torch
+from transformers import AutoModel, AutoTokenizer
+from norms_study import norms
+made = norms(model={str(checkpoints["bert"])!r}, corpus={str(corpus_file)!r}, quiet=True, wandb={{"mode": "disabled"}})
+model, tokenizer = (kind.from_pretrained({str(checkpoints["bert"])!r}) for kind in (AutoModel, AutoTokenizer))
+texts = open({str(corpus_file)!r}, encoding="utf-8").read().splitlines()
+sums, n = torch.zeros(len(made.norms)), 0
+with torch.no_grad():
+    for text in texts:
+        states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
+        sums += torch.stack([one[0].norm(dim=1).sum() for one in states])
+        n += states[0].shape[1]
+import json
+columns = [[row[name] for row in made.norms] for name in ("norm", "n_tokens")]
+print("RESULT", json.dumps([columns[0], (sums / n).tolist(), columns[1], n]))
+"""
+    done = started(python, tmp_path, "-c", code)
+    assert done.returncode == 0, done.stderr
+    ours, theirs, counts, n = json.loads(done.stdout.partition("RESULT ")[2])
+    assert set(counts) == {n}
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_study_that_cannot_be_imported_disturbs_no_other_command(python: Path, tmp_path: Path) -> None:
+    own = started(python, tmp_path, "-c", "import norms_study; print(norms_study.__file__)").stdout.strip()
+    Path(own).rename(Path(own).with_suffix(".away"))
+    try:
+        refused = started(python, tmp_path, "-m", "probing", "norms")
+        assert refused.returncode == 2
+        assert "No module named 'norms_study'" in refused.stderr
+        assert "Traceback" not in refused.stderr
+        assert started(python, tmp_path, "-m", "probing", "fit", "--help").returncode == 0
+    finally:
+        Path(own).with_suffix(".away").rename(Path(own))
+
+
+def test_this_environment_has_no_study_of_another_package() -> None:
+    assert added_studies() == {}
