@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from probing_tasks.position import Position
+from probing.builtin_tasks.position import Position
 
 from probing.cache import Request, activations
 from probing.cache.location import cache_folder

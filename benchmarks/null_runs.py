@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from probing_tasks.position import Position
+from probing.builtin_tasks.position import Position
 from scipy.stats import binomtest
 from torch import Tensor
 

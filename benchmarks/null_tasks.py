@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from probing_tasks.position import Position
+from probing.builtin_tasks.position import Position
 from scipy.stats import binomtest
 
 from probing.cache import ActivationStore, Request, activations

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from probing_tasks.position import Position
+from probing.builtin_tasks.position import Position
 from scipy.stats import rankdata
 from torch import Tensor
 

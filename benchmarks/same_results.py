@@ -143,7 +143,7 @@ def run(work: Path, label: str, checkout: Path, only: str = "") -> None:
             cwd=place,
             env=environment,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             check=False,
         )
         (place / f"{i:02}-{words[0]}.txt").write_text(done.stdout, encoding="utf-8")

@@ -17,9 +17,10 @@ HEAD = """# Files of a run
 *What is in the folder that a command wrote, what does each column mean, and how do I read it from Python?*
 
 ```python
-from probing import load_run
+from probing import fit, load_run
 
-made = load_run("runs/NAME")  # what any command wrote, and what the command returns as a function
+run = fit(layer=6, quiet=True)
+made = load_run(run.folder)  # what any command wrote, and what the command returns as a function
 made.config, made.results  # config.yaml and results.json
 made.accuracy.to_pandas()  # every CSV file is a table of its name
 made.conclusions()  # what the terminal says

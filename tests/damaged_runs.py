@@ -256,7 +256,7 @@ def _opened(folder: Path) -> None:
     """Ask what `load_run` returns for everything that it offers."""
     made = probing.load_run(folder)
     repr(made)
-    tables = [value for value in vars(made).values() if hasattr(value, "to_pandas")]
+    tables = [*made.by_name.values()]
     if isinstance(made, probing.Run):
         made._repr_html_()
         tables += [made.positions, made.heads, made.classes]

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from probing_tasks.position import Position
+from probing.builtin_tasks.position import Position
 from scipy.optimize import minimize
 
 from probing.cache.plan import Plan, divide

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from configparser import ConfigParser
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,14 +27,12 @@ def _folders(name: str) -> list[Path]:
     return [file.parent.relative_to(ROOT) for file in sorted((ROOT / name).rglob("__init__.py"))]
 
 
-def test_every_package_is_installed(setup: ConfigParser) -> None:
-    # Tests run from an editable installation, where a package that is not listed is found all the same.
-    listed = setup["options"]["packages"].split()
-    here = [".".join(folder.parts) for folder in _folders("probing")]
-    assert sorted(listed) == sorted([*here, "probing_claims", "probing_tasks"])
-    elsewhere = dict(line.split(" = ") for line in setup["options"]["package_dir"].split("\n") if line)
-    assert elsewhere == {"probing_claims": "conf/claims", "probing_tasks": "tasks"}
+def test_the_folders_of_users_are_installed_as_parts_of_the_package() -> None:
+    # All other packages are found, in a checkout as in an installation.
+    elsewhere = {"probing.builtin_claims": "conf/claims", "probing.builtin_tasks": "tasks"}
+    assert f"ELSEWHERE = {json.dumps(elsewhere)}" in (ROOT / "setup.py").read_text(encoding="utf-8")
     assert _folders("tasks") == [Path("tasks")]
+    assert find_spec("probing.builtin_tasks")
 
 
 def test_every_file_that_is_no_module_is_installed(setup: ConfigParser) -> None:
@@ -46,14 +46,14 @@ def test_every_file_that_is_no_module_is_installed(setup: ConfigParser) -> None:
         for package, names in setup["options.package_data"].items()
     }
     assert all(listed.values())
-    assert found == {file for package, files in listed.items() for file in files if package != "probing_claims"}
+    assert found == {file for package, files in listed.items() for file in files if package != "probing.builtin_claims"}
     assert {file.name for file in (ROOT / "conf" / "claims").iterdir()} == {
-        file.name for file in listed["probing_claims"]
+        file.name for file in listed["probing.builtin_claims"]
     }
 
 
 def _folder(package: str) -> str:
-    return {"probing_claims": "conf/claims"}.get(package, package.replace(".", "/"))
+    return {"probing.builtin_claims": "conf/claims"}.get(package, package.replace(".", "/"))
 
 
 def test_the_script_is_not_named_as_that_of_an_unrelated_distribution(setup: ConfigParser) -> None:

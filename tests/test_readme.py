@@ -238,8 +238,10 @@ def test_the_pages_with_python_are_found() -> None:
     assert {label(page) for page in WITH_PYTHON} == {
         "README.md",
         "docs/arrays.md",
+        "docs/files.md",
         "docs/python.md",
         "docs/series.md",
+        "docs/studies.md",
         "docs/tasks.md",
     }
 

@@ -108,7 +108,7 @@ def load(entry: str, layer: str) -> dict[str, Any]:
 def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[str, Any]:
     """Write the position examples that `fit` trains and tests on, and the scale of each neuron, as .npy files."""
     import numpy as np
-    from probing_tasks.position import Position
+    from probing.builtin_tasks.position import Position
 
     from probing.cache import ActivationStore
     from probing.corpus import load_corpus

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from probing.claims.model_kinds import KINDS_OF_MODELS
 from probing.claims.verdict import Range
 from probing.errors import UserError, did_you_mean, refuse
 
-# Name of the installed package that holds the files of the checkout's folder `conf/claims`.
-PACKAGE = "probing_claims"
 _LONGEST = 120
 
 
@@ -141,19 +138,17 @@ def read_paper(name: str, measures: Mapping[str, Any]) -> Paper:
 
 
 def _folder() -> Path:
-    """Return the folder of the files: in a checkout `conf/claims`, otherwise the installed one.
+    """Return the folder of the files: in a checkout `conf/claims`, otherwise the one that is installed in the package.
 
     Raises:
         UserError: If neither is there.
     """
-    checkout = Path(__file__).parents[2]
-    if (checkout / "setup.cfg").is_file():
-        return checkout / "conf" / "claims"
-    spec = find_spec(PACKAGE)
-    places = (Path(place) for place in (spec.submodule_search_locations if spec else None) or ())
-    if found := next((place for place in places if place.is_dir()), None):
+    package = Path(__file__).parents[1]
+    if (package.parent / "setup.cfg").is_file():
+        return package.parent / "conf" / "claims"
+    if (found := package / "builtin_claims").is_dir():
         return found
-    raise UserError(f"the claims of papers are not installed (`{PACKAGE}`); install the distribution again.")
+    raise UserError(f"the claims of papers are not installed ({found}); install the distribution again.")
 
 
 def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:

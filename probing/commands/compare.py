@@ -75,7 +75,7 @@ def compare(
     cached, place = places(cache, runs, name)
     if len(folders or ()) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
-    only_accelerator(trainer or {}, "a comparison")
+    only_accelerator(trainer or {}, "compare")
     defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
     defaults |= {"trainer": trainer or {}, "wandb": asdict(wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)

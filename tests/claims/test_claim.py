@@ -180,10 +180,9 @@ def test_an_unknown_paper_is_refused_with_those_that_are_known() -> None:
 
 
 def test_an_installed_copy_reads_the_installed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = tmp_path / "probing_claims"
-    installed.mkdir()
+    installed = tmp_path / "probing" / "builtin_claims"
+    installed.mkdir(parents=True)
     (installed / "mine.yaml").write_text(yaml.safe_dump(GOOD), encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(module, "__file__", str(tmp_path / "probing" / "claims" / "claim.py"))
     assert papers() == ["mine"]
     assert read_paper("mine", MEASURES).title == "Somebody (2020)"

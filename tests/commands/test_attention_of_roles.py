@@ -49,7 +49,7 @@ def test_links_of_a_file_are_followed_in_both_directions(place: Path, checkpoint
         assert 0 < row["score"] < 1
         assert 0 < row["unlinked"] < 1
     assert made.heads == []
-    assert [line for line in conclusions(vars(made)) if line.startswith("Role links: ")]
+    assert [line for line in conclusions(made.by_name) if line.startswith("Role links: ")]
 
 
 @pytest.mark.parametrize(

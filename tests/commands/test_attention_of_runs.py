@@ -172,7 +172,7 @@ def test_its_files_figure_sentences_and_wandb_say_the_same(made: Result) -> None
         f"position_neurons.{form}" for form in ("png", "pdf")
     }
     assert json.loads((made.folder / "results.json").read_text(encoding="utf-8"))["parts"] == PARTS.split(",")
-    lines = conclusions(vars(made))
+    lines = conclusions(made.by_name)
     assert len(lines) == 6
     assert "1-2 at offset -1 with" in lines[0]
     (logged,) = read_offline_runs(made.folder)

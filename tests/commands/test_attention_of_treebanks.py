@@ -70,7 +70,7 @@ def test_heads_are_chosen_on_the_corpus_and_tested_on_the_test_corpus(
     assert probe["n_test"] == relation["n_test"]
     # Trees have no word of punctuation, so that the word behind it has no edge.
     assert {row["n_test"] for row in trees} < {*range(relation["n_test"])}
-    lines = " ".join(conclusions(vars(made)))
+    lines = " ".join(conclusions(made.by_name))
     assert f"dep 2-{relation['head']}" in lines
     assert "Trees of head 2-" in lines
 

@@ -124,7 +124,7 @@ def test_a_model_without_a_head_is_refused(tmp_path: Path, capsys: pytest.Captur
     [
         (["nowhere.tsv"], "`cloze nowhere.tsv` cannot be read (no such file or directory); give builtin, or a file"),
         (["--tokens=0"], "`--tokens 0`"),
-        (["--trainer.max_epochs=2"], "`--trainer.max_epochs`: this command runs in one process and takes only"),
+        (["--trainer.max_epochs=2"], "`--trainer.max_epochs`: `cloze` runs in one process and takes only"),
         (["--corpus=nowhere.txt"], "`--corpus nowhere.txt` cannot be read"),
         (["--max_length=2", "--corpus=builtin"], "`--max_length 2`"),
     ],

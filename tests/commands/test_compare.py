@@ -279,7 +279,7 @@ def test_two_tasks_of_one_model_are_compared_by_index(
             ["--models", "[minilm, bert]", "--fit.seed", "x", "--fit.layr", "2"],
             "`--fit.seed x`: expected a whole number",
         ),
-        (["a", "b", "--trainer.devices", "2"], "`--trainer.devices`: a comparison runs in one process"),
+        (["a", "b", "--trainer.devices", "2"], "`--trainer.devices`: `compare` runs in one process"),
         (["--top", "0", "a", "b"], "`--top 0` is out of range"),
         (["--matching", "guess", "a", "b"], "expected auto, index or correlation"),
     ],

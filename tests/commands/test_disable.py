@@ -85,7 +85,7 @@ def test_results_are_read_back_shown_and_logged(made: Result) -> None:
     assert list(again.disabled[0]) == list(DISABLED.types)
     shown = repr(made)
     assert "of 6 heads" in shown
-    lines = conclusions(vars(made))
+    lines = conclusions(made.by_name)
     assert sum("the probe of layer 3 loses" in line for line in lines) == 9
     assert sum("the loss of layer 3's probe depends most on heads" in line for line in lines) == 1
     figures = {path.stem for path in (made.folder / "figures").glob("*.png")}
@@ -148,7 +148,7 @@ def test_probes_are_trained_again_without_the_units_that_cost_most_and_random_on
         # Trained on the sentences that were drawn, which are all here: intact, they are the probes as they were.
         assert row["intact"] == pytest.approx(frozen[row["unit"], row["layer"]]["intact"], abs=0.01)
     assert "trained again" in repr(again)
-    assert sum("Trained again without one of 2" in line for line in conclusions(vars(again))) == 2
+    assert sum("Trained again without one of 2" in line for line in conclusions(again.by_name)) == 2
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +220,7 @@ def test_masked_words_are_read_where_there_is_a_head(
     assert [row["n_disabled"] for row in made.pruning if row["order"] == "reverse"] == [*range(7), *range(4)]
     page = report([str(made.folder)]).read_text(encoding="utf-8")
     (section,) = re.findall(r'<section id="?disable-0.*?</section>', page, flags=re.DOTALL)
-    for line in conclusions(vars(made)):
+    for line in conclusions(made.by_name):
         assert line.replace("'", "&#x27;") in section or line in html.unescape(section)
     assert section.count("heads-map") == 1  # one kind that heads can be disabled by
     (shaded,) = [row for row in made.disabled if row["unit"] == "2-1"]
@@ -255,4 +255,4 @@ def test_sentence_similarity_and_word_senses_are_read_from_the_last_layer(
     assert {(row["readout"], row["units"], row["order"]) for row in made.pruning_areas} == {
         (readout, "heads", order) for readout in readouts for order in ("importance", "reverse")
     }  # fmt: skip
-    assert sum("Spearman's correlation (STS12) of layer 3" in line for line in conclusions(vars(made))) == 3
+    assert sum("Spearman's correlation (STS12) of layer 3" in line for line in conclusions(made.by_name)) == 3

@@ -15,11 +15,12 @@ from probing import ProbeOptions, Run, UserError, WandbOptions, fit
 from probing.corpus.splits import assign_splits
 from probing.figures.probes import error_bars
 from probing.page.charts.line_chart import Line, line_chart
+from probing.results import csv_files
 from probing.results.cells import ends, in_brackets, interval, without_nan
+from probing.results.schema import Column, Schema
 from probing.statistics.intervals import MIN_SENTENCES
 from probing.tables.conclusions import conclusion
 from probing.tables.probes import result_line
-from written import read_csv, write_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -119,9 +120,11 @@ def test_files_have_empty_cells_where_an_end_is_not_a_number_and_these_are_read_
         {"layer": 0, "accuracy_low": NAN, "share": NAN, "flag": ""},
         {"layer": 1, "accuracy_low": 0.5, "share": 1},
     ]
-    write_csv(tmp_path / "a.csv", rows, ("layer", "accuracy_low", "share", "flag"))
+    columns = (Column("layer", int), Column("accuracy_low"), Column("share"), Column("flag", str, may_be_empty=True))
+    schema = Schema("a", "a row", columns)
+    csv_files.write_csv(tmp_path / "a.csv", rows, schema)
     assert (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()[1:] == ["0,,nan,", "1,0.5,1,"]
-    read = read_csv(tmp_path / "a.csv")
+    read = csv_files.read_csv(tmp_path / "a.csv", schema)
     assert [without_nan(row) for row in read] == [
         {"layer": 0, "accuracy_low": None, "share": None, "flag": ""},
         {"layer": 1, "accuracy_low": 0.5, "share": 1, "flag": ""},

@@ -338,7 +338,7 @@ def test_a_full_disk_leaves_nothing(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("probing.layer_geometry.results.write_csv", full)
+    monkeypatch.setattr("probing.runs.call.write_tables", full)
     with pytest.raises(UserError, match="No space left"):
         geometry(
             model=str(bent), corpus=str(corpus_file), runs=str(tmp_path / "r"), cache=str(place / "runs" / "cache"),

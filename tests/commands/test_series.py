@@ -99,7 +99,7 @@ def test_what_is_planted_from_a_step_on_is_found_from_that_step_on(made: Result)
     (head,) = (row for row in made.series if row["measure"] == "offset_mass" and row["step"] == HEADS)
     assert (head["head"], head["offset"]) == (1, -1)
     assert head["value"] > 0.9
-    assert conclusions(vars(made))[-1] == (
+    assert conclusions(made.by_name)[-1] == (
         f"Order: outliers (step {OUTLIER}), then position (step {POSITION}), then position heads (step {HEADS})."
     )
 
@@ -277,7 +277,7 @@ def test_a_revision_that_is_not_there_is_refused_before_any_is_measured(place: P
     [
         ({"measures": "loss"}, "`--measures loss` is not one of fit, geometry, attention, all"),
         ({"threshold_outliers": -1}, "`--threshold_outliers -1"),
-        ({"trainer": {"devices": 2}}, "`--trainer.devices`: a series runs in one process"),
+        ({"trainer": {"devices": 2}}, "`--trainer.devices`: `series` runs in one process"),
         ({"layer": 7}, "has layers 0"),
     ],
 )

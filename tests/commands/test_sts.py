@@ -87,7 +87,6 @@ def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     opened = load_run(folder)
     assert type(opened) is Result
     assert (opened.folder, opened.results) == (folder, results)
-    assert opened.sts is opened.layers
     for name, table in (("sts", opened.sts), ("chosen", opened.chosen)):
         assert [{k: v for k, v in row.items() if v == v} for row in table] == results[name]
     assert "Spearman x 100: mean, whitened" in repr(opened)
@@ -99,7 +98,7 @@ def test_transforms_know_nothing_of_what_they_are_judged_on_unless_asked(data: P
     def whitened(fit_on: str) -> tuple[dict[str, Any], dict[str, Any]]:
         found = sts([str(data)], layer=1, transforms="whiten", fit_on=fit_on, quiet=True, **options)
         assert found is not None
-        row = find(found.layers, set="STS-B dev", transform="whiten", aggregation="all")
+        row = find(found.sts, set="STS-B dev", transform="whiten", aggregation="all")
         return row, json.loads((found.folder / "results.json").read_text(encoding="utf-8"))["fitted_on"]["STS-B dev"]
 
     train, on_train = whitened("train")
@@ -135,7 +134,7 @@ def test_without_training_part_the_built_in_corpus_is_fitted_on(
 def test_a_corpus_of_ones_own_can_be_fitted_on(data: Path, options: dict[str, Any], corpus_file: Path) -> None:
     found = sts([str(data)], layer=0, fit_on=str(corpus_file), quiet=True, **options)
     assert found is not None
-    assert {row["fitted_on"] for row in found.layers if row["transform"] != "none"} == {str(corpus_file)}
+    assert {row["fitted_on"] for row in found.sts if row["transform"] != "none"} == {str(corpus_file)}
 
 
 def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
@@ -144,7 +143,7 @@ def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
     planted = {**options, "model": str(plant_outlier(tiny_model("bert"), 3)), "quiet": True}
     found = sts([str(data)], layer=0, pooling="mean,first_last", definition="argmin_share", components=3, **planted)
     assert found is not None
-    rows = {(row["pooling"], row["transform"]): row for row in found.layers if row["aggregation"] == "all"}
+    rows = {(row["pooling"], row["transform"]): row for row in found.sts if row["aggregation"] == "all"}
     # Of the average, those of layer 1 are clipped too.
     n_clipped = [rows[how, name]["n_clipped"] for name in ("none", "clip") for how in ("mean", "first_last")]
     assert n_clipped == [0, 0, 1, 2]
@@ -152,7 +151,7 @@ def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
     assert rows["mean", "clip"]["spearman"] != rows["mean", "none"]["spearman"]
     other = sts([str(data)], layer=0, transforms="whiten", components=4, **planted)
     assert other is not None
-    again = next(row for row in reversed(other.layers) if row["aggregation"] == "all")
+    again = next(row for row in reversed(other.sts) if row["aggregation"] == "all")
     assert again["spearman"] != rows["mean", "whiten"]["spearman"]
 
 
@@ -172,7 +171,7 @@ def test_sentences_that_no_vector_stands_for_are_counted(
     assert (told["n_static_unknown_sentences"], told["n_static_unknown_pairs"]) == (len(texts), n_pairs)
     assert "STS12: 2 sentences have no token that the model's vocabulary knows, and their 2 pairs are ranked" in said
     assert f"STS12: {len(texts)} sentences have no word with a static vector, and static cosines of their" in said
-    assert {row["n_pairs"] for row in found.layers if row["set"] == "STS12"} == {63}
+    assert {row["n_pairs"] for row in found.sts if row["set"] == "STS12"} == {63}
 
 
 def test_pairs_without_a_score_are_left_out_and_counted(
@@ -191,7 +190,7 @@ def test_pairs_without_a_score_are_left_out_and_counted(
     assert "STS12: 40 of 100 pairs are left out: 40 have no score, 0 lack a sentence" in capsys.readouterr().err
     told = after.results["sets"][0]
     assert told["n_read"] == 100 == told["n_pairs"] + told["n_without_score"] + told["n_without_sentence"]
-    assert after.layers == before.layers
+    assert after.sts == before.sts
 
 
 def test_all_poolings_differ_and_the_published_average_takes_the_first_block(
@@ -199,7 +198,7 @@ def test_all_poolings_differ_and_the_published_average_takes_the_first_block(
 ) -> None:
     found = sts([str(data)], layer=2, pooling="all", transforms="none", quiet=True, **options)
     assert found is not None
-    values = [row["spearman"] for row in found.layers if row["set"] == "STS12" and row["aggregation"] == "all"]
+    values = [row["spearman"] for row in found.sts if row["set"] == "STS12" and row["aggregation"] == "all"]
     assert len(set(values)) == 4
 
 

@@ -139,7 +139,7 @@ def test_what_is_whole_is_not_done_again(tmp_path: Path, data: dict[str, Any], m
     monkeypatch.setattr(stacked_trials, "train_problems", watching)
     made = sweep(file, fit=data, runs=str(tmp_path / "runs"), quiet=True)
     assert started == [True] * 6  # from the probes of the seeds that were done
-    assert len(made.rows) == 18
+    assert len(made.sweep) == 18
     assert not partial.exists()
     assert {path.stat().st_ino for path in made.folder.glob("trials/*/probe.safetensors")} >= set(kept.values())
 
@@ -179,7 +179,7 @@ def test_a_stack_that_is_killed_goes_on_from_the_points_it_had_reached(
     made = sweep(file, fit=data, runs=str(tmp_path / "runs"), quiet=True)
     assert passes[1] < 0.9 * passes[0]
     assert not (made.folder / "progress.safetensors").exists()
-    for row, other in zip(made.rows, whole.rows, strict=True):
+    for row, other in zip(made.sweep, whole.sweep, strict=True):
         assert row["cross_entropy"] == pytest.approx(other["cross_entropy"], abs=1e-4)
 
 
@@ -197,7 +197,7 @@ def test_a_killed_process_leaves_a_sweep_that_goes_on(tmp_path: Path, data: dict
     kept = {path.name: path.stat().st_mtime_ns for path in trials.glob("*") if not path.name.endswith(".partial")}
     assert 4 <= len(kept) < 24
     made = sweep(str(file), fit={**data, "layer": 0}, runs=str(tmp_path / "runs"), quiet=True)
-    assert len(made.rows) == 24
+    assert len(made.sweep) == 24
     assert {name: (made.folder / "trials" / name).stat().st_mtime_ns for name in kept} == kept
 
 
@@ -241,7 +241,7 @@ def test_trials_that_ask_for_more_are_fits_of_their_own(tmp_path: Path, data: di
     assert all("shuffled_accuracy" in one.accuracy[0] for one in (adam, lbfgs))
     assert (adam.folder / "figures" / "accuracy.png").is_file()
     assert adam.config["runs"] == "runs"  # not the sweep's own folder, which was renamed
-    assert made.rows[0]["probe.solver"] == "adam"
+    assert made.sweep[0]["probe.solver"] == "adam"
 
 
 @pytest.mark.slow
@@ -255,7 +255,7 @@ def test_a_random_sweep_needs_an_end_and_is_the_same_twice(
     one = sweep(file, trials=4, fit=data, runs=str(tmp_path / "runs"), name="one", quiet=True)
     two = sweep(file, trials=4, fit=data, runs=str(tmp_path / "runs"), name="two", quiet=True)
     other = sweep(file, trials=4, seed=1, fit=data, runs=str(tmp_path / "runs"), name="other", quiet=True)
-    penalties = [[row["probe.l2"] for row in made.rows] for made in (one, two, other)]
+    penalties = [[row["probe.l2"] for row in made.sweep] for made in (one, two, other)]
     assert penalties[0] == penalties[1] != penalties[2]
     assert len(set(penalties[0])) == 4
 
@@ -277,8 +277,8 @@ def test_a_bayesian_sweep_goes_where_accuracy_rises(tmp_path: Path, data: dict[s
     content = {"method": "bayes", "metric": metric, "parameters": penalty, "run_cap": 9}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     made = sweep(str(tmp_path / "s.yaml"), fit=data, runs=str(tmp_path / "runs"), quiet=True)
-    tried = np.log10([row["probe.l2"] for row in made.rows])
-    entropy = np.array([row["cross_entropy"] for row in made.rows])
+    tried = np.log10([row["probe.l2"] for row in made.sweep])
+    entropy = np.array([row["cross_entropy"] for row in made.sweep])
     assert len(tried) == 9
     assert abs(tried[5:] - tried[entropy.argmin()]).mean() < abs(tried[:4] - tried[entropy.argmin()]).mean()
 
@@ -338,7 +338,7 @@ def test_options_for_all_trials_go_before_those_of_the_file(tmp_path: Path, data
     file = str(write(tmp_path / "s.yaml", points={"layer": [1, 2], "probe.l2": [1e-3, 1e-1], "seed": [0, 1]}))
     over = {**data, "layer": 0, "probe": {"l2": 1.0}}
     made = sweep(file, fit=over, runs=str(tmp_path / "runs"), quiet=True)
-    assert [(row["layer"], row["seed"]) for row in made.rows] == [(0, 0), (0, 1)]
+    assert [(row["layer"], row["seed"]) for row in made.sweep] == [(0, 0), (0, 1)]
     config = load_run(next((made.folder / "trials").iterdir())).config
     assert config["probe"]["l2"] == 1.0
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probing_tasks.position import Position
+from probing.builtin_tasks.position import Position
 from torch.nn.functional import layer_norm
 from torch.testing import assert_close
 

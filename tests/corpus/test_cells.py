@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from probing_tasks.label import Label
-from probing_tasks.sentence_label import SentenceLabel
+from probing.builtin_tasks.label import Label
+from probing.builtin_tasks.sentence_label import SentenceLabel
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words, load_corpus

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from probing_tasks.label import Label
+from probing.builtin_tasks.label import Label
 
 from conftest import BARE
 from probing import WandbOptions, fit

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probing_tasks.upos import UniversalPartOfSpeech
+from probing.builtin_tasks.upos import UniversalPartOfSpeech
 from safetensors import safe_open
 
 from probing import ProbeOptions, Run, WandbOptions, fit

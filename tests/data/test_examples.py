@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from probing_tasks.position import Position
+from probing.builtin_tasks.position import Position
 
 from probing.cache.store import ActivationStore
 from probing.corpus.splits import Split

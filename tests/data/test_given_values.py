@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probing_tasks.position import Position
-from probing_tasks.sentence_label import SentenceLabel
-from probing_tasks.upos import UniversalPartOfSpeech
+from probing.builtin_tasks.position import Position
+from probing.builtin_tasks.sentence_label import SentenceLabel
+from probing.builtin_tasks.upos import UniversalPartOfSpeech
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words

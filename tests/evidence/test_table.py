@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from probing_tasks.position import Position
+from probing.builtin_tasks.position import Position
 
 from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split, assign_splits

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probing_tasks.position import Position as PositionTask
+from probing.builtin_tasks.position import Position as PositionTask
 from scipy.special import log_softmax
 
 from families import masked_lm

@@ -67,7 +67,7 @@ def detail(page: str, layer: int, head: int) -> str:
 def test_the_page_says_what_the_survey_found_without_a_script(made: Result, page: str) -> None:
     text = text_of(page)
     assert "<h1>Attention heads of tiny-bert</h1>" in page
-    for line in conclusions(vars(made)):
+    for line in conclusions(made.by_name):
         assert line in text
     results = made.results
     assert f"over {results['n_tokens']:,} tokens of 40 sentences of the corpus {made.config['corpus']}" in text
@@ -75,7 +75,7 @@ def test_the_page_says_what_the_survey_found_without_a_script(made: Result, page
     head, *rows = rows_of(all_numbers)
     assert [row[0] for row in rows] == [f"{layer}-{head}" for layer, head in heads_of(made)]
     by_head = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
-    for row in of_heads(vars(made)):
+    for row in of_heads(made.by_name):
         assert by_head[f"{row['layer']}-{row['head']}"]["class"] == row["class"]
         assert by_head[f"{row['layer']}-{row['head']}"]["of its maps"] == f"{row['share']:.1%}"
     names = {
@@ -103,7 +103,7 @@ def test_the_map_has_each_head_in_its_place_and_every_link_leads_somewhere(made:
     assert [row[0] for row in rows] == [str(layer) for layer in sorted({layer for layer, _ in places})]
     letters = {"vertical": "V", "diagonal": "D", "vertical and diagonal": "B", "heterogeneous": "h"}
     cells = {(int(row[0]), i): cell for row in rows for i, cell in enumerate(row[1:], 1)}
-    for row in of_heads(vars(made)):
+    for row in of_heads(made.by_name):
         assert cells[row["layer"], row["head"]] == f"{letters[row['class']]} {100 * row['share']:.0f}"
     links = re.findall(r'href="(.*?)"', page)
     assert set(links) >= {f"#head-0-{layer}-{head}" for layer, head in places}

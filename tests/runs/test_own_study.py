@@ -24,7 +24,7 @@ def started(python: Path, place: Path, *words: str) -> subprocess.CompletedProce
     """Run a command in the environment, in a folder that is not the checkout."""
     args = [str(python), *words]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(args, cwd=place, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(args, cwd=place, env=environment, capture_output=True, encoding="utf-8", check=False)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     others = [path for path in (*site.getsitepackages(), str(ROOT)) if Path(path).is_dir()]
     (Path(own) / "libraries.pth").write_text("\n".join(others) + "\n", encoding="utf-8")
     pip = [sys.executable, "-m", "pip", "--python", str(found), "install", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run([*pip, "--quiet", str(package)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*pip, "--quiet", str(package)], capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     return found
 

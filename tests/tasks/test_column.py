@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probing_tasks.column import Column
-from probing_tasks.deprel import DependencyRelation
-from probing_tasks.label import Label
-from probing_tasks.upos import UniversalPartOfSpeech
-from probing_tasks.xpos import FineGrainedTag
+from probing.builtin_tasks.column import Column
+from probing.builtin_tasks.deprel import DependencyRelation
+from probing.builtin_tasks.label import Label
+from probing.builtin_tasks.upos import UniversalPartOfSpeech
+from probing.builtin_tasks.xpos import FineGrainedTag
 from safetensors import safe_open
 from transformers import AutoModel, AutoTokenizer
 

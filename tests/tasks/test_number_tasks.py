@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probing_tasks.sentence_label import SentenceLabel
+from probing.builtin_tasks.sentence_label import SentenceLabel
 
 from probing import Run, SentenceTask, Task, WandbOptions, compare, fit, rank, sweep
 from probing.__main__ import COMMANDS

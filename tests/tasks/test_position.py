@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from probing_tasks.position import Position
-from probing_tasks.position_from_end import PositionFromEnd
-from probing_tasks.position_in_word import PositionInWord
+from probing.builtin_tasks.position import Position
+from probing.builtin_tasks.position_from_end import PositionFromEnd
+from probing.builtin_tasks.position_in_word import PositionInWord
 
 from probing.cache.tokens import Tokens
 from probing.tasks import labels_of, load_task

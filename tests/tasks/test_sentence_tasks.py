@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probing_tasks.sentence_label import SentenceLabel
+from probing.builtin_tasks.sentence_label import SentenceLabel
 from transformers import AutoModel, AutoTokenizer
 
 from conftest import BARE
