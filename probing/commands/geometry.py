@@ -49,8 +49,9 @@ def geometry(
     draws: int | None = None, whitening: Literal["pca", "zca"] = "pca", components: int | None = None,
     shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
     interventions: bool = False, neurons: int | list[int] | str | None = None, from_run: str | None = None,
-    kind: str | list[str] = "mean", at: Place = "words", readouts: str | list[str] | None = None, tokens: int = 20_000,
-    retrain: int = 5, norms: bool = False, path: bool = False, seed: int = 0, runs: str = "runs",
+    kind: str | list[str] = "mean", pairs: str | None = None, at: Place = "words",
+    readouts: str | list[str] | None = None, tokens: int = 20_000, retrain: int = 5, norms: bool = False,
+    path: bool = False, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
     first_token: FirstToken = "include",
@@ -88,7 +89,10 @@ def geometry(
         kind: What replaces the neurons: mean (over training tokens), zero, resample (their values at a random token of
             another sentence), direction (their values after linear erasure, by LEACE, of the task of --from_run, or of
             the position without it), shuffled (as direction, but for permuted labels, as a control), translate (their
-            values moved by the difference between the means of another class and of their own); some of these, or all.
+            values moved by the difference between the means of another class and of their own), interchange (their
+            values at the same token of the other sentence of --pairs); some of these, or all but the last one.
+        pairs: File of pairs of sentences with as many tokens, `sentence TAB counterfactual` on each line, between which
+            --kind interchange exchanges neurons; the probes of --from_run read whether the later layers follow.
         at: Whether neurons are changed at words only, or everywhere, which includes special tokens.
         readouts: What is read while neurons are changed, one or more: task (the classes of the task of --from_run, by
             its probes of the later layers; the default with it), position (by probes of the later layers and by heads;
@@ -200,6 +204,7 @@ def _changing(
     """
     from probing.corpus.sides import GroupBy, read_corpora, splits_of
     from probing.disabling.neurons.asked import Asked
+    from probing.disabling.neurons.interchange import Couples, check_later, survey_couples
     from probing.disabling.neurons.neuron_survey import survey
     from probing.disabling.probed_task import frozen_of_run
     from probing.disabling.subject import Subject
@@ -211,7 +216,10 @@ def _changing(
         corpora, splits = [corpus], [splits_of(corpus, split_seed, split_by)]
     whole = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
     frozen = None
-    if stream.run is not None:
+    if stream.run is not None and config["pairs"] is not None:
+        frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, (), "from_run")
+        check_later(frozen, ranked, f"--from_run {stream.run.folder}")
+    elif stream.run is not None:
         later = range(min(ranked) + 1, source.config.num_hidden_layers + 1)
         frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, later, "from_run")
     subject = Subject(whole, corpora, splits, split_seed, frozen, *reads)
@@ -220,6 +228,9 @@ def _changing(
         ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"],
         stream.own_task,
     )  # fmt: skip
+    if frozen is not None and config["pairs"] is not None:
+        couples = Couples.read(config["pairs"])
+        return lambda: survey_couples(subject, couples, frozen, asked, source.say)
     return lambda: survey(subject, stores, asked, terminal.training_bars(source.shows_progress))
 
 

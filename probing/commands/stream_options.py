@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from probing.cli.choices import chosen, chosen_with_data
 from probing.commands.of_run import read_as_run
+from probing.corpus.pairs import read_couples
 from probing.errors import UserError, out_of_range, refuse
 from probing.runs.run import Run, layers_of, load_fit, of_text
 from probing.tables.readout_names import POSITION, READOUTS_OF_RUN, STS, TASK, WIC
@@ -16,13 +17,15 @@ from probing.tasks import short_name
 # Options whose values are those of `--from_run`, where it is given.
 OF_RUN = ("model", "revision", "random_weights", "corpus", "max_length")
 # Options that are about neurons of the stream alone.
-_ABOUT_NEURONS = ("kind", "at", "readouts", "tokens", "retrain")
+_ABOUT_NEURONS = ("kind", "pairs", "at", "readouts", "tokens", "retrain")
 # Defaults of earlier versions, which stand in the configurations of their runs.
 _USUAL_BEFORE = {"readouts": POSITION}
-Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate"]
+Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
 KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
 # Kinds that all neurons of a layer can be changed by, since they leave something of it.
-_LEAVE_SOME = frozenset({"direction", "shuffled", "translate"})
+_LEAVE_SOME = frozenset({"direction", "shuffled", "translate", "interchange"})
+# The kind that reads pairs of sentences in place of the corpus.
+INTERCHANGE: Kind = "interchange"
 # Number of neurons from a run by default.
 TOP = 10
 
@@ -134,7 +137,7 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
         *out_of_range("tokens", config["tokens"], 1), *out_of_range("retrain", config["retrain"], 0),
         *(out_of_range("top", config["top"], 1) if config["from_run"] else []),
     ])  # fmt: skip
-    kinds = chosen("--kind", config["kind"], KINDS)
+    kinds = _kinds(config, usual)
     if takes_all and not _LEAVE_SOME.issuperset(kinds):
         raise UserError(
             f"`--neurons all` with `--kind {_as_typed(config['kind'])}` would leave nothing of the layer; give "
@@ -150,6 +153,34 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
     return Stream(None, run, typed, config["top"], kinds, readouts)
 
 
+def _kinds(config: Mapping[str, Any], usual: Mapping[str, Any]) -> list[Kind]:
+    """Return what stands in the place of neurons: values of other sentences of pairs alone, where there are pairs.
+
+    Raises:
+        UserError: If there is no such kind, there are no pairs for `interchange`, or pairs with something else.
+    """
+    typed, pairs = _as_typed(config["kind"]), config["pairs"]
+    if pairs is None:
+        if INTERCHANGE in typed.split(","):
+            raise UserError(
+                f"`--kind {typed}`: neurons are exchanged between the sentences of pairs; give them as --pairs FILE, "
+                "with lines `sentence TAB counterfactual`."
+            )
+        return chosen("--kind", config["kind"], KINDS)
+    if typed != INTERCHANGE:
+        raise UserError(f"`--pairs {pairs}` is read by `--kind interchange` alone, and `--kind {typed}` is given.")
+    if config["from_run"] is None:
+        raise UserError(f"`--pairs {pairs}`: the probes of a run read the sentences; give `--from_run` too.")
+    for name in ("readouts", "retrain"):
+        if config[name] not in (usual[name], TASK):
+            raise UserError(
+                f"`--{name} {config[name]}` with `--kind interchange`: pairs are read by the run's own probes alone; "
+                "leave the option out."
+            )
+    read_couples(pairs)
+    return [INTERCHANGE]
+
+
 def _readouts(config: dict[str, Any], kinds: Sequence[Kind], run: Run | None) -> dict[str, str | None]:
     """Return what is read, by default the run's own task, and note it in the configuration.
 
@@ -159,6 +190,11 @@ def _readouts(config: dict[str, Any], kinds: Sequence[Kind], run: Run | None) ->
     is_of_positions = run is None or _is_of_positions(run)
     if config["readouts"] is None:
         config["readouts"] = POSITION if is_of_positions else TASK
+    if INTERCHANGE in kinds and is_of_positions:
+        raise UserError(
+            f"`--from_run {config['from_run']}` with `--kind interchange`: tokens at the same position are exchanged, "
+            "and the run predicts positions; give a run of another task."
+        )
     found = chosen_with_data("--readouts", config["readouts"], READOUTS_OF_RUN)
     if TASK in found and run is None:
         raise UserError("`--readouts task` reads the classes of the task of a run; give `--from_run` too.")

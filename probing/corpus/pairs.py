@@ -28,6 +28,25 @@ def read_pairs(name: str, option: str = "--pairs") -> Corpus:
     return from_pairs(name, pairs)
 
 
+def read_couples(name: str, option: str = "--pairs") -> list[tuple[str, str]]:
+    """Read the distinct pairs of different sentences of a file, each sentence by itself.
+
+    Args:
+        name: The source, as the user typed it.
+        option: The option that names it, for messages.
+
+    Raises:
+        UserError: If the source cannot be read, a line is not a pair of two sentences, or there is no pair at all.
+    """
+    typed = f"{option} {name}"
+    pairs = dict.fromkeys(_pairs_of(read_lines(name, option), typed))
+    if same := next((first for first, second in pairs if first == second), None):
+        raise UserError(f"`{typed}`: `{same:.60}` stands on both sides of a tab; give two different sentences.")
+    if not pairs:
+        raise UserError(f"`{typed}` holds no pair: it is empty or blank; give lines `sentence TAB counterfactual`.")
+    return list(pairs)
+
+
 def _pairs_of(lines: Iterable[str], typed: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():

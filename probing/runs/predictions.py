@@ -151,14 +151,14 @@ def _examples(probes: Probes, store: Activations, task: TokenTask) -> Examples:
     if isinstance(task, SentenceTask):
         store, taken = SentenceVectors(store, task.pooling), has_words
     else:
-        taken = _labelled(task, tokens)
+        taken = labelled_tokens(task, tokens)
     if probes.config.get("transform", "none") != "none":
         width = next(iter(probes.weight.values())).shape[1]
         store = Changed(store, read_transforms(probes.folder, list(probes.weight), width))
     return Examples(store, np.where(taken, 0, -1).astype(np.int32), word_means=task.word_means)
 
 
-def _labelled(task: TokenTask, tokens: Tokens) -> NDArray[np.bool_]:
+def labelled_tokens(task: TokenTask, tokens: Tokens) -> NDArray[np.bool_]:
     """Return the tokens that the task may label, of text without labels."""
     if task.word_means:
         return tokens.first_pieces

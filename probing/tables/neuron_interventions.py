@@ -7,7 +7,16 @@ from typing import Any
 
 from probing.results.cells import ends, in_brackets, interval
 from probing.statistics.intervals import few_sentences
-from probing.tables.readout_names import AGAIN, CONTRAST, TASK, TRANSLATED, WORD_MASS, measure_of, probed_of
+from probing.tables.readout_names import (
+    AGAIN,
+    CONTRAST,
+    INTERCHANGED,
+    TASK,
+    TRANSLATED,
+    WORD_MASS,
+    measure_of,
+    probed_of,
+)
 
 Row = Mapping[str, Any]
 
@@ -26,12 +35,17 @@ _KINDS = {
     "direction": "without what tells the position linearly in them",
     "shuffled": "without what tells shuffled positions linearly in them",
     "translate": "moved from the mean of each token's position to that of another",
+    "interchange": "exchanged between the sentences of pairs",
 }
 _KINDS_OF_TASK = {
     "direction": "without what tells {} linearly in them",
     "shuffled": "without what tells shuffled labels of {} linearly in them",
     "translate": "moved from the mean of each example's class of {} to that of another",
 }
+
+
+# What a readout by probes is, as a phrase before the probe.
+_HOW = {AGAIN: "retrained ", TRANSLATED: "target by ", INTERCHANGED: "counterpart by "}
 
 
 def kind_of(row: Row) -> str:
@@ -72,7 +86,7 @@ def name_of(row: Row) -> str:
     if probed := probed_of(readout):
         # Where probes read two things, each is named.
         of = f"{row['task'] if probed == TASK else probed} " if "task" in row else ""
-        how = "retrained " if readout.endswith(AGAIN) else "target by " if readout.endswith(TRANSLATED) else ""
+        how = next((words for end, words in _HOW.items() if readout.endswith(end)), "")
         return f"{how}{of}probe of layer {layer}"
     if readout in (WORD_MASS, CONTRAST):
         what = "contrast" if readout == CONTRAST else "attention"

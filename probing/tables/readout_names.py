@@ -10,8 +10,8 @@ TASK = "task"
 # What probes of later layers read.
 PROBED = (TASK, POSITION)
 # What is added to the name of a readout by probes: where probes are trained again, and where the share is measured of
-# examples that are read as the class that they were moved to.
-AGAIN, TRANSLATED = "_retrained", "_translated"
+# examples that are read as the class that they were moved to, or as their counterpart in another sentence is read.
+AGAIN, TRANSLATED, INTERCHANGED = "_retrained", "_translated", "_interchanged"
 # What is read of heads that attend to a fixed offset.
 CONTRAST, WORD_MASS = "head_contrast", "head_word_mass"
 # What the user may name, with how the data is called that it needs.
@@ -52,6 +52,7 @@ _MEASURES = {
     TASK: Measure("accuracy", "points", 100, 1, True, True),
     # What is looked for is a rise.
     TRANSLATED: Measure("share read as the target", "points", 100, 1, False, True),
+    INTERCHANGED: Measure("share read as the counterpart", "points", 100, 1, False, True, "pair"),
     MLM: Measure("loss of masked words", "nats", 1, 3, False, False),
     STS: Measure("Spearman's correlation", "points", 100, 1, True, False, "pair"),
     CONTRAST: Measure("contrast of a position head", "logits", 1, 2, True, False),
@@ -64,15 +65,16 @@ def measure_of(readout: str) -> Measure:
     """Return what the numbers of a readout are.
 
     Args:
-        readout: Its name in tables: `position` or `task`, alone or with `_retrained` or `_translated`, `mlm`, `wic`, or
-            `sts:` and the name of a set.
+        readout: Its name in tables: `position` or `task`, alone or with `_retrained`, `_translated` or
+            `_interchanged`, `mlm`, `wic`, or `sts:` and the name of a set.
     """
-    if readout.endswith(TRANSLATED):
-        return _MEASURES[TRANSLATED]
+    for name in (TRANSLATED, INTERCHANGED):
+        if readout.endswith(name):
+            return _MEASURES[name]
     return _MEASURES[readout.split(":")[0].removesuffix(AGAIN)]
 
 
 def probed_of(readout: str) -> str | None:
     """Return what probes read, `position` or `task`; None if the readout is not by probes."""
-    name = readout.removesuffix(AGAIN).removesuffix(TRANSLATED)
+    name = readout.removesuffix(AGAIN).removesuffix(TRANSLATED).removesuffix(INTERCHANGED)
     return name if name in PROBED else None

@@ -273,3 +273,83 @@ def test_what_has_no_classes_is_refused(
             place, from_run=str(folder), top=1, layer=2, kind="mean", draws=0, retrain=0, readouts=readouts
         )
         assert len(found.neuron_interventions) >= 1
+
+
+# --- pairs ---
+
+
+@pytest.fixture(scope="module")
+def pairs(place: Path) -> Path:
+    """Sentences, and the same with their inner words in another order."""
+    lines = []
+    for sentence in (one for one in make_sentences(90, seed=8, longest=16) if len(one.split()) > 6):
+        first, *inner, last = sentence.split()
+        lines.append(f"{sentence}\t{' '.join([first, *reversed(inner), last])}\n")
+    path = place / "pairs.txt"
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def test_planted_neurons_carry_what_the_other_sentence_says_and_others_do_not(
+    place: Path, labels: Path, pairs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"from_run": str(labels), "kind": "interchange", "pairs": str(pairs), "layer": 1}
+    made = measured(place, **options, top=2, draws=19, name="exchanged")
+    carried = one_row(made, readout="task_interchanged", layer=3, k=2)
+    kept = one_row(made, readout="task", layer=3, k=2)
+    assert {int(neuron) for neuron in carried["neurons"].split()} == set(PLANTED)
+    assert (carried["intact"], kept["intact"]) == (0.0, 1.0)
+    assert carried["value"] > 0.8
+    assert kept["value"] < 0.2
+    assert carried["low"] > 0.7
+    assert max(carried["random_p"], carried["matched_p"]) <= 0.1  # a drawn set may contain a planted neuron
+    others = [
+        row["effect"]
+        for row in made.neuron_draws
+        if (row["set"], row["readout"], row["layer"], row["k"]) == ("random", "task_interchanged", 3, 2)
+    ]
+    assert np.median(others) < 0.1
+    assert made.results["neurons"]["n_pairs"] > 50
+    (line,) = conclusions(made.neuron_interventions)
+    assert line.startswith("Layer 1, 2 neurons exchanged between the sentences of pairs: counterpart by label probe of")
+    assert "counterpart by label probe of layer 3" in "".join(
+        str(one) for one in tables(made.neuron_interventions)[0].columns[0].cells
+    )
+    again = geometry(**{**made.config, "name": "exchanged-again", "quiet": True})
+    assert again is not None
+    assert again.neuron_interventions == made.neuron_interventions
+    assert "interchanged neurons" not in capsys.readouterr().err
+
+
+def test_pairs_that_do_not_go_with_other_options_are_refused(
+    place: Path, model: Path, corpus: Path, labels: Path, pairs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    positions = fitted(place, "positions", model=str(model), corpus=str(corpus), layer="1,2,3")
+    (place / "one.txt").write_text("one sentence\n", encoding="utf-8")
+    usual = [f"--from_run={labels}", "--layer=1"]
+    refused = {
+        "`--kind interchange`: neurons are exchanged between the sentences of pairs; give them as --pairs FILE": [
+            *usual, "--kind=interchange"
+        ],
+        "is read by `--kind interchange` alone, and `--kind mean` is given": [*usual, f"--pairs={pairs}"],
+        "is read by `--kind interchange` alone, and `--kind mean,interchange` is given": [
+            *usual, f"--pairs={pairs}", "--kind=mean,interchange"
+        ],
+        "the probes of a run read the sentences; give `--from_run` too": [
+            "--neurons=3", "--layer=1", f"--model={model}", f"--pairs={pairs}", "--kind=interchange"
+        ],
+        "`--readouts mlm` with `--kind interchange`": [
+            *usual, f"--pairs={pairs}", "--kind=interchange", "--readouts=mlm"
+        ],
+        "`--retrain 2` with `--kind interchange`": [*usual, f"--pairs={pairs}", "--kind=interchange", "--retrain=2"],
+        "and the run predicts positions; give a run of another task": [
+            f"--from_run={positions}", "--layer=1", f"--pairs={pairs}", "--kind=interchange"
+        ],
+        "one.txt`, line 1: expected two sentences with a tab between them, found no tab": [
+            *usual, f"--pairs={place / 'one.txt'}", "--kind=interchange"
+        ],
+        "says how neurons are changed, and none are named": [f"--pairs={pairs}"],
+    }  # fmt: skip
+    for message, options in refused.items():
+        assert run(COMMANDS, ["geometry", "--interventions", "--wandb.mode=disabled", f"--runs={place}", *options]) == 2
+        assert message in capsys.readouterr().err

@@ -10,7 +10,7 @@ from probing.disabling.neurons.neuron_effects import Rows
 from probing.disabling.neurons.neuron_sets import Kind
 from probing.disabling.neurons.stream import Place
 from probing.readouts.position_heads import PositionHead
-from probing.readouts.text import Text
+from probing.readouts.readout import ReadableText
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,19 @@ class Found:
         heads: The heads that were read.
         read: What probes read, and of whose training they are: `run`, or `here` where they were trained for it.
         erased: The task whose classes were erased, or between which examples were moved; None if there was none.
+        n_pairs: Number of pairs between whose sentences neurons were exchanged; 0 if they were not.
+        n_left_out: Number of pairs whose sentences have different numbers of tokens.
     """
 
     interventions: Rows
     draws: Rows
-    text: Text
-    part: Text
+    text: ReadableText
+    part: ReadableText
     heads: Sequence[PositionHead]
     read: Mapping[str, str]
     erased: str | None
+    n_pairs: int = 0
+    n_left_out: int = 0
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -67,4 +71,5 @@ class Found:
             "n_sentences": self.text.tokens.n_sentences, "n_tokens": self.text.tokens.n_tokens,
             "n_drawn_sentences": self.part.tokens.n_sentences, "n_drawn_tokens": self.part.tokens.n_tokens,
             "position_heads": [vars(one) for one in self.heads], "probes": dict(self.read), "classes_of": self.erased,
+            **({"n_pairs": self.n_pairs, "n_left_out": self.n_left_out} if self.n_pairs else {}),
         }  # fmt: skip

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from probing.heads.position.removal import matched_sets, random_sets
 
-Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate"]
+Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
 Source = Literal["chosen", "random", "matched"]
 
 KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
@@ -26,8 +26,8 @@ class NeuronSet:
     Args:
         layer: The layer whose hidden states are changed.
         kind: The replacement: their mean, 0, their values at a random token of another sentence, their values after
-            linear erasure of the classes of a task, or of classes that are permuted, or their values moved by the
-            difference of two class means.
+            linear erasure of the classes of a task, or of classes that are permuted, their values moved by the
+            difference of two class means, or those at the same token of a counterfactual sentence.
         neurons: The neurons; none if nothing is changed, which is what the others are compared with.
         source: Whether these are the neurons that were asked for, or drawn to be compared with them.
         draw: Number of the draw, from 1; 0 for those that were asked for.

@@ -157,7 +157,7 @@ class Values:
         if kind == "mean":
             mean = self.mean[columns]
             return lambda here, rows: mean.to(here).expand_as(here)
-        if kind == "resample":
+        if kind in ("resample", "interchange"):
             bank = self.states[:, columns]
             return lambda here, rows: bank[drawn[rows.cpu()]].to(here)
         if kind in ("direction", "shuffled"):

@@ -40,12 +40,14 @@ class NeuronPasses:
         at: At which tokens neurons are changed.
         batch_tokens: Most tokens in a batch, padding included.
         seed: Seed of the draw of the tokens whose values replace others.
+        drawn: Index of the token whose values replace those of each token, shape (n_tokens,); drawn at random by
+            default.
         moves: The classes between which the tokens of the text are moved, if they are.
     """
 
     def __init__(
         self, readers: Readers, text: ReadableText, values: Callable[[int], Values], is_train: bool, at: Place,
-        batch_tokens: int, seed: int, moves: Moves | None = None,
+        batch_tokens: int, seed: int, moves: Moves | None = None, drawn: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.moves = moves
         self.forward, self.values = Forward(readers, text, batch_tokens), values
@@ -56,6 +58,7 @@ class NeuronPasses:
         # For each token of the text, the training token whose values replace its own.
         self.drawn = cache(
             lambda layer: torch.from_numpy(draw_others(own, values(layer).sentences, is_train, seed))
+            if drawn is None else drawn
         )  # fmt: skip
 
     def change(self, one: NeuronSet) -> NeuronsChanged:

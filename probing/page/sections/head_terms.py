@@ -104,7 +104,8 @@ DISABLED: Terms = {
 CHANGED_NEURONS: Terms = {
     "read": "What is read of later layers: probes of position or of a run's own task, as they were and trained again, "
     "heads that attend to a fixed offset, masked words, or the similarity of sentences or words. Target: the share "
-    "that probes read as the class that examples are moved to.",
+    "that probes read as the class that examples are moved to. Counterpart: the share of examples that are read "
+    "differently in two sentences and now as in the other one.",
     "k": "Number of neurons that are changed, the first of the ranking.",
     "effect": "Difference from the whole model.",
     "95% range": "Its interval over sentences.",
