@@ -98,18 +98,19 @@ def compare(
         stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
         folder = RunFolder(place, name, stem[:120])
         with tracking(folder, wandb, config) as tracker:
-            _write(folder.path, config, opened, pairs, common, tracker)
+            _write(folder.path, config, opened, pairs, common, _said(opened, common, top), tracker)
         comparison = study_of("compare").read(folder.finish())
     if not quiet:
         terminal.show(*comparison.tables())
-        _say(opened, common, top)
+        for line in comparison.conclusions():
+            print(line)
     where = tracker.where(comparison.folder) if tracker else None
     say_where(comparison.folder, where)
     return comparison
 
 
-def _say(opened: Sequence[Any], common: Any, top: int) -> None:
-    """Print what a neuron is in the compared runs, and what is said of neurons at the top of all of them.
+def _said(opened: Sequence[Any], common: Any, top: int) -> list[str]:
+    """Return what a neuron is in the compared runs, and what is said of neurons at the top of all of them.
 
     Args:
         opened: The runs, each a `probing.runs.finished.Finished`.
@@ -121,15 +122,15 @@ def _say(opened: Sequence[Any], common: Any, top: int) -> None:
     from probing.tables.agreement import everywhere_sentence, sites_lines, unread_lines
     from probing.tables.evidence_sentences import say
 
-    for line in sites_lines({one.label: site_of(one.run.config) for one in opened}):
-        print(line)
     unread = unread_lines({one.label: one.run.accuracy for one in opened})
-    print(everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread))
-    for line in unread:
-        print(line)
-    print(say("basis_compared", n=BASES))
-    if few := few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened)):
-        print(few)
+    few = few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened))
+    return [
+        *sites_lines({one.label: site_of(one.run.config) for one in opened}),
+        everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread),
+        *unread,
+        say("basis_compared", n=BASES),
+        *([few] if few else []),
+    ]
 
 
 def _fit_options(
@@ -161,6 +162,7 @@ def _write(
     opened: Sequence[Any],
     pairs: Mapping[tuple[int, int], Any],
     common: Any,
+    said: Sequence[str],
     tracker: Tracker | None,
 ) -> None:
     """Write tables, configuration, summary and figures, and log them.
@@ -171,6 +173,7 @@ def _write(
         opened: The `probing.runs.finished.Finished` of each run; types that need torch are not imported here.
         pairs: Comparisons of two runs, by their indices.
         common: The neurons that are among the first of every run.
+        said: What the terminal says of them.
         tracker: Logs what is written.
     """
     from probing.schemas.comparison import AGREEMENT, TOP_EVERYWHERE
@@ -181,6 +184,7 @@ def _write(
         "runs": {one.label: str(one.run.folder) for one in opened},
         "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
         "top_everywhere": common.summary(),
+        "said": list(said),
     }
     tables = {"agreement": rows, "top_everywhere": common.rows}
     files = [*write_tables(folder, config, tables, (AGREEMENT, TOP_EVERYWHERE)), folder / "results.json"]

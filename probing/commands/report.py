@@ -16,9 +16,8 @@ def report(folders: list[str] | None = None, output: str | None = None) -> Path:
     """Write finished runs as one HTML page: question and answer, figures, sortable tables, and how to repeat them.
 
     Args:
-        folders: Folders of finished runs, of one comparison of them, and of results of `attention`, `disable`,
-            `pretrain`, `series`, `hierarchy`, `cloze`, `reproduce`, `geometry`, `wic` or `sts`; may be given
-            without `--folders`.
+        folders: Folders of finished runs, of at most one comparison of them, and of the results of any other command;
+            may be given without `--folders`.
         output: File to write. By default RUN/report.html, for several runs report-A-B.html beside the first, and with a
             comparison report.html in its folder. An existing report is replaced.
 

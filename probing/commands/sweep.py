@@ -87,7 +87,7 @@ def sweep(
         runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say, quiet)
         try:
             made = runner.run()
-            lines = _conclude(folder.path, definition, options, made, wandb, name, say, start, formats)
+            _conclude(folder.path, definition, options, made, wandb, name, say, start, formats)
         except BaseException as error:
             left = f"{shlex.join(['python', '-m', 'probing', 'sweep', file])} continues the sweep"
             if interrupt := interrupt_behind(error):
@@ -100,7 +100,7 @@ def sweep(
     finished = study_of("sweep").read(folder.finish())
     if not quiet:
         terminal.show(*finished.tables())
-    for line in lines:
+    for line in finished.conclusions():
         print(line)
     say_where(finished.folder, None)
     return finished
@@ -278,8 +278,8 @@ class _Runner:
 def _conclude(
     folder: Path, definition: Sweep, options: TrialOptions, trials: Sequence[Trial], wandb: WandbOptions, name: str,
     say: Any, start: float, formats: Sequence[str],
-) -> list[str]:  # fmt: skip
-    """Write the results of all trials, and return the sentences to print."""
+) -> None:  # fmt: skip
+    """Write the results of all trials, with what the terminal says of them, and log them."""
     import yaml
 
     from probing.runtime.versions import versions
@@ -298,10 +298,10 @@ def _conclude(
         "kind": "sweep", "versions": versions(), **{key: settings[key] for key in ("trials", "seed", "fit")},
         "best": {"trial": best.name, **best.point, "metric": table.metric_of(best, definition.metric)},
         "timings": {"total_s": time.perf_counter() - start},
+        "said": table.conclusion(rows, best, options.varied, definition.metric, definition.goal),
     }  # fmt: skip
     (folder / "results.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
     files = [folder / file for file in ("sweep.csv", "sweep.yaml", "results.json")]
     tracker = Tracker(replace(wandb, group=wandb.group or name), folder, name, {**settings, **asdict(wandb)}, say)
     tracker.log_results([], [], figures, files, {"sweep": rows}, kind="sweep")
     tracker.finish()
-    return table.conclusion(rows, best, options.varied, definition.metric, definition.goal)

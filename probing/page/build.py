@@ -73,8 +73,8 @@ def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
             parts.append(one.study.section(one, place))
     parts.append(terms_section(sources))
     blocks = [run_block(subject, defaults) for subject in sources.subjects]
-    blocks += [folder_block("The comparison", sources.agreement.folder)] if sources.agreement else []
-    blocks += [folder_block(one.study.heading(one), one.folder) for one in sources.shown]
+    blocks += [folder_block("The comparison", sources.agreement)] if sources.agreement else []
+    blocks += [folder_block(one.study.heading(one), one) for one in sources.shown]
     parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
     return joined(*parts)
 
@@ -101,7 +101,8 @@ def _of_probes(sources: Sources) -> list[Html | None]:
     charts = [accuracies_figure(subjects)] * several + [accuracy_figure(subject, several) for subject in subjects]
     parts.append(element("section", element("h2", f"{_scores(subjects)} by layer"), *charts, id="accuracy"))
     if sources.agreement:
-        parts.append(sources.agreement.study.section(sources.agreement, SectionPlace("agreement", 0, 0)))
+        with reading(sources.agreement.folder):
+            parts.append(sources.agreement.study.section(sources.agreement, SectionPlace("agreement", 0, 0)))
     for i, subject in enumerate(subjects):
         parts += [neurons_section(subject, i, room), heads_section(subject, i)]
     return parts

@@ -31,6 +31,10 @@ class Compare(Study):
         """Return the agreement."""
         return agreement_tables(made.agreement)
 
+    def conclusions(self, made: Result) -> list[str]:
+        """Return what is said of neurons at the top of all runs."""
+        return list(made.results["said"])
+
     def section(self, made: Result, place: SectionPlace) -> Html:
         """Return the agreement of each pair of runs."""
         from probing.page.sections.comparison import agreement_section
@@ -62,6 +66,10 @@ class Sweep(Study):
         metric = made.config["sweep"].get("metric") or {}
         varied = [name for name in made.results["best"] if name not in ("trial", "metric")]
         return [best_table(made.sweep, varied, metric.get("name"), metric.get("goal", "minimize"))]
+
+    def conclusions(self, made: Result) -> list[str]:
+        """Return which trial is best, and how rankings depend on each option."""
+        return list(made.results["said"])
 
     def read(self, folder: Path) -> Result:
         """Read a sweep, whose configuration is what decides which trials there are."""

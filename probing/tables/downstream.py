@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -77,10 +78,10 @@ def sts_tables(rows: Sequence[Row], chosen: Sequence[Row]) -> list[Any]:
         table = _table(f"Spearman x 100: {pooling}, {_label(space, of_pooling)}", "layer", *sets)
         for layer in dict.fromkeys(row["layer"] for row in rows if row["pooling"] == pooling):
             here = {r["set"]: r for r in rows if (r["pooling"], r["layer"], r["transform"]) == (pooling, layer, space)}
-            table.add_row(str(layer), *(_times_100(here[name]["spearman"]) for name in sets))
+            table.add_row(str(layer), *(_spearman(here[name]) for name in sets))
         static = {r["set"]: r for r in rows if (r["pooling"], r["transform"]) == ("static", space)}
         if static:
-            table.add_row("static", *(_times_100(static[name]["spearman"]) for name in sets))
+            table.add_row("static", *(_spearman(static[name]) for name in sets))
         tables.append(table)
     return [*tables, *_chosen_sts(chosen, "held_out"), *_chosen_sts(chosen, "published")]
 
@@ -106,9 +107,9 @@ def _chosen_sts(chosen: Sequence[Row], protocol: str) -> list[Any]:
             f"{pooling}, {_label(space, [row])}",
             str(row["layer"]),
             *[str(row.get("chosen_on", "")) for _ in on],
-            _times_100(row["spearman"]),
+            _spearman(row),
             interval(row, times=100, form=".1f"),
-            *(_times_100(by[how]["spearman"]) for how in ("mean", "wmean")),
+            *(_spearman(by[how]) for how in ("mean", "wmean")),
             *(_gain(row, "+.1f", 100) if "gain" in row else ()),
         )
     return [table] if found else []
@@ -129,10 +130,7 @@ def sts_lines(chosen: Sequence[Row]) -> list[str]:
             if protocol == "published" and where:
                 on += " itself, which can be too high"
             name = f"{row['set']}, {row['pooling']}, {_label(row['transform'], [row])}"
-            line = (
-                f"{name}: Spearman {_times_100(row['spearman'])}"
-                f"{in_brackets(interval(row, '', ' to ', '.1f', 100))}{where}{on}"
-            )
+            line = f"{name}: Spearman {_spearman(row)}{in_brackets(interval(row, '', ' to ', '.1f', 100))}{where}{on}"
             lines.append(line + _verdict(row, "+.1f", 100, f"{row['n_pairs']} pairs") + ".")
     return lines + _why_no_intervals(chosen) + size_lines(chosen, MORE_TEXT)
 
@@ -162,8 +160,12 @@ def _verdict(row: Row, form: str, times: int, pairs: str) -> str:
     return f"; {gain} compared with plain{in_brackets(within, p_value)}{comment}"
 
 
-def _times_100(value: float) -> str:
-    """Return a correlation in points, `-` where it is undefined, such as where all sentences have one vector."""
+def _spearman(row: Row) -> str:
+    """Return a correlation in points, `-` where it is undefined, such as where all sentences have one vector.
+
+    A file leaves it out, and what is in memory is NaN.
+    """
+    value = row.get("spearman", math.nan)
     return f"{100 * value:.1f}" if value == value else "-"
 
 

@@ -233,7 +233,7 @@ def test_a_sweep_over_sites_is_that_of_separate_fits(
     file.write_text(json.dumps({"method": "grid", "parameters": points}), encoding="utf-8")
     data = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), "probe": {"l2": 1e-2}}
     swept = sweep(str(file), fit=data, runs=str(tmp_path), quiet=True, wandb=NO_WANDB)
-    assert len(swept.rows) == 6
+    assert len(swept.sweep) == 6
     for trial in (swept.folder / "trials").iterdir():
         run = load_run(trial)
         (row,) = run.accuracy

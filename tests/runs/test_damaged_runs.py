@@ -18,6 +18,7 @@ from damaged_runs import Kinds, damaged_copy, ended, make_all, make_few, readers
 from probing import load_run
 from probing.errors import UserError
 from probing.page.sections.reproduce import folder_block
+from written import results_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -137,7 +138,7 @@ def test_the_page_reads_no_pipe_as_a_configuration(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
     signal.alarm(20)  # ends the test if the pipe is waited for
     with pytest.raises(UserError, match=r"is damaged \(config.yaml is no file\); repeat the run"):
-        folder_block("To reproduce", tmp_path)
+        folder_block("To reproduce", results_of("cloze", tmp_path, {}, {}))
     signal.alarm(0)
 
 

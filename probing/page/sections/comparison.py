@@ -102,7 +102,7 @@ def _everywhere(made: Result) -> Html:
     if not made.top_everywhere:
         return element("p", f"No neuron is, together with its matches, among the first {top} of every run.")
     head = list(made.top_everywhere[0])
-    body = [[row[name] for name in head] for row in made.top_everywhere]
+    body = [[row.get(name, "") for name in head] for row in made.top_everywhere]
     said = f"{len(body)} neurons and their matches are among the first {top} of every run at the same relative depth"
     if len(body) == 1:
         said = f"One neuron and its matches are among the first {top} of every run at the same relative depth"

@@ -11,6 +11,7 @@ from typing import Any
 from probing.page.sources import Subject
 from probing.results.markup import Html, element, joined, pairs
 from probing.runs.reading import reading
+from probing.runs.result import Result
 from probing.runtime.regular_files import regular
 
 # Options on where results are written and how they are shown; they do not change the results.
@@ -54,9 +55,14 @@ def run_block(subject: Subject, defaults: Mapping[str, Any]) -> Html:
     )  # fmt: skip
 
 
-def folder_block(heading: str, folder: Path) -> Html:
+def folder_block(heading: str, made: Result) -> Html:
     """Return the section on how to repeat the run of another command than `fit`."""
-    return element("section", element("h3", heading), _configuration(folder))
+    import yaml
+
+    if (made.folder / "config.yaml").exists():
+        return element("section", element("h3", heading), _configuration(made.folder))
+    # Rankings are made with the configuration of their run, and a sweep by its file.
+    return element("section", element("h3", heading), _folded(yaml.safe_dump(made.config, sort_keys=False)))
 
 
 def _option(name: str, value: Any, default: Any) -> list[str]:
@@ -73,6 +79,10 @@ def _option(name: str, value: Any, default: Any) -> list[str]:
 def _configuration(folder: Path) -> Html:
     with reading(folder):
         text = regular(folder / "config.yaml").read_text(encoding="utf-8")
+    return _folded(text)
+
+
+def _folded(text: str) -> Html:
     name = joined("The configuration, ", element("code", "config.yaml"), ", for ", element("code", "--config"))
     return element("details", element("summary", name), element("pre", element("code", text), tabindex="0"))
 
