@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,9 @@ Row = Mapping[str, Any]
 Value = int | float | str
 Type = Callable[[str], Value]
 
+# Heading of an interval beside the column that it is of, and its meaning.
+RANGE = "95% range"
+RANGE_MEANING = "Confidence interval of the number before it, over sentences or what else is independent."
 # Stands for the layer in rows over all layers but the embeddings.
 ALL_LAYERS = "all"
 
@@ -38,6 +41,7 @@ class Column:
         interval: What the names of the columns of its interval begin with, which follow it: `""` for `low` and `high`,
             otherwise a name such as `accuracy`; None without an interval.
         may_be_empty: Whether an empty cell is a value, the empty text; otherwise it is no value.
+        labels: What is shown in place of some values, such as `as it is` for `intact`.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Column:
     form: str = ""
     interval: str | None = None
     may_be_empty: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -63,12 +68,16 @@ class Column:
     def show(self, row: Row) -> str:
         """Return a row's cell as text, empty where it has no value."""
         value = row.get(self.name)
-        return "" if value is None or value == "" else format(value, self.form)
+        if value is None or value == "":
+            return ""
+        return self.labels[value] if value in self.labels else format(value, self.form)
 
 
-def text(name: str, meaning: str, heading: str = "", *, may_be_empty: bool = False) -> Column:
+def text(
+    name: str, meaning: str, heading: str = "", *, may_be_empty: bool = False, labels: Mapping[str, str] | None = None
+) -> Column:
     """Return a column of words."""
-    return Column(name, str, meaning, heading, may_be_empty=may_be_empty)
+    return Column(name, str, meaning, heading, may_be_empty=may_be_empty, labels=labels or {})
 
 
 def whole(name: str, meaning: str, heading: str = "", form: str = "", interval: str | None = None) -> Column:
@@ -125,6 +134,15 @@ class Schema:
         declared = self.types.get(name)
         further = self.further(name) if declared is None and self.further else None
         return declared or further or str
+
+    def terms(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the meanings of some columns by their headings, and what their intervals are.
+
+        Args:
+            names: The columns; an asterisk behind a name is for one that is shown with its interval.
+        """
+        found = {(column := self[name.rstrip("*")]).words: column.meaning for name in names}
+        return found | ({RANGE: RANGE_MEANING} if any(name.endswith("*") for name in names) else {})
 
     @cached_property
     def may_be_empty(self) -> frozenset[str]:

@@ -46,9 +46,7 @@ class Hierarchy(Study):
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        from probing.page.sections.terms import HIERARCHY as HIERARCHY_TERMS
-
-        return {self.title: HIERARCHY_TERMS}
+        return {self.title: hierarchy.terms()}
 
 
 class Cloze(Study):
@@ -78,9 +76,7 @@ class Cloze(Study):
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        from probing.page.sections.terms import CLOZE as CLOZE_TERMS
-
-        return {self.title: CLOZE_TERMS}
+        return {self.title: cloze.terms()}
 
 
 HIERARCHY, CLOZE = Hierarchy(), Cloze()

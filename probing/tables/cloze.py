@@ -6,49 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.results.cells import ends, in_brackets, interval
-
-Row = Mapping[str, Any]
+from probing.results.schema import Row
+from probing.results.shown import shown_table
+from probing.schemas.diagnostics import CHANGED, CHANGES, GROUPS, INTACT
 
 # Stands for all groups in the column of groups.
 EVERY = "all"
-# What a change is compared with: the text as it is.
-INTACT = "intact"
 # Universal part of speech of the words that are replaced, by the name of the change.
 REPLACED = {"name_replaced": "PROPN", "noun_replaced": "NOUN"}
 
-WORDS = {
-    INTACT: "as it is",
-    "words_shuffled": "words shuffled",
-    "pairs_shuffled": "pairs shuffled",
-    "name_replaced": "a name replaced",
-    "noun_replaced": "a noun replaced",
-}
+
+_OF_GROUPS = ("group", "n", "share*", "clear_share", "difference*")
+_OF_CHANGES = ("condition", "n_sentences", "n", "loss", "against", "baseline", "difference*")
 
 
 def tables(made: Mapping[str, Sequence[Row]]) -> list[Any]:
     """Return the shares by group and the losses as rich tables; those that were not measured are left out."""
-    found = []
-    if made["groups"]:
-        table = _table("At the mask, the good word beside the bad one", "group", "pairs", "good likelier", "95% range",
-                       "by more than .01", "log p, good - bad", "95% range")  # fmt: skip
-        for row in made["groups"]:
-            table.add_row(
-                row["group"], str(row["n"]), f"{row['share']:.3f}", interval(row), f"{row['clear_share']:.3f}",
-                f"{row['difference']:+.3f}", interval(row, "difference", " to ", "+.3f"),
-            )  # fmt: skip
-        found.append(table)
-    if made["changes"]:
-        table = _table("Loss of masked words in nats", "text", "sentences", "tokens", "loss", "beside", "loss there",
-                       "difference", "95% range")  # fmt: skip
-        for row in made["changes"]:
-            beside = ("", "", "", "") if "against" not in row else (
-                WORDS[row["against"]], f"{row['baseline']:.3f}", f"{row['difference']:+.3f}",
-                interval(row, "difference", " to ", "+.3f"),
-            )  # fmt: skip
-            counted = str(row["n_sentences"]), str(row["n"])
-            table.add_row(WORDS[row["condition"]], *counted, f"{row['loss']:.3f}", *beside)
-        found.append(table)
-    return found
+    shown = (
+        (GROUPS, "At the mask, the good word beside the bad one", _OF_GROUPS),
+        (CHANGES, "Loss of masked words in nats", _OF_CHANGES),
+    )
+    return [shown_table(of, made[of.name], title, names) for of, title, names in shown if made[of.name]]
+
+
+def terms() -> dict[str, str]:
+    """Return the meanings of all headings."""
+    return GROUPS.terms(_OF_GROUPS) | CHANGES.terms(_OF_CHANGES)
 
 
 def conclusions(made: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -81,16 +64,7 @@ def _of_change(row: Row) -> str:
     verdict = "" if found and (found[0] > 0 or found[1] < 0) else ", a difference that these sentences do not resolve"
     n = f"{row['n_sentences']:,} sentences"
     if row["against"] == INTACT:
-        begin = f"With {WORDS[row['condition']]}, the loss of masked words goes from {row['baseline']:.3f} to"
+        begin = f"With {CHANGED[row['condition']]}, the loss of masked words goes from {row['baseline']:.3f} to"
         return f"{begin} {row['loss']:.3f} nats, by {row['difference']:+.3f}{between} over {n}{verdict}."
-    begin = f"{WORDS[row['condition']].capitalize()} costs {row['difference']:+.3f} nats{between} beside"
-    return f"{begin} {WORDS[row['against']]}, over {n}{verdict}."
-
-
-def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.terminal import plain_table
-
-    table = plain_table(title, collapse_padding=True)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("group", "text", "beside") else "right")
-    return table
+    begin = f"{CHANGED[row['condition']].capitalize()} costs {row['difference']:+.3f} nats{between} beside"
+    return f"{begin} {CHANGED[row['against']]}, over {n}{verdict}."

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from probing.data.control_names import CONTROLS as OF_FIT
 from probing.results.cells import ends, in_brackets, interval
+from probing.results.schema import Row
+from probing.results.shown import shown_table
+from probing.schemas.diagnostics import HIERARCHY
 from probing.tables.wording import layers_named, listed
-
-Row = Mapping[str, Any]
 
 # The controls, with their labels in tables and figures.
 CONTROLS = {name: OF_FIT[name] for name in ("untrained", "permuted_positions")}
@@ -54,21 +56,30 @@ def tables(made: Mapping[str, Sequence[Row]]) -> list[Any]:
 
 
 def _table(rows: Sequence[Row], task: str) -> Any:
-    from probing.runtime.terminal import plain_table
+    title = f"{named(task).capitalize()}: share of sentences answered rightly, and by the {named(LINEAR[task])}"
+    return shown_table(HIERARCHY, of_model(rows, task), title, shown_columns(task), {
+        words: partial(_of_layer, {row["layer"]: row for row in of_model(rows, task, name)})
+        for name, words in controls_of(rows).items()
+    })  # fmt: skip
 
-    linear, controls = LINEAR[task], controls_of(rows)
-    title = f"{named(task).capitalize()}: share of sentences answered rightly, and by the {named(linear)}"
-    table = plain_table(title, collapse_padding=True)
-    for heading in ("layer", "test", "generalisation", "95% range", named(linear), "95% range", *controls.values()):
-        table.add_column(heading, justify="right")
-    beside = {name: {row["layer"]: row for row in of_model(rows, task, name)} for name in controls}
-    for row in of_model(rows, task):
-        others = [f"{by_layer[row['layer']]['generalisation']:.3f}" for by_layer in beside.values()]
-        table.add_row(
-            str(row["layer"]), f"{row['test']:.3f}", f"{row['generalisation']:.3f}", interval(row),
-            f"{row[linear]:.3f}", interval(row, linear), *others,
-        )  # fmt: skip
-    return table
+
+def shown_columns(task: str) -> list[str]:
+    """Return the columns that are shown of a task, those with intervals with an asterisk."""
+    return ["layer", "test", "generalisation*", f"{LINEAR[task]}*"]
+
+
+def _of_layer(by_layer: Mapping[int, Row], row: Row) -> str:
+    return HIERARCHY["generalisation"].show(by_layer[row["layer"]])
+
+
+def terms() -> dict[str, str]:
+    """Return the meanings of all headings."""
+    found = {name: meaning for task in LINEAR for name, meaning in HIERARCHY.terms(shown_columns(task)).items()}
+    return found | {
+        CONTROLS["untrained"]: "Share answered rightly by probes of the same architecture, randomly initialised.",
+        CONTROLS["permuted_positions"]: "Share answered rightly where the model reads each sentence with its tokens "
+        "permuted.",
+    }
 
 
 def conclusions(made: Mapping[str, Sequence[Row]]) -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from probing.figures.formats import USUAL
 from probing.figures.style import BLUE, GREY, ORANGE, error_bars, write_drawings
-from probing.tables.cloze import INTACT, WORDS
+from probing.schemas.diagnostics import CHANGED, INTACT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +61,7 @@ def costs(figure: Figure, rows: Sequence[Row], model: str) -> None:
         rows: Rows of `changes.csv` that are compared with the text as it is.
         model: Model name for the title.
     """
-    axes = _lines(figure, rows, [WORDS[row["condition"]] for row in rows], "difference", "difference", ORANGE)
+    axes = _lines(figure, rows, [CHANGED[row["condition"]] for row in rows], "difference", "difference", ORANGE)
     axes.axvline(0, color=GREY, lw=0.8, ls=":")
     axes.set_xlabel("rise of the loss of masked words in nats, 95% over sentences")
     figure.suptitle(f"{model}: masked words in changed text", x=0.01, ha="left", fontsize=10)

@@ -312,30 +312,6 @@ SERIES: Terms = {
     "last": "Its measure at the last checkpoint.",
 }
 
-HIERARCHY: Terms = {
-    "layer": ACCURACY["layer"],
-    "test": "Share of sentences answered rightly in which both rules give the same answer, as in training.",
-    "generalisation": "Share of the sentences answered rightly in which the two rules differ.",
-    "95% range": "Confidence interval of the share before it, over sentences.",
-    "first auxiliary, first noun": "Share of these sentences that is answered as linear order does.",
-    "random weights": "Share answered rightly by probes of the same architecture, randomly initialised.",
-    "tokens permuted": "Share answered rightly where the model reads each sentence with its tokens permuted.",
-}
-
-CLOZE: Terms = {
-    "group": "What the pairs are about; all is every pair.",
-    "pairs": "Number of pairs whose words are single pieces of the vocabulary.",
-    "good likelier": "Share of pairs whose good word has the higher probability at the mask.",
-    "95% range": "Confidence interval of the number before it; of shares, the exact binomial one.",
-    "by more than .01": "Share of pairs whose good word is more probable by more than .01.",
-    "log p, good - bad": "Mean difference of log probabilities, in nats.",
-    "text": "What was changed in the text around the masked words.",
-    "sentences, tokens": "Number of sentences, and of their masked tokens.",
-    "loss": "Mean cross-entropy of the masked tokens, in nats.",
-    "beside, loss there": "The text that it is compared with, and the loss of the same tokens in it.",
-    "difference": "Rise of the loss, paired by sentence.",
-}
-
 PRECISION = (
     "Numbers on this page are rounded, and contributions by class have three digits; the tables and tensors in the "
     "run's folder are exact."

@@ -12,7 +12,7 @@ import pytest
 
 from probing import report
 from probing.page.charts.line_chart import x, y
-from probing.page.sections.terms import CLOZE, HIERARCHY
+from probing.tables import cloze, hierarchy
 from written import write_csv
 
 RIGHT = {"model": (0.0, 0.75), "untrained": (0.25, 0.25)}
@@ -89,7 +89,7 @@ def test_a_page_has_the_pairs_and_the_changes(of_cloze: str) -> None:
     assert section.count("<table") == 2
 
 
-@pytest.mark.parametrize(("name", "terms"), [("of_hierarchy", HIERARCHY), ("of_cloze", CLOZE)])
+@pytest.mark.parametrize(("name", "terms"), [("of_hierarchy", hierarchy.terms()), ("of_cloze", cloze.terms())])
 def test_every_heading_is_a_term(name: str, terms: dict[str, str], request: pytest.FixtureRequest) -> None:
     section = section_of(request.getfixturevalue(name), name.removeprefix("of_"))
     headings = {unescape(one) for one in re.findall(r'<th scope="col">(.*?)</th>', section)}
