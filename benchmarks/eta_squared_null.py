@@ -30,11 +30,11 @@ from probing.data.labelling import choose_classes, label
 from probing.data.layer_moments import layer_moments
 from probing.evidence.table import separation_of
 from probing.models import resolve_model
+from probing.schemas.probes import FALSE_DISCOVERIES
 from probing.statistics.label_codes import LabelCodes
 from probing.statistics.multiple_testing import discovery_rates
 from probing.statistics.permutation import permute_within_sentences
 from probing.statistics.separation import SeparationAccumulator
-from probing.tables.columns import FALSE_DISCOVERIES
 
 Array = NDArray[np.float64]
 

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 import probing
 from probing.errors import UserError
 from probing.runs.run import Run
-from probing.tables.columns import FALSE_DISCOVERIES, UNINFORMATIVE
+from probing.schemas.probes import FALSE_DISCOVERIES
+from probing.tables.columns import UNINFORMATIVE
 from probing.tables.conclusions import conclusion, given_words
 
 Array = NDArray[Any]

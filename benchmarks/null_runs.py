@@ -45,8 +45,8 @@ from probing.models import resolve_model
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import train_probes
+from probing.schemas.probes import FALSE_DISCOVERIES
 from probing.statistics.multiple_testing import discovery_rates
-from probing.tables.columns import FALSE_DISCOVERIES
 
 Column = NDArray[np.float64]
 

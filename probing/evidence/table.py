@@ -16,11 +16,11 @@ from probing.evidence.stability import Stability
 from probing.evidence.with_intercept import is_far
 from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.runtime.distributed import sum_over_ranks
-from probing.schemas.probes import GIVEN, NEURONS
+from probing.schemas.probes import FALSE_DISCOVERIES, GIVEN, NEURONS
 from probing.statistics.moments import Moments
 from probing.statistics.multiple_testing import discovery_rates
 from probing.statistics.separation import Separation, SeparationAccumulator, neurons_at_a_time
-from probing.tables.columns import BELOW_RESOLUTION, FALSE_DISCOVERIES, NEGLIGIBLE, UNINFORMATIVE
+from probing.tables.columns import BELOW_RESOLUTION, NEGLIGIBLE, UNINFORMATIVE
 
 # A neuron is flagged `offset` where centring leaves less than this share of its contribution.
 OFFSET_BELOW = 0.5

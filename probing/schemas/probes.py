@@ -11,7 +11,6 @@ from probing.schemas.common import (
     N_TRAIN_TOKENS,
     SIZES,
     Column,
-    ends,
     layer,
     measured,
     number,
@@ -73,35 +72,55 @@ NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
     *_controls("r2", "R²"), *_AGREEMENT, *SIZES, _FLAG,
 ))  # fmt: skip
 
+# False discovery rate of the neurons that are not flagged `no-signal`: the largest expected share without a signal.
+FALSE_DISCOVERIES = 0.01
 _RANKED = (
-    layer(),
-    whole("rank", "Rank in the layer, 1 for the largest contribution."),
-    whole("neuron", "Index of the neuron in the layer, from 0."),
-    whole("head", "Head that the neuron belongs to, with `--site attention`."),
-    number("contribution", "Mean over test tokens of |weight x activation| in the true class's logit, or the number."),
-    number("ratio", "Contribution divided by the layer's mean.", form=".1f"),
-    number("share", "Contribution as a share of the layer's sum."),
-    *ends("rank", "Lowest and highest rank among the bootstrapped probes and the run's own.", int),
-    number("contribution_centred", "Contribution after the neuron's mean is subtracted."),
-)
+    layer("0 is the embedding output, and layer k the output of block k; units of an MLP and outputs of heads of "
+          "layer k are inside block k."),
+    whole("rank", "Rank of the neuron in its layer, by contribution; 1 contributes most."),
+    whole("neuron", "Index of the neuron in its layer, from 0."),
+    whole("head", "Attention head that the neuron belongs to, counted from 1; with `--site attention`."),
+    number("contribution", "Mean over the test tokens of |weight × activation| for the true class, in logit units, "
+           "weights centred over classes; of a probe of numbers, for its prediction, in their unit. A high "
+           "contribution does not show that the model uses the neuron.", form=".4f"),
+    number("ratio", "Contribution in multiples of the mean of the layer's neurons.", form=".1f"),
+    number("share", "Contribution as a share of the sum over the layer's neurons.", form=".1%"),
+    Column("rank_low", int, "Best and worst rank over this probe and those trained on bootstrap samples of the "
+           "training sentences. It shows how stable the rank is and is not a confidence interval.", "range"),
+    Column("rank_high", int, "The worst of these ranks."),
+    number("contribution_centred", "Contribution after subtracting the neuron's mean over training tokens: what is "
+           "left once the neuron cannot stand in for the intercept that the probe lacks. * marks unreliable values.",
+           "centred", ".4f"),
+)  # fmt: skip
 _COMPANION = number(
-    "contribution_companion", "Centred contribution to a probe with an intercept, where the mean is far from 0."
-)
+    "contribution_companion", "Centred contribution to a probe that has an intercept, for neurons whose centred "
+    "contribution is marked unreliable by *.", "with intercept", ".4f",
+)  # fmt: skip
 # What labels explain of a neuron with something else held fixed (`--given`).
 GIVEN = (
-    number("given_eta_squared", "Partial eta squared with what `--given` names held fixed."),
-    number("given_z", "Its distance from the null, in standard deviations."),
-    number("given_p", "Its p-value."),
-    number("given_q", "Its p-value, corrected for all neurons (false discovery rate)."),
-)
+    number("given_eta_squared", "The same among training tokens with the same value of what `--given` names: the "
+           "share of the variance that is left within these.", "given"),
+    number("given_z", "By how many standard deviations that is more than by chance.", "z given", ".0f"),
+    number("given_p", "Its p-value.", "p given"),
+    number("given_q", "Lowest false discovery rate at which the neuron counts as having a signal with that value held "
+           f"fixed. Above {FALSE_DISCOVERIES:g} the flag says confound, if it has a signal otherwise.", "q given"),
+)  # fmt: skip
 _SEPARATION = (
-    number("eta_squared", "Share of the neuron's variance that lies between the classes."),
-    number("eta_squared_z", "Its distance from the null of permuted labels, in standard deviations."),
-    number("eta_squared_p", "Its p-value."),
-    number("eta_squared_q", "Its p-value, corrected for all neurons (false discovery rate)."),
+    number("eta_squared", "Eta squared: the share of the neuron's variance over training tokens that is between "
+           "classes rather than within them, minus the share that is expected by chance. It is 0 for a neuron that "
+           "tells nothing about the class by itself. Of numbers, the squared correlation, minus that by "
+           "chance.", "eta sq."),
+    number("eta_squared_z", "By how many standard deviations the labels explain more of the neuron than by "
+           "chance.", "z",
+           ".0f"),
+    number("eta_squared_p", "Its p-value.", "p"),
+    number("eta_squared_q", "Lowest false discovery rate over the neurons of the layer at which this one counts as "
+           f"having a signal. Above {FALSE_DISCOVERIES:g} the flag says no-signal.", "q"),
     *GIVEN,
-    number("unique", "Share of the neuron's variance that the layer's other neurons do not explain."),
-)
+    number("unique", "Estimate, without retraining, of what the probe loses without the neuron, from its weights and "
+           "from how well the other neurons can stand in for it. It is good for the order of neurons, and several "
+           "times too large as a number of nats.", form=".4f"),
+)  # fmt: skip
 _REMOVED = (
     text("removed", "Why a probe was trained without the neuron, and what its interval cannot tell."),
     number("removed_p", "p-value of the loss without it, corrected for all removed neurons."),
@@ -112,17 +131,23 @@ _REMOVED = (
 NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
     *_RANKED,
     _COMPANION,
-    number("control_task_share", "The neuron's share of the contributions to probes of the control task."),
+    number("control_task_share", "Share of the neuron in the contributions to probes of random labels of word types, "
+           "the mean over several draws. A neuron with as large a share there tells words apart rather than classes.",
+           "in control tasks", ".1%"),
     number("selectivity", "Its share of the layer's sum minus that."),
     *_SEPARATION,
-    measured("cross_entropy_without", "Nats that a probe trained without the neuron loses on test tokens."),
+    measured("cross_entropy_without", "Ablation effect: by how many nats a probe that is retrained without the neuron "
+             "predicts the test tokens worse. Little is lost where other neurons carry the same information.",
+             "without it", "+.4f"),
     *_REMOVED,
 ))  # fmt: skip
 NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order, of numbers", (
     *_RANKED, _COMPANION,
-    number("correlation", "Correlation of the neuron with the number."),
+    number("correlation", "Correlation of the neuron with the number over training tokens.", form="+.3f"),
     *_SEPARATION,
-    measured("r2_without", "R² that a probe trained without the neuron loses on test examples."),
+    measured("r2_without", "Ablation effect: by how much the R² of the test tokens falls for a probe that is solved "
+             "again without the neuron. Little is lost where other neurons carry the same "
+             "information.", "R² lost", "+.4f"),
     *_REMOVED,
 ))  # fmt: skip
 POSITIONS = Schema("positions", "of positions, a row per layer and position", (

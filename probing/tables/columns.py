@@ -84,6 +84,3 @@ def with_intercept(row: Row) -> float | None:
 
 # Standard deviations between a neuron's mean and 0 beyond which its centred contribution is unreliable.
 FAR = 3.0
-
-# False discovery rate of the neurons that are not flagged `no-signal`: the largest expected share without a signal.
-FALSE_DISCOVERIES = 0.01

@@ -9,6 +9,7 @@ from probing.models.site_names import what_is_a_neuron
 from probing.results.cells import in_brackets, interval, shown
 from probing.results.schema import Row
 from probing.runtime.terminal import plain_table
+from probing.schemas.probes import NEURONS
 from probing.tables.columns import (
     BELOW_RESOLUTION,
     NEGLIGIBLE,
@@ -171,11 +172,12 @@ def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 
     score = score_of_neurons(rows[0])
     table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to {score.contribution}")
     has_range, has_removals, has_heads = "rank_low" in rows[0], "removed" in rows[0], "head" in rows[0]
-    headings = ["rank"] + ["range"] * has_range + ["neuron"] + ["head"] * has_heads
     has_given = "given_eta_squared" in rows[0]
-    headings += ["contribution", "ratio", "share", "centred", "eta sq.", "z", *["given"] * has_given]
-    for heading in [*headings, *["without it"] * has_removals]:
-        table.add_column(heading, justify="right")
+    names = ["rank"] + ["rank_low"] * has_range + ["neuron"] + ["head"] * has_heads
+    names += ["contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z"]
+    names += ["given_eta_squared"] * has_given + ["cross_entropy_without"] * has_removals
+    for name in names:
+        table.add_column(NEURONS[name].words, justify="right")
     table.add_column("flag")
     for row in rows:
         table.add_row(

@@ -527,7 +527,7 @@ FILLED_IN = {
 WHOLE = ("probing/tables/conclusions.py", "probing/tables/scope.py")
 SPEAKERS = {
     "probing/commands/fit.py": {"_report"},
-    "probing/commands/compare.py": {"_say"},
+    "probing/commands/compare.py": {"_said"},
     "probing/evidence/by_position.py": {"position_line"},
     "probing/tables/agreement.py": {"unread_lines", "everywhere_sentence"},
     "probing/tables/geometry.py": {"transform_lines", "_transform_line"},

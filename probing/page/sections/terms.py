@@ -89,7 +89,7 @@ NUMBERS: Terms = {
 }
 
 NEURONS: Terms = {
-    **{column.label: column.help for column in COLUMNS},
+    **{column.words: column.meaning for column in COLUMNS},
     "95% range of that": "Interval of the nats lost without the neuron.",
     "activation mean": "Mean of the neuron's activations over training tokens.",
     "activation sd": "Standard deviation of the neuron's activations over training tokens.",

@@ -220,7 +220,7 @@ def test_the_parts_show_what_the_code_can_show(page: str) -> None:
     controls = {*CONTROLS.values(), *ADDED_CONTROLS.values(), "majority"}
     assert controls | {"within 1", "error", "selectivity", "compression"} <= headings(page, "accuracy")
     assert headings(page, "neurons-0") == {
-        *(column.label for column in COLUMNS if column.key in tuple(NEURONS.types)),
+        *(column.words for column in COLUMNS if column.name in NEURONS.types),
         "flag",
     }
     assert {measure.replace("_", " ") for measure in MEASURES} | {*TOKENS.values()} <= headings(page, "geometry-0")
@@ -251,8 +251,8 @@ def test_what_the_script_tells_of_a_neuron_is_explained(page: str) -> None:
 
 def test_eta_squared_z_and_unique_say_what_they_are(page: str) -> None:
     terms = explained(page)["Neurons"]
-    assert "share of the neuron's variance" in terms["eta²"]
-    assert "expected by chance" in terms["eta²"]
+    assert "share of the neuron's variance" in terms["eta sq."]
+    assert "expected by chance" in terms["eta sq."]
     assert "standard deviations" in terms["z"]
     assert "false discovery rate" in terms["q"]
     assert "without retraining" in terms["unique"]
