@@ -8,6 +8,9 @@ from probing.corpus import Corpus, from_pairs
 from probing.corpus.files import read_lines
 from probing.errors import UserError
 
+# How the mask is written in files, whatever a model's own mask token is.
+MASK = "[MASK]"
+
 
 def read_pairs(name: str, option: str = "--pairs") -> Corpus:
     """Read the distinct pairs of a file, which may be compressed by gzip, or of standard input (`-`).

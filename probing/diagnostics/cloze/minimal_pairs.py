@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
 from probing.corpus.files import decode_lines, read_bytes
+from probing.corpus.pairs import MASK
 from probing.errors import UserError
+from probing.readouts.prompts import Prompt, prompt_of, tokens_of_prompts
 
-MASK = "[MASK]"
 # The name of the pairs that come with the program.
 BUILTIN = "builtin"
 READABLE = "builtin, or a file of lines `text with [MASK] TAB good TAB bad TAB group`"
@@ -113,9 +114,7 @@ def _pairs_of(lines: Iterable[str], typed: str) -> Iterator[Pair]:
 def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, typed: str) -> Prompts:
     """Return the pairs of which both words are single pieces of the vocabulary, in their context.
 
-    The text is tokenised with each of the words in it. The two lists of pieces must differ in exactly one piece, which
-    must be the whole word; it is replaced by the mask token. So no assumption is needed about blanks and capitals,
-    which vocabularies treat differently.
+    How a text is tokenised, `probing.readouts.prompts` says.
 
     Args:
         tokenizer: A fast tokenizer with a mask token.
@@ -126,42 +125,17 @@ def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, typed: str) 
     Raises:
         UserError: If no pair is left.
     """
-    kept: list[tuple[Pair, list[int], list[int], int, tuple[int, int]]] = []
+    kept: list[tuple[Pair, Prompt]] = []
     left_out: Counter[str] = Counter()
     for pair in pairs:
-        good, bad = (tokenizer(pair.text.replace(MASK, word)).encodings[0] for word in (pair.good, pair.bad))
-        at, there = _place(good, pair, pair.good), _place(bad, pair, pair.bad)
-        if len(good.ids) > longest:
-            left_out[f"the text is longer than the {longest} tokens that the model reads"] += 1
-        elif at is None or at != there or _without(good.ids, at) != _without(bad.ids, at):
-            left_out["a word is not a single piece of the vocabulary"] += 1
-        elif tokenizer.unk_token_id in (good.ids[at], bad.ids[at]):
-            left_out["a word is not in the vocabulary"] += 1
-        elif good.ids[at] == bad.ids[at]:
-            left_out["the vocabulary does not tell the two words apart"] += 1
+        found = prompt_of(tokenizer, pair.text, (pair.good, pair.bad), longest)
+        if isinstance(found, str):
+            left_out[found] += 1
         else:
-            ids = [*good.ids[:at], tokenizer.mask_token_id, *good.ids[at + 1 :]]
-            words = [-1 if word is None else word for word in good.word_ids]
-            kept.append((pair, ids, words, at, (good.ids[at], bad.ids[at])))
+            kept.append((pair, found))
     if not kept:
         said = "; ".join(f"{reason}: {n}" for reason, n in left_out.items())
         raise UserError(f"`{typed}` has no pair that the model can be asked about ({said}); give other words.")
-    found, ids_of, words_of, masks, answers = zip(*kept, strict=True)
-    tokens = Tokens(
-        np.array([len(ids) for ids in ids_of], dtype=np.int32), np.concatenate(ids_of).astype(np.int32),
-        np.concatenate(words_of).astype(np.int16),
-    )  # fmt: skip
-    return Prompts(found, tokens, np.array(masks), np.array(answers), dict(left_out))
-
-
-def _place(encoding: Any, pair: Pair, word: str) -> int | None:
-    """Return the index of the piece that is the word in the place of the mask; None if there is none."""
-    text, start = pair.text.replace(MASK, word), pair.text.index(MASK)
-    for i, (first, last) in enumerate(encoding.offsets):
-        if first <= start < last and text[first:last].strip() == word:
-            return i
-    return None
-
-
-def _without(ids: Sequence[int], at: int) -> list[int]:
-    return [*ids[:at], *ids[at + 1 :]]
+    asked, prompts = zip(*kept, strict=True)
+    masks, answers = (np.array([getattr(one, name) for one in prompts]) for name in ("mask", "answers"))
+    return Prompts(asked, tokens_of_prompts(prompts), masks, answers, dict(left_out))
