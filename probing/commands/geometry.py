@@ -28,7 +28,7 @@ from probing.runs.registry import study_of
 from probing.runs.result import Result
 from probing.runtime import terminal
 from probing.runtime.distributed import is_main_process
-from probing.tables.readout_names import TASK
+from probing.tables.readout_names import TASK, WORDS
 
 SpecialTokens = Literal["exclude", "include"]
 ClipTo = Literal["zero", "mean"]
@@ -91,8 +91,8 @@ def geometry(
             the position without it), shuffled (as direction, but for permuted labels, as a control), translate (their
             values moved by the difference between the means of another class and of their own), interchange (their
             values at the same token of the other sentence of --pairs); some of these, or all but the last one.
-        pairs: File of pairs of sentences with as many tokens, `sentence TAB counterfactual` on each line, between which
-            --kind interchange exchanges neurons; the probes of --from_run read whether the later layers follow.
+        pairs: File of pairs that --kind interchange exchanges neurons between: `sentence TAB counterfactual`, read by
+            the probes of --from_run, or, of texts with [MASK], `text TAB counterfactual TAB word TAB other word`.
         at: Whether neurons are changed at words only, or everywhere, which includes special tokens.
         readouts: What is read while neurons are changed, one or more: task (the classes of the task of --from_run, by
             its probes of the later layers; the default with it), position (by probes of the later layers and by heads;
@@ -202,9 +202,11 @@ def _changing(
         corpus: The text.
         split_seed: Seed of the split.
     """
+    from probing.corpus.pairs import read_couples
     from probing.corpus.sides import GroupBy, read_corpora, splits_of
     from probing.disabling.neurons.asked import Asked
     from probing.disabling.neurons.interchange import Couples, check_later, survey_couples
+    from probing.disabling.neurons.interchanged_words import survey_words
     from probing.disabling.neurons.neuron_survey import survey
     from probing.disabling.probed_task import frozen_of_run
     from probing.disabling.subject import Subject
@@ -216,10 +218,10 @@ def _changing(
         corpora, splits = [corpus], [splits_of(corpus, split_seed, split_by)]
     whole = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
     frozen = None
-    if stream.run is not None and config["pairs"] is not None:
+    if stream.run is not None and config["pairs"] is not None and TASK in stream.readouts:
         frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, (), "from_run")
         check_later(frozen, ranked, f"--from_run {stream.run.folder}")
-    elif stream.run is not None:
+    elif stream.run is not None and config["pairs"] is None:
         later = range(min(ranked) + 1, source.config.num_hidden_layers + 1)
         frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, later, "from_run")
     subject = Subject(whole, corpora, splits, split_seed, frozen, *reads)
@@ -228,6 +230,9 @@ def _changing(
         ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"],
         stream.own_task,
     )  # fmt: skip
+    if WORDS in stream.readouts:
+        texts, typed = read_couples(config["pairs"]), f"--pairs {config['pairs']}"
+        return lambda: survey_words(subject, stores[-1], texts, typed, asked, source.say)
     if frozen is not None and config["pairs"] is not None:
         couples = Couples.read(config["pairs"])
         return lambda: survey_couples(subject, couples, frozen, asked, source.say)

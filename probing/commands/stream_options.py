@@ -11,7 +11,7 @@ from probing.commands.of_run import read_as_run
 from probing.corpus.pairs import read_couples
 from probing.errors import UserError, out_of_range, refuse
 from probing.runs.run import Run, layers_of, load_fit, of_text
-from probing.tables.readout_names import POSITION, READOUTS_OF_RUN, STS, TASK, WIC
+from probing.tables.readout_names import POSITION, READOUTS_OF_RUN, STS, TASK, WIC, WORDS
 from probing.tasks import short_name
 
 # Options whose values are those of `--from_run`, where it is given.
@@ -26,6 +26,8 @@ KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled", 
 _LEAVE_SOME = frozenset({"direction", "shuffled", "translate", "interchange"})
 # The kind that reads pairs of sentences in place of the corpus.
 INTERCHANGE: Kind = "interchange"
+# What reads pairs, by what is read of them.
+_READ_BY = {TASK: "the run's own probes", WORDS: "the model's own head for masked words"}
 # Number of neurons from a run by default.
 TOP = 10
 
@@ -169,16 +171,29 @@ def _kinds(config: Mapping[str, Any], usual: Mapping[str, Any]) -> list[Kind]:
         return chosen("--kind", config["kind"], KINDS)
     if typed != INTERCHANGE:
         raise UserError(f"`--pairs {pairs}` is read by `--kind interchange` alone, and `--kind {typed}` is given.")
-    if config["from_run"] is None:
-        raise UserError(f"`--pairs {pairs}`: the probes of a run read the sentences; give `--from_run` too.")
-    for name in ("readouts", "retrain"):
-        if config[name] not in (usual[name], TASK):
+    if pairs == "-":
+        raise UserError("`--pairs -`: pairs are read more than once; give them as a file.")
+    own = _read_of_pairs(pairs)
+    if config["from_run"] is None and own == TASK:
+        raise UserError(
+            f"`--pairs {pairs}`: the probes of a run read whole sentences; give `--from_run` too, or texts with [MASK]."
+        )
+    for name, allowed in (("readouts", own), ("retrain", None)):
+        if config[name] not in (usual[name], allowed):
             raise UserError(
-                f"`--{name} {config[name]}` with `--kind interchange`: pairs are read by the run's own probes alone; "
-                "leave the option out."
+                f"`--{name} {_as_typed(config[name])}` with `--kind interchange`: pairs are read by {_READ_BY[own]} "
+                "alone; leave the option out."
             )
-    read_couples(pairs)
     return [INTERCHANGE]
+
+
+def _read_of_pairs(pairs: str) -> str:
+    """Return what is read of a file of pairs: classes of a run in whole sentences, two words at masks.
+
+    Raises:
+        UserError: If the file holds no pairs.
+    """
+    return TASK if read_couples(pairs)[0].words is None else WORDS
 
 
 def _readouts(config: dict[str, Any], kinds: Sequence[Kind], run: Run | None) -> dict[str, str | None]:
@@ -188,12 +203,15 @@ def _readouts(config: dict[str, Any], kinds: Sequence[Kind], run: Run | None) ->
         UserError: If there is no such readout, or it cannot be read under one of the kinds.
     """
     is_of_positions = run is None or _is_of_positions(run)
+    if INTERCHANGE in kinds and (own := _read_of_pairs(config["pairs"])) == WORDS:
+        config["readouts"] = own
+        return {own: None}
     if config["readouts"] is None:
         config["readouts"] = POSITION if is_of_positions else TASK
     if INTERCHANGE in kinds and is_of_positions:
         raise UserError(
             f"`--from_run {config['from_run']}` with `--kind interchange`: tokens at the same position are exchanged, "
-            "and the run predicts positions; give a run of another task."
+            "and the run predicts positions; give a run of another task, or pairs of texts with [MASK]."
         )
     found = chosen_with_data("--readouts", config["readouts"], READOUTS_OF_RUN)
     if TASK in found and run is None:

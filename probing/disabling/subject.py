@@ -25,7 +25,7 @@ from probing.readouts.readout import Readout
 from probing.readouts.sentence_similarity import drawn, halves, read_similarity, similarity_readout
 from probing.readouts.text import Text
 from probing.readouts.word_senses import READ, TRAIN, Rule, read_senses, rule_of, senses_readout
-from probing.tables.readout_names import MLM, POSITION, PROBED, STS, TASK, WIC
+from probing.tables.readout_names import MLM, POSITION, PROBED, STS, TASK, WIC, WORDS
 from probing.tasks import TokenTask, load_task
 
 
@@ -89,15 +89,16 @@ class Subject:
 
     @cached_property
     def masked_lm(self) -> nn.Module | None:
-        """The model with its masked-language-model head; None if no masked words are read out.
+        """The model with its masked-language-model head; None if nothing is read out at masks.
 
         Raises:
             UserError: If they are to be, and there is no such head.
         """
-        if MLM not in self.wanted:
+        if MLM not in self.wanted and WORDS not in self.wanted:
             return None
         is_random = self.source.random_weights_seed is not None
-        return masked_lm_of(self.source.model, is_random, self.tokenizer.mask_token_id)
+        said = () if MLM in self.wanted else ("`--pairs` of texts with [MASK]", ", or give whole sentences")
+        return masked_lm_of(self.source.model, is_random, self.tokenizer.mask_token_id, *said)
 
     @cached_property
     def model(self) -> LaterBlocks:
@@ -169,7 +170,7 @@ class Subject:
             seed: Seed of every random draw.
         """
         last = self.source.layers[-1]
-        if self.masked_lm is not None:
+        if MLM in self.wanted:
             yield self.masked_words(text, seed)
         for pairs, store in zip(self.wanted.get(STS, ()), self.stores_of_sets, strict=True):
             yield similarity_readout(pairs, store, drawn(pairs, store, n_tokens, seed), last)

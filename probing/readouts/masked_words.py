@@ -23,7 +23,7 @@ from probing.readouts.text import Padded, padded_batches
 from probing.tables.readout_names import MLM
 
 # Most entries in the logits that are computed at once.
-_LOGITS = 2**24
+LOGITS_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ class MaskedWordLoss:
             states: Their last hidden states, in the order of the table of tokens, shape (n_masked, d_model).
         """
         labels, config = self.labels[torch.from_numpy(self.masked)], self.head.encoder.config
-        at_once = max(1, _LOGITS // int(config.vocab_size))  # type: ignore[union-attr,arg-type]
+        at_once = max(1, LOGITS_AT_ONCE // int(config.vocab_size))  # type: ignore[union-attr,arg-type]
         found = []
         for part, wanted in zip(states.split(at_once), labels.split(at_once), strict=True):
             logits = self.head(part).float()

@@ -186,6 +186,9 @@ NEURON_INTERVENTIONS = Schema("neuron_interventions", "with `--neurons` or `--fr
     number("value", "The readout with these neurons changed."),
     effect("The second minus the first, paired by sentence"),
     *_beside("random"), *_beside("matched"),
+    number("all_neurons", "With kind interchange, the readout with all neurons of the layer exchanged."),
+    number("difference", "Of readout words, by how many nats the intact log odds differ in a pair, on average."),
+    whole("n_as_given", "Of readout words, the number of pairs in which this difference is as the file has it."),
     whole("n", "Number of sentences, or of pairs."),
 ), optional=True)  # fmt: skip
 NEURON_DRAWS = Schema("neuron_draws", "with `--neurons` or `--from_run`, a row per set, drawn ones too, and readout", (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from probing.results.cells import ends, in_brackets, interval
-from probing.statistics.intervals import few_sentences
+from probing.statistics.intervals import binomial_interval, few_sentences
 from probing.tables.readout_names import (
     AGAIN,
     CONTRAST,
@@ -14,6 +14,7 @@ from probing.tables.readout_names import (
     TASK,
     TRANSLATED,
     WORD_MASS,
+    WORDS,
     measure_of,
     probed_of,
 )
@@ -110,13 +111,20 @@ def _table(rows: Sequence[Row], all_sizes: bool) -> Any:
     for curve in readouts_of(rows):
         for row in curve if all_sizes else curve[-1:]:
             table.add_row(
-                name_of(row).split(" at ")[0],
+                _short(row),
                 str(row["k"]),
                 *_effect(row),
                 *_range(row, "random"),
                 *_range(row, "matched"),
             )
+        for effect in _of_whole(curve[-1]):
+            table.add_row(_short(curve[-1]), "all", effect)
     return table
+
+
+def _short(row: Row) -> str:
+    """Return what a row reads, without the offset of a head."""
+    return name_of(row).split(" at ")[0]
 
 
 def _effect(row: Row) -> tuple[str, str]:
@@ -124,6 +132,14 @@ def _effect(row: Row) -> tuple[str, str]:
     measure = measure_of(row["readout"])
     form = f"+.{measure.digits}f"
     return f"{measure.times * row['effect']:{form}}", interval(row, between=" to ", form=form, times=measure.times)
+
+
+def _of_whole(row: Row) -> list[str]:
+    """Return the effect of all neurons of the layer, in the unit of what is read; none where it was not measured."""
+    if (value := row.get("all_neurons")) is None or value != value:
+        return []
+    measure = measure_of(row["readout"])
+    return [f"{measure.times * (value - row['intact']):+.{measure.digits}f}"]
 
 
 def _range(row: Row, source: str) -> tuple[str, str]:
@@ -146,7 +162,27 @@ def conclusions(rows: Sequence[Row]) -> list[str]:
     lines = [_conclusion(group) for group in groups_of(rows)]
     most = max(rows, key=lambda row: row["n"], default=None)
     few = few_sentences(most["n"]) if most and not ends(most) else None
-    return [*lines, *([few] if few else [])]
+    return [*lines, *_told_apart(rows), *([few] if few else [])]
+
+
+def _told_apart(rows: Sequence[Row]) -> list[str]:
+    """Return how far the intact model tells the texts of pairs apart, where two words are read: shares are of that.
+
+    It is said to be no more than chance where the exact interval of the share of pairs that differ as the file has it
+    reaches one half.
+    """
+    if (row := next((row for row in rows if row["readout"] == WORDS), None)) is None:
+        return []
+    n, as_given = row["n"], row["n_as_given"]
+    chance = (
+        ""
+        if binomial_interval(as_given, n)[0] > 0.5
+        else (", which is no more than by chance: the shares are not of what the file is about")
+    )
+    return [
+        f"In the intact model, the log odds of the two words differ by {row['difference']:.2g} nats between the texts "
+        f"of a pair, in {as_given} of {n} pairs as the file has it{chance}."
+    ]
 
 
 def _conclusion(rows: Sequence[Row]) -> str:
@@ -169,6 +205,7 @@ def _told_beside(row: Row) -> str:
         for source, words in (("random", "random sets"), ("matched", "sets matched in sd"))
         if has(row, source)
     ]
+    beside += [f"all neurons {effect}" for effect in _of_whole(row)]
     return (
         f"{name_of(row)} from {row['intact']:.3f} to {row['value']:.3f} "
         f"({measure.times * row['effect']:{form}} {measure.unit}{between}{''.join(f'; {one}' for one in beside)})"

@@ -12,6 +12,8 @@ PROBED = (TASK, POSITION)
 # What is added to the name of a readout by probes: where probes are trained again, and where the share is measured of
 # examples that are read as the class that they were moved to, or as their counterpart in another sentence is read.
 AGAIN, TRANSLATED, INTERCHANGED = "_retrained", "_translated", "_interchanged"
+# Two words at the mask of texts in pairs.
+WORDS = "words"
 # What is read of heads that attend to a fixed offset.
 CONTRAST, WORD_MASS = "head_contrast", "head_word_mass"
 # What the user may name, with how the data is called that it needs.
@@ -53,6 +55,7 @@ _MEASURES = {
     # What is looked for is a rise.
     TRANSLATED: Measure("share read as the target", "points", 100, 1, False, True),
     INTERCHANGED: Measure("share read as the counterpart", "points", 100, 1, False, True, "pair"),
+    WORDS: Measure("log odds carried", "points", 100, 1, False, False, "pair"),
     MLM: Measure("loss of masked words", "nats", 1, 3, False, False),
     STS: Measure("Spearman's correlation", "points", 100, 1, True, False, "pair"),
     CONTRAST: Measure("contrast of a position head", "logits", 1, 2, True, False),
@@ -66,7 +69,7 @@ def measure_of(readout: str) -> Measure:
 
     Args:
         readout: Its name in tables: `position` or `task`, alone or with `_retrained`, `_translated` or
-            `_interchanged`, `mlm`, `wic`, or `sts:` and the name of a set.
+            `_interchanged`, `words`, `mlm`, `wic`, or `sts:` and the name of a set.
     """
     for name in (TRANSLATED, INTERCHANGED):
         if readout.endswith(name):

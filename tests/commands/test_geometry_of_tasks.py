@@ -335,7 +335,7 @@ def test_pairs_that_do_not_go_with_other_options_are_refused(
         "is read by `--kind interchange` alone, and `--kind mean,interchange` is given": [
             *usual, f"--pairs={pairs}", "--kind=mean,interchange"
         ],
-        "the probes of a run read the sentences; give `--from_run` too": [
+        "the probes of a run read whole sentences; give `--from_run` too": [
             "--neurons=3", "--layer=1", f"--model={model}", f"--pairs={pairs}", "--kind=interchange"
         ],
         "`--readouts mlm` with `--kind interchange`": [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from probing.corpus import from_pairs, from_sentences, from_words
-from probing.corpus.pairs import read_pairs
+from probing.corpus.pairs import Couple, read_couples, read_pairs
 from probing.errors import UserError
 
 
@@ -54,3 +54,35 @@ def test_pairs_are_told_from_text_and_from_other_divisions_of_it() -> None:
     found = [from_pairs("x", some).fingerprint for some in pairs] + [one.fingerprint for one in others]
     assert len(set(found)) == len(found)
     assert from_pairs("y", pairs[0]).fingerprint == found[0]
+
+
+def test_couples_are_sentences_or_texts_with_masks_and_a_word_for_each(tmp_path: Path) -> None:
+    (path := tmp_path / "pairs.tsv").write_text("A  dog.\tDogs.\n\nA dog.\tDogs.\nDogs.\tA dog.\n", encoding="utf-8")
+    assert read_couples(str(path)) == [Couple("A dog.", "Dogs."), Couple("Dogs.", "A dog.")]
+    path.write_text("A dog [MASK].\tDogs [MASK].\truns\t run \n", encoding="utf-8")
+    assert read_couples(str(path)) == [Couple("A dog [MASK].", "Dogs [MASK].", ("runs", "run"))]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\tb\na\ta\n", "line 2: `a` stands on both sides of a tab; give two different sentences"),
+        ("a\tb\tc\n", "line 1: expected two sentences with a tab between them, found 3 columns"),
+        ("\na\tb\n[MASK]\t[MASK] c\td\te\n", "line 3: expected 2 columns as in the lines above, found 4"),
+        ("a [MASK]\tb\tc\td\n", "line 1: `b` has [MASK] 0 times; write it once, where the word belongs"),
+        ("a [MASK]\t[MASK] [MASK]\tc\td\n", "has [MASK] 2 times"),
+        ("a [MASK]\tb [MASK]\tc\tc\n", "expected two different words after the two texts, found `c` and `c`"),
+        ("a [MASK]\tb [MASK]\tc\t\n", "found `c` and ``"),
+        ("a [MASK]\ta [MASK]\tc\td\n", "stands on both sides of a tab"),
+        (
+            " \n",
+            "holds no pair: it is empty or blank; give lines `sentence TAB counterfactual`, or of texts with [MASK]",
+        ),
+    ],
+)
+def test_what_is_no_couple_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:
+    (path := tmp_path / "pairs.tsv").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read_couples(str(path))
+    assert message in str(caught.value)
+    assert f"--pairs {path}" in str(caught.value)

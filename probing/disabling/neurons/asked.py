@@ -51,7 +51,7 @@ class Found:
         read: What probes read, and of whose training they are: `run`, or `here` where they were trained for it.
         erased: The task whose classes were erased, or between which examples were moved; None if there was none.
         n_pairs: Number of pairs between whose sentences neurons were exchanged; 0 if they were not.
-        n_left_out: Number of pairs whose sentences have different numbers of tokens.
+        n_left_out: Number of pairs whose sentences cannot be read token by token.
     """
 
     interventions: Rows

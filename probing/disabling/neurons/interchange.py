@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,12 +17,10 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.corpus.pairs import read_couples
 from probing.disabling.neurons.asked import Asked, Found
-from probing.disabling.neurons.neuron_effects import DRAWN, Line, Rows, effect_rows
-from probing.disabling.neurons.neuron_sets import NeuronSet, chosen_sets, drawn_sets
-from probing.disabling.neurons.stream import Values
-from probing.disabling.neurons.stream_passes import NeuronPasses
+from probing.disabling.neurons.exchange import by_pair, draw_pairs, exchanged, partner_of
+from probing.disabling.neurons.neuron_effects import Line, Rows
 from probing.disabling.probed_task import Frozen
-from probing.disabling.store import fingerprint_of, opened, run_unfinished
+from probing.disabling.store import fingerprint_of
 from probing.disabling.subject import Subject
 from probing.errors import UserError
 from probing.readouts.example_tokens import at_tokens, means, standing_for
@@ -31,9 +29,6 @@ from probing.readouts.text import Padded, padded_batches
 from probing.runs.predictions import labelled_tokens
 from probing.tables.readout_names import INTERCHANGED, TASK
 from probing.tasks import SentenceTask, TokenTask
-
-# Increased whenever the meaning of what is stored changes.
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class Couples:
         Raises:
             UserError: If it cannot be read, or a line is not a pair of different sentences.
         """
-        pairs = read_couples(file)
+        pairs = [(one.first, one.second) for one in read_couples(file)]
         index = {text: i for i, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
         couples = np.array([[index[text] for text in pair] for pair in pairs], dtype=np.int64)
         return cls(f"--pairs {file}", Corpus(file, tuple(index)), couples)
@@ -92,9 +87,7 @@ class CoupledText:
     @cached_property
     def partner(self) -> NDArray[np.int64]:
         """Row of the token at the same position of the pair's other sentence, shape (n_tokens,)."""
-        tokens = self.tokens
-        step = np.repeat(tokens.lengths.astype(np.int64), tokens.lengths)
-        return np.arange(tokens.n_tokens) + np.where(tokens.sentences % 2 == 0, step, -step)
+        return partner_of(self.tokens)
 
     def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
         """Return the sentences in batches of similar length."""
@@ -139,9 +132,9 @@ def coupled(store: ActivationStore, couples: Couples, at_most: int, seed: int) -
             f"`{couples.typed}`: no pair has as many tokens in one sentence as in the other, so that no token has a "
             "counterpart; give sentences that differ in words of as many pieces."
         )
-    order = np.random.default_rng(seed).permutation(np.flatnonzero(is_aligned))
-    n = max(1, int((np.cumsum(lengths[order].sum(1)) <= at_most).sum()))
-    return CoupledText(store, couples.couples[np.sort(order[:n])]), int((~is_aligned).sum())
+    aligned = np.flatnonzero(is_aligned)
+    kept = aligned[draw_pairs(lengths[aligned].sum(1), at_most, seed)]
+    return CoupledText(store, couples.couples[kept]), int((~is_aligned).sum())
 
 
 def read_differently(
@@ -213,45 +206,16 @@ def survey_couples(
         for layer in frozen.weight
         for name, labels in zip((f"{TASK}{INTERCHANGED}", TASK), classes[layer][::-1], strict=True)
     ]
-    none, labels = torch.full((text.tokens.n_tokens,), -1), torch.from_numpy(text.partner)
-    values = {layer: Values(text.states(layer), text.tokens.sentences, none, 1, none) for layer in asked.ranked}
-    passes = NeuronPasses(
-        subject.readers, text, values.__getitem__, True, asked.at, store.plan.batch_tokens, asked.seed, drawn=labels
-    )
-    sets: list[NeuronSet] = []
-    for layer, ranked in asked.ranked.items():
-        chosen = chosen_sets(layer, ranked, asked.kinds, store.plan.d_model)
-        sets += [*chosen, *drawn_sets(chosen, values[layer].sd, asked.n_draws, asked.seed)]
     settings = {
-        "format": FORMAT, "couples": fingerprint_of(text.couples), "seed": asked.seed, "at": asked.at,
-        "sets": [[one.layer, one.source, one.draw, *one.neurons] for one in sets],
         "probes": fingerprint_of(*frozen.weight, *frozen.weight.values()),
         "read": fingerprint_of(*(labels for both in classes.values() for labels in both)),
     }  # fmt: skip
-    with opened(subject.source, {**store.plan.key, "interchange": settings}, store, text.tokens, len(sets)) as kept:
-        files, shows = dict(enumerate(sets, start=1)), subject.source.shows_progress
-        results = run_unfinished(files, kept, lambda one: passes.run(one, reads), "interchanged neurons", shows)
-    interventions, draws = _rows(results, reads, asked)
+    interventions: Rows = []
+    draws: Rows = []
+    for layer, found in exchanged(subject, store, text, reads, asked, settings):
+        lines = [Line(read.name, one, by_pair(read.n), {}) for read in reads for one in read.layers(layer + 1)]
+        for table, more in zip((interventions, draws), found.rows(lines, by_pair), strict=True):
+            table += more
     for row in (*interventions, *draws):
         row["task"] = asked.task_name
     return Found(interventions, draws, text, text, (), {TASK: "run"}, None, len(text.couples), n_left_out)
-
-
-def _rows(results: Mapping[NeuronSet, Any], reads: Sequence[ProbeReadout], asked: Asked) -> tuple[Rows, Rows]:
-    """Return the rows of both tables, with pairs as items."""
-    interventions: Rows = []
-    draws: Rows = []
-    for layer in asked.ranked:
-        here = {one: _by_pair(np.asarray(sums)) for one, sums in results.items() if one.layer == layer}
-        chosen = {one: sums for one, sums in here.items() if one.source not in DRAWN}
-        drawn = {one: sums for one, sums in here.items() if one.source in DRAWN}
-        lines = [Line(read.name, one, _by_pair(read.n), {}) for read in reads for one in read.layers(layer + 1)]
-        items = np.arange(len(lines[0].n) if lines else 0)
-        for table, more in zip((interventions, draws), effect_rows(chosen, drawn, lines, items), strict=True):
-            table += more
-    return interventions, draws
-
-
-def _by_pair(values: NDArray[Any]) -> NDArray[Any]:
-    """Return sums over the two sentences of each pair, shape (..., n_pairs)."""
-    return values.reshape(*values.shape[:-1], -1, 2).sum(-1)

@@ -26,13 +26,13 @@ class Line:
     Args:
         readout: What is read.
         layer: The layer that is read; of a head, that of its block.
-        n: Number of examples of each item, shape (n_items,).
+        n: Number of examples of each item, or what else its sum is divided by, shape (n_items,).
         named: Further columns that name it.
     """
 
     readout: str
     layer: int
-    n: NDArray[np.int64]
+    n: NDArray[Any]
     named: Mapping[str, Any]
 
     @property
@@ -94,8 +94,8 @@ def _is_beside(other: NeuronSet, one: NeuronSet, source: Source) -> bool:
     return other.source == source and (other.layer, other.kind, other.k) == (one.layer, one.kind, one.k)
 
 
-def _effect(sums: Sums, intact: Sums, n: NDArray[np.int64]) -> float:
-    return float((sums - intact).sum() / max(n.sum(), 1))
+def _effect(sums: Sums, intact: Sums, n: NDArray[Any]) -> float:
+    return float((sums - intact).sum() / total) if (total := n.sum()) else 0.0
 
 
 def beside(source: str, effect: float, others: NDArray[np.float64], harm: int) -> dict[str, float]:

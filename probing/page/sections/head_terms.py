@@ -105,10 +105,11 @@ CHANGED_NEURONS: Terms = {
     "read": "What is read of later layers: probes of position or of a run's own task, as they were and trained again, "
     "heads that attend to a fixed offset, masked words, or the similarity of sentences or words. Target: the share "
     "that probes read as the class that examples are moved to. Counterpart: the share of examples that are read "
-    "differently in two sentences and now as in the other one.",
-    "k": "Number of neurons that are changed, the first of the ranking.",
+    "differently in two sentences and now as in the other one. Log odds carried: the share of the difference "
+    "between two texts in the log odds of two words at the mask.",
+    "k": "Number of neurons that are changed, the first of the ranking; all: all neurons of the layer.",
     "effect": "Difference from the whole model.",
-    "95% range": "Its interval over sentences.",
+    "95% range": "Its interval over sentences, or pairs of sentences.",
     "random sets": "Least and largest effect of as many random neurons.",
     "matched in sd": "Least and largest effect of neurons with about the same standard deviations.",
     "p": "Share of the sets to the left with at least as much loss, the changed neurons counted among them.",
