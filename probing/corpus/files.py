@@ -29,10 +29,15 @@ _TAG = re.compile(r"O|[BIESLU]-\S+")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
-def read_lines(name: str, option: str) -> list[str]:
+def read_lines(name: str, option: str, readable: str = READABLE) -> list[str]:
     """Return the lines of a text file, which may be compressed by gzip, or of standard input (`-`).
 
     Lines end at LF, CR LF or CR. Byte-order marks are dropped on every line, since concatenated files have one each.
+
+    Args:
+        name: The source, as the user typed it.
+        option: The option that names it, for messages.
+        readable: What can be read, for messages.
 
     Raises:
         UserError: If the file is of another type, unreadable, a damaged archive or not UTF-8, or if it should have
@@ -43,9 +48,9 @@ def read_lines(name: str, option: str) -> list[str]:
     packed = name != "-" and path.suffix == ".gz"
     kind = Path(path.stem).suffix if packed else path.suffix
     if name != "-" and kind not in _READ:
-        way_out = _way_out(path) or f"give {READABLE}"
+        way_out = _way_out(path) or f"give {readable}"
         raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} cannot be read; {way_out}.")
-    data = _read_standard_input(typed) if name == "-" else read_bytes(path, typed, READABLE)
+    data = _read_standard_input(typed) if name == "-" else read_bytes(path, typed, readable)
     if packed or data.startswith(_GZIP_MAGIC):  # no UTF-8 text starts with these bytes
         data = _unpack(data, typed)
     lines = decode_lines(data, typed)

@@ -11,6 +11,11 @@ from probing.errors import UserError
 
 # How the mask is written in files, whatever a model's own mask token is.
 MASK = "[MASK]"
+# What a file of pairs has, for messages.
+_LINES = "lines `first sentence TAB second sentence`"
+_LINES_OF_COUPLES = (
+    f"lines `sentence TAB counterfactual`, or of texts with {MASK} `text TAB counterfactual TAB word TAB other word`"
+)
 
 
 def read_pairs(name: str, option: str = "--pairs") -> Corpus:
@@ -24,11 +29,9 @@ def read_pairs(name: str, option: str = "--pairs") -> Corpus:
         UserError: If the source cannot be read, a line is not a pair, or there is no pair at all.
     """
     typed = f"{option} {name}"
-    pairs = list(_pairs_of(read_lines(name, option), typed))
+    pairs = list(_pairs_of(read_lines(name, option, _LINES), typed))
     if not pairs:
-        raise UserError(
-            f"`{typed}` holds no pair: it is empty or blank; give lines `first sentence TAB second sentence`."
-        )
+        raise UserError(f"`{typed}` holds no pair: it is empty or blank; give {_LINES}.")
     return from_pairs(name, pairs)
 
 
@@ -59,12 +62,9 @@ def read_couples(name: str, option: str = "--pairs") -> list[Couple]:
         UserError: If the source cannot be read, a line is not a pair of two sentences, or there is no pair at all.
     """
     typed = f"{option} {name}"
-    couples = list(dict.fromkeys(_couples_of(read_lines(name, option), typed)))
+    couples = list(dict.fromkeys(_couples_of(read_lines(name, option, _LINES_OF_COUPLES), typed)))
     if not couples:
-        raise UserError(
-            f"`{typed}` holds no pair: it is empty or blank; give lines `sentence TAB counterfactual`, or of texts "
-            f"with {MASK} `text TAB counterfactual TAB word TAB other word`."
-        )
+        raise UserError(f"`{typed}` holds no pair: it is empty or blank; give {_LINES_OF_COUPLES}.")
     return couples
 
 
@@ -75,6 +75,8 @@ def _couples_of(lines: Iterable[str], typed: str) -> Iterator[Couple]:
             continue
         where = f"`{typed}`, line {number}"
         cells = [" ".join(cell.split()) for cell in line.split("\t")]
+        if len(cells) == 3:
+            raise UserError(f"{where}: expected 2 columns, or 4 with words, found 3; give {_LINES_OF_COUPLES}.")
         if len(cells) != 4:
             ((first, second),) = _pairs_of([line], typed, number)
             couple = Couple(first, second)

@@ -67,7 +67,7 @@ def test_couples_are_sentences_or_texts_with_masks_and_a_word_for_each(tmp_path:
     ("text", "message"),
     [
         ("a\tb\na\ta\n", "line 2: `a` stands on both sides of a tab; give two different sentences"),
-        ("a\tb\tc\n", "line 1: expected two sentences with a tab between them, found 3 columns"),
+        ("a\tb\tc\n", "line 1: expected 2 columns, or 4 with words, found 3; give lines `sentence TAB counterfactual`"),
         ("\na\tb\n[MASK]\t[MASK] c\td\te\n", "line 3: expected 2 columns as in the lines above, found 4"),
         ("a [MASK]\tb\tc\td\n", "line 1: `b` has [MASK] 0 times; write it once, where the word belongs"),
         ("a [MASK]\t[MASK] [MASK]\tc\td\n", "has [MASK] 2 times"),
@@ -86,3 +86,10 @@ def test_what_is_no_couple_is_refused_with_its_line(text: str, message: str, tmp
         read_couples(str(path))
     assert message in str(caught.value)
     assert f"--pairs {path}" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_refused_with_what_a_file_of_pairs_has(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be read \(no such file.*\); give lines `sentence TAB counter"):
+        read_couples(str(tmp_path / "nowhere.tsv"))
+    with pytest.raises(UserError, match=r"cannot be read \(no such file.*\); give lines `first sentence TAB"):
+        read_pairs(str(tmp_path / "nowhere.tsv"))
