@@ -168,17 +168,15 @@ def conclusions(rows: Sequence[Row]) -> list[str]:
 def _told_apart(rows: Sequence[Row]) -> list[str]:
     """Return how far the intact model tells the texts of pairs apart, where two words are read: shares are of that.
 
-    It is said to be no more than chance where the exact interval of the share of pairs that differ as the file has it
-    reaches one half.
+    It is said not to be shown to be more than chance where the exact 95% interval of the share of pairs that differ as
+    the file has it reaches one half.
     """
     if (row := next((row for row in rows if row["readout"] == WORDS), None)) is None:
         return []
     n, as_given = row["n"], row["n_as_given"]
-    chance = (
-        ""
-        if binomial_interval(as_given, n)[0] > 0.5
-        else (", which is no more than by chance: the shares are not of what the file is about")
-    )
+    chance = ": not shown to be more than by chance, so do not read the shares as of what the file is about"
+    if binomial_interval(as_given, n)[0] > 0.5:
+        chance = ""
     return [
         f"In the intact model, the log odds of the two words differ by {row['difference']:.2g} nats between the texts "
         f"of a pair, in {as_given} of {n} pairs as the file has it{chance}."

@@ -9,7 +9,7 @@ import pytest
 
 from probing.tables.neuron_interventions import conclusions, tables
 
-CHANCE = "no more than by chance"
+CHANCE = "not shown to be more than by chance"
 
 
 def row(n: int, n_as_given: int, **others: Any) -> dict[str, Any]:
