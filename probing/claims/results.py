@@ -10,7 +10,7 @@ from typing import Any
 from probing.claims.claim import Paper
 from probing.results.csv_files import write_csv
 from probing.runtime.versions import versions
-from probing.schemas.comparison import CLAIMS
+from probing.schemas.claims import CLAIMS
 from probing.tables import claims
 
 KIND = "reproduction of a paper"

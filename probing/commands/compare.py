@@ -176,7 +176,7 @@ def _write(
         said: What the terminal says of them.
         tracker: Logs what is written.
     """
-    from probing.schemas.comparison import AGREEMENT, TOP_EVERYWHERE
+    from probing.schemas.compare import AGREEMENT, TOP_EVERYWHERE
 
     rows = [row for pair in pairs.values() for row in pair.rows]
     summary = {

@@ -27,7 +27,7 @@ from probing.runs.result import Result
 from probing.runs.run import load_fit
 from probing.runtime.distributed import refuse_several
 from probing.runtime.interrupts import interrupt_behind
-from probing.schemas.comparison import SWEEP
+from probing.schemas.sweep import SWEEP
 from probing.sweeps.definition import Sweep, parse_sweep
 from probing.sweeps.folder import SweepFolder
 from probing.sweeps.options import TrialOptions

@@ -13,7 +13,7 @@ from probing.pretraining.growth import growth_of
 from probing.pretraining.packing import PackedText
 from probing.results.csv_files import write_tables
 from probing.runtime.versions import versions
-from probing.schemas.training import ARMS, LOSSES
+from probing.schemas.pretrain import ARMS, LOSSES
 from probing.tables.pretraining import judge
 
 KIND = "pretraining with and without positions"

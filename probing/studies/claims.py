@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from probing.results.markup import Html
 from probing.runs.result import Result
 from probing.runs.study import SectionPlace, Study
-from probing.schemas.comparison import CLAIMS
+from probing.schemas.claims import CLAIMS
 from probing.tables import claims
 
 

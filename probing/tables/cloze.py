@@ -8,7 +8,7 @@ from typing import Any
 from probing.results.cells import ends, in_brackets, interval
 from probing.results.schema import Row
 from probing.results.shown import shown_table
-from probing.schemas.diagnostics import CHANGED, CHANGES, GROUPS, INTACT
+from probing.schemas.cloze import CHANGED, CHANGES, GROUPS, INTACT
 
 # Stands for all groups in the column of groups.
 EVERY = "all"

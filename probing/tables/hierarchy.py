@@ -10,7 +10,7 @@ from probing.data.control_names import CONTROLS as OF_FIT
 from probing.results.cells import ends, in_brackets, interval
 from probing.results.schema import Row
 from probing.results.shown import shown_table
-from probing.schemas.diagnostics import HIERARCHY
+from probing.schemas.hierarchy import HIERARCHY
 from probing.tables.wording import layers_named, listed
 
 # The controls, with their labels in tables and figures.

@@ -19,7 +19,7 @@ from fault_loop import processes
 from probing import ProbeOptions, Result, UserError, WandbOptions, fit, load_run, pretrain, series
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.schemas.training import ARMS
+from probing.schemas.pretrain import ARMS
 from rendering import without_rendering
 from wandb_reader import read_offline_runs
 

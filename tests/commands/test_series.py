@@ -18,7 +18,7 @@ from probing import Result, UserError, WandbOptions, attention, fit, geometry, l
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.pretraining.series import survey as series_survey
-from probing.schemas.training import EMERGENCE
+from probing.schemas.series import EMERGENCE
 from probing.tables.series import conclusions
 from wandb_reader import read_offline_runs
 

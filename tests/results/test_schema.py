@@ -11,7 +11,8 @@ import pytest
 from probing.results.csv_files import read_csv, write_csv, write_tables
 from probing.results.schema import Column, Schema, layer_number, measured, number, text, whole
 from probing.runs.registry import study_names, study_of
-from probing.schemas.comparison import SWEEP, TOP_EVERYWHERE
+from probing.schemas.compare import TOP_EVERYWHERE
+from probing.schemas.sweep import SWEEP
 from written import schemas
 
 ONE = Schema("one", "a row per thing", (

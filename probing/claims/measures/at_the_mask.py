@@ -5,7 +5,7 @@ from __future__ import annotations
 from probing.claims.measures.registry import NotMeasurable, Subject, from_row, measure
 from probing.claims.verdict import Measured
 from probing.runs.result import Result
-from probing.schemas.diagnostics import INTACT
+from probing.schemas.cloze import INTACT
 
 
 @measure("minimal_pairs")

@@ -11,7 +11,7 @@ import numpy as np
 
 from probing.figures.formats import USUAL
 from probing.figures.style import BLUE, GREY, ORANGE, error_bars, write_drawings
-from probing.schemas.diagnostics import CHANGED, INTACT
+from probing.schemas.cloze import CHANGED, INTACT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

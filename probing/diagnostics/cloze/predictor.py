@@ -22,7 +22,7 @@ from probing.internals.readouts import choose_masked, draw_sentences
 from probing.models import ModelSource, check_ids, length_limits, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.readouts.masked_words import MaskedText, MaskedWordLoss, masked_lm_of
-from probing.schemas.diagnostics import INTACT
+from probing.schemas.cloze import INTACT
 from probing.statistics.intervals import mean_interval
 from probing.tables.cloze import REPLACED
 

@@ -20,7 +20,7 @@ from probing.page.neuron_table import COLUMNS
 from probing.page.sections.terms import FLAGS, MEASURES, terms_section
 from probing.page.sources import Sources
 from probing.runs.run import Row
-from probing.schemas.comparison import AGREEMENT
+from probing.schemas.compare import AGREEMENT
 from probing.schemas.downstream import STS, STS_CHOSEN, WIC, WIC_CHOSEN
 from probing.schemas.geometry import (
     FIRST_TOKEN,
