@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from probing.cache import ActivationStore, Request, activations
+from probing.cache import Request, activations
+from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.cache.word_counts import count_words
 from probing.cache.words_of_tokens import is_visible

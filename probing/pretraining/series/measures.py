@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from probing.cache import ActivationStore
+from probing.cache.store import ActivationStore
 from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
