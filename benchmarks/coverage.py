@@ -24,21 +24,18 @@ from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 
 from probing.cache import Request, activations
-from probing.cache.location import cache_folder
+from probing.cache.files import cache_folder
 from probing.cli.options import ProbeOptions
-from probing.corpus.sides import read_corpora
-from probing.corpus.splits import Split
-from probing.data.constant_answer import prior_cross_entropy_by_sentence
+from probing.corpus.splits import Split, read_corpora
 from probing.data.controls import token_identity
 from probing.data.examples import Sides
-from probing.data.labelling import choose_classes, label
+from probing.data.labelling import choose_classes, label, prior_cross_entropy_by_sentence
 from probing.data.layer_moments import layer_moments
-from probing.evidence.leave_one_out import without
+from probing.evidence.removal import weights_without
 from probing.models import load_encoder, resolve_model
-from probing.probes.options import training_of
-from probing.probes.problem import Problem
+from probing.probes.penalty_path import training_of
 from probing.probes.ridge import Decomposed
-from probing.probes.solvers import Penalty
+from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import train_probes, train_variants
 from probing.statistics.intervals import ENDS, accuracy_interval, difference_interval, mean_interval, ratio_interval
 
@@ -99,7 +96,7 @@ def population(
     ]
     problems = []
     for i, (fit, top) in enumerate(zip(fits, tops, strict=True)):
-        (start,) = without(fit.weight, [top], training.scaling(fit.moments), L2)
+        (start,) = weights_without(fit.weight, [top], training.scaling(fit.moments), L2)
         problems.append(Problem(f"without_{top}", i, Penalty(0, L2), start, torch.arange(fit.weight.shape[1]) != top))
     changed = train_variants(sides, layers, fits, problems, training, test=True)
     prior = prior_cross_entropy_by_sentence(sides.train, test, len(sides.classes))

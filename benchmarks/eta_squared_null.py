@@ -23,18 +23,17 @@ from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 
 from probing.cache import Request, activations
-from probing.cache.location import cache_folder
-from probing.corpus.sides import read_corpora
+from probing.cache.files import cache_folder
+from probing.corpus.splits import read_corpora
 from probing.data.examples import Examples
 from probing.data.labelling import choose_classes, label
 from probing.data.layer_moments import layer_moments
 from probing.evidence.table import separation_of
 from probing.models import resolve_model
-from probing.schemas.probes import FALSE_DISCOVERIES
-from probing.statistics.label_codes import LabelCodes
-from probing.statistics.multiple_testing import discovery_rates
-from probing.statistics.permutation import permute_within_sentences
+from probing.statistics.chance import discovery_rates, permute_within_sentences
+from probing.statistics.label_scores import LabelCodes
 from probing.statistics.separation import SeparationAccumulator
+from probing.tables.schema import FALSE_DISCOVERIES
 
 Array = NDArray[np.float64]
 

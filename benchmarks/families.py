@@ -30,16 +30,15 @@ import torch
 from torch import Tensor
 
 from probing.cache.store import ActivationStore
-from probing.commands.extract import extract
 from probing.errors import RunError, UserError
-from probing.internals.parameters import find_parameters
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import find_heads, read_heads
 from probing.models.examination import examination_inputs
-from probing.models.residual_stream import NotFound, find_norms, find_path
-from probing.models.site_names import SiteName
-from probing.models.word_table import word_table
+from probing.models.layers import SiteName
+from probing.models.residual_stream import NotFound, find_norms, find_path, word_table
+from probing.studies.fit.command import extract
+from probing.studies.geometry.inside.parameters import find_parameters
 
 SENTENCES = (
     "the old man saw a small boat on the sea",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from probing.models import load_config, resolve_model
 from probing.models.forward_cost import Blocks
-from probing.runtime.rates import rate
+from probing.runtime.machine import rate
 
 DTYPES = ("float32", "bfloat16")
 MEMORY_BYTES, DISK_BYTES = 256 * 2**20, 256 * 2**20

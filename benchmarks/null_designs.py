@@ -31,9 +31,9 @@ from numpy.typing import NDArray
 import probing
 from probing.errors import UserError
 from probing.runs.run import Run
-from probing.schemas.probes import FALSE_DISCOVERIES
 from probing.tables.columns import UNINFORMATIVE
 from probing.tables.conclusions import conclusion, given_words
+from probing.tables.schema import FALSE_DISCOVERIES
 
 Array = NDArray[Any]
 

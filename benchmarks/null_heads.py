@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from probing.cache import Request, load, tokens_of
-from probing.cache.location import cache_folder
+from probing.cache.files import cache_folder
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, load_corpus
 from probing.heads.accumulation import AttentionReader, accumulate
 from probing.heads.roles.role_files import LEAST_DISTANCE, LONGEST_SENTENCE, Link, RoleLinks
 from probing.heads.roles.scores import ALL, Pairs, pairs_of, rows_of_scores
+from probing.heads.syntax.arcs import MostAttended
 from probing.heads.syntax.relations import LEAST_ARCS, Scored, head_relation_rows, relation_rows, scored
-from probing.heads.syntax.word_maps import MostAttended
 from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import read_heads
 from probing.tables.heads import beats_offset, finds_relation

@@ -28,19 +28,17 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
-from probing.cache.location import cache_folder
+from probing.cache.files import cache_folder
 from probing.cache.source import ActivationSource
-from probing.corpus.sides import read_corpora
-from probing.disabling.neurons.neuron_effects import Line, effect_rows
-from probing.disabling.neurons.neuron_sets import NeuronSet, drawn_sets
-from probing.disabling.neurons.stream import Values
-from probing.disabling.neurons.stream_passes import NeuronPasses
+from probing.corpus.splits import read_corpora
 from probing.disabling.probed_task import frozen_of_run
 from probing.disabling.subject import Subject
 from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.readouts.text import draw_text
 from probing.runs.run import load_fit
 from probing.runtime import terminal
+from probing.studies.geometry.neurons.sets import Line, NeuronSet, drawn_sets, effect_rows
+from probing.studies.geometry.neurons.stream import NeuronPasses, Values
 
 ALARM = 0.05
 

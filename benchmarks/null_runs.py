@@ -32,10 +32,10 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from probing.cache import Request, activations
-from probing.cache.location import cache_folder
+from probing.cache.files import cache_folder
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
-from probing.corpus.sides import read_corpora
+from probing.corpus.splits import read_corpora
 from probing.data.controls import shuffled
 from probing.data.examples import Activations, Sides
 from probing.data.layer_moments import layer_moments
@@ -45,8 +45,8 @@ from probing.models import resolve_model
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import train_probes
-from probing.schemas.probes import FALSE_DISCOVERIES
-from probing.statistics.multiple_testing import discovery_rates
+from probing.statistics.chance import discovery_rates
+from probing.tables.schema import FALSE_DISCOVERIES
 
 Column = NDArray[np.float64]
 

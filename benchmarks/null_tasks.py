@@ -27,25 +27,25 @@ from probing.builtin_tasks.position import Position
 from scipy.stats import binomtest
 
 from probing.cache import ActivationStore, Request, activations
-from probing.cache.location import cache_folder
+from probing.cache.files import cache_folder
 from probing.cli.options import ProbeOptions
 from probing.comparison.agreement import agreement
-from probing.comparison.common_neurons import Common, top_everywhere
-from probing.comparison.cross_moments import CrossMoments
+from probing.comparison.matching import CrossMoments
+from probing.comparison.nulls import STATISTICS
 from probing.comparison.pairs import Ranked, Readings, compare_pair, cross_moments
-from probing.comparison.permutation_null import STATISTICS
-from probing.corpus.sides import read_corpora
+from probing.corpus.splits import read_corpora
+from probing.data.controls import token_types
 from probing.data.examples import Examples, Sides, read
 from probing.data.layer_moments import layer_moments
-from probing.data.null_labels import token_types
 from probing.data.preparation import label_sides
 from probing.models import resolve_model
-from probing.probes.options import penalised
+from probing.probes.penalty_path import penalised
 from probing.probes.recipe import Lbfgs, Training, no_progress
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_probes
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 from probing.rankings.null_rankings import null_rankings
+from probing.studies.compare.common_neurons import Common, top_everywhere
 
 Kind = Literal["token", "word_type"]
 

@@ -24,21 +24,17 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from probing.cache import Request, activations
-from probing.cache.location import cache_folder
+from probing.cache.files import cache_folder
 from probing.cache.store import ActivationStore
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
-from probing.corpus.sides import read_corpora
-from probing.corpus.splits import Split
-from probing.data.constant_answer import prior_cross_entropy_by_sentence
+from probing.corpus.splits import Split, read_corpora
 from probing.data.examples import Sides, read
-from probing.data.labelling import choose_classes, label
+from probing.data.labelling import choose_classes, label, prior_cross_entropy_by_sentence
 from probing.data.layer_moments import layer_moments
 from probing.models import resolve_model
-from probing.probes.options import training_of
-from probing.probes.penalty_path import choose_penalty
-from probing.probes.problem import Problem
-from probing.probes.solvers import Penalty
+from probing.probes.penalty_path import choose_penalty, training_of
+from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import train_problems
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap

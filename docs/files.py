@@ -8,7 +8,7 @@ from pathlib import Path
 from probing.results.schema import Schema
 from probing.runs.registry import own_studies
 from probing.runs.study import Study
-from probing.schemas.probes import NUMBER_NEURONS, NUMBERS, PREDICTIONS
+from probing.tables.schema import NUMBER_NEURONS, NUMBERS, PREDICTIONS
 
 PAGE = Path(__file__).with_name("files.md")
 

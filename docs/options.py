@@ -9,7 +9,7 @@ from typing import Any
 
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import Parser
-from probing.cli.hints import expected, option_types
+from probing.cli.option_types import expected, option_types
 
 PAGE = Path(__file__).with_name("options.md")
 

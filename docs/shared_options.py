@@ -9,7 +9,7 @@ from typing import Any
 
 from griffe import Extension, Function, Parameters
 
-from probing.cli.shared_options import complete
+from probing.cli.options import complete
 
 
 class SharedOptions(Extension):

@@ -5,26 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probing.cli.configured import configured as configured
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
-    from probing.commands.attention import attention as attention
-    from probing.commands.cloze import cloze as cloze
-    from probing.commands.compare import compare as compare
-    from probing.commands.disable import disable as disable
-    from probing.commands.extract import extract as extract
-    from probing.commands.fit import fit as fit
-    from probing.commands.geometry import geometry as geometry
-    from probing.commands.hierarchy import hierarchy as hierarchy
-    from probing.commands.pretrain import pretrain as pretrain
-    from probing.commands.probe import probe as probe
-    from probing.commands.rank import rank as rank
+    from probing.cli.python_calls import configured as configured
     from probing.commands.report import report as report
-    from probing.commands.reproduce import reproduce as reproduce
-    from probing.commands.series import series as series
-    from probing.commands.sts import sts as sts
-    from probing.commands.sweep import sweep as sweep
-    from probing.commands.wic import wic as wic
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
     from probing.probes.linear import LinearProbe as LinearProbe
@@ -33,11 +17,27 @@ if TYPE_CHECKING:
     from probing.results.schema import Schema as Schema
     from probing.runs.call import Call as Call
     from probing.runs.call import Measured as Measured
-    from probing.runs.finished_rankings import Rankings as Rankings
     from probing.runs.loading import load_run as load_run
-    from probing.runs.result import Result as Result
+    from probing.runs.rankings import Rankings as Rankings
     from probing.runs.run import Run as Run
+    from probing.runs.study import Result as Result
     from probing.runs.study import Study as Study
+    from probing.studies.attention.command import attention as attention
+    from probing.studies.claims.command import reproduce as reproduce
+    from probing.studies.cloze.command import cloze as cloze
+    from probing.studies.compare.command import compare as compare
+    from probing.studies.disable.command import disable as disable
+    from probing.studies.fit.arrays import probe as probe
+    from probing.studies.fit.command import extract as extract
+    from probing.studies.fit.command import fit as fit
+    from probing.studies.fit.rank import rank as rank
+    from probing.studies.geometry.command import geometry as geometry
+    from probing.studies.hierarchy.command import hierarchy as hierarchy
+    from probing.studies.pretrain.command import pretrain as pretrain
+    from probing.studies.series.command import series as series
+    from probing.studies.similarity.sts import sts as sts
+    from probing.studies.similarity.wic import wic as wic
+    from probing.studies.sweep.command import sweep as sweep
     from probing.tasks import SentenceTask as SentenceTask
     from probing.tasks import Task as Task
 
@@ -57,8 +57,8 @@ _HOMES = {
     "LinearProbe": "probing.probes.linear",
     "Measured": "probing.runs.call",
     "ProbeOptions": "probing.cli.options",
-    "Rankings": "probing.runs.finished_rankings",
-    "Result": "probing.runs.result",
+    "Rankings": "probing.runs.rankings",
+    "Result": "probing.runs.study",
     "Run": "probing.runs.run",
     "Schema": "probing.results.schema",
     "SentenceTask": "probing.tasks",
@@ -67,7 +67,7 @@ _HOMES = {
     "Task": "probing.tasks",
     "UserError": "probing.errors",
     "WandbOptions": "probing.cli.options",
-    "configured": "probing.cli.configured",
+    "configured": "probing.cli.python_calls",
     "load_run": "probing.runs.loading",
 }
 __all__ = [*_HOMES, "__version__"]

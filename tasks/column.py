@@ -9,8 +9,8 @@ import numpy as np
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.corpus.cells import label_of, number_of
-from probing.corpus.treebank import COLUMNS
+from probing.corpus.layouts import COLUMNS
+from probing.corpus.rows import label_of, number_of
 from probing.errors import UserError
 from probing.tasks import Labels, Task
 
@@ -22,7 +22,7 @@ def number_in(value: object, column: str, corpus: str) -> float | None:
     """Return a value of a column as a number, or None where there is none.
 
     Args:
-        value: The value, a number or its text; see `probing.corpus.cells` for what is missing.
+        value: The value, a number or its text; see `probing.corpus.rows` for what is missing.
         column: Name of the column, for messages.
         corpus: Name of the corpus, for messages.
 

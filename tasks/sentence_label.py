@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.corpus.cells import label_of
+from probing.corpus.rows import label_of
 from probing.errors import UserError
 from probing.tasks import SentenceTask
 

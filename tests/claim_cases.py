@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from probing.claims.claim import Claim, Paper
-from probing.claims.evaluation import Model, rows_of
+from probing.studies.claims.claim import Claim, Paper
+from probing.studies.claims.evaluation import Model, rows_of
 
 
 def measured(paper: Paper) -> list[tuple[Claim, str]]:

@@ -15,8 +15,8 @@ import pytest
 
 from families import FAMILIES as ALL_FAMILIES
 from families import make_checkpoint
-from kernels import n_threads_of, numeric_tests
-from probing.runtime.memory import set_heap_aside
+from kernels import n_threads_of
+from probing.runtime.machine import set_heap_aside
 
 # Nothing that imports create becomes garbage. The collector would search it again and again, which took a quarter of
 # the time of importing and a tenth of the time of testing.
@@ -40,14 +40,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of modules that compute as numeric, and put files with slow or patient tests first.
+    """Put files with slow or patient tests first.
 
     A worker takes one file at a time: if a long file began last, the other workers would wait for it.
     """
-    numeric = numeric_tests()
-    for item in items:
-        if item.path in numeric:
-            item.add_marker("numeric")
     takes_long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("patient")}
     items.sort(key=lambda item: item.path not in takes_long)
 

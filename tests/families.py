@@ -265,7 +265,7 @@ def page_row(family: str, folder: Path) -> str:
 
     from probing.models import load_encoder, resolve_model
     from probing.models.anatomy import examine
-    from probing.models.outputs import vectors_in
+    from probing.models.examination import vectors_in
 
     encoder = load_encoder(resolve_model(str(folder)))
     anatomy = examine(encoder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,21 +20,25 @@ PACKAGE = TESTS.parent / "probing"
 
 N_THREADS = 2
 
-# Variables that choose the kernels of torch, of MKL and of numpy's BLAS: the simplest ones, unlike those that a modern
-# processor chooses. Waiting threads sleep: on a busy machine, active waiting would keep other threads from working.
+# Variables that choose the kernels of torch, of MKL, of oneDNN and of numpy's BLAS: simple ones, unlike those that a
+# modern processor chooses. oneDNN is told too: where it finds bfloat16 units that torch's own kernels are not to use,
+# attention in bfloat16 fails. Waiting threads sleep: on a busy machine, active waiting would keep others from working.
 SETTING: Mapping[str, str] = {
-    "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OPENBLAS_CORETYPE": "Prescott",
-    "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(N_THREADS),
+    "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "OPENBLAS_CORETYPE": "Prescott", "OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": str(N_THREADS),
 }  # fmt: skip
 
 # Packages that sum over all tokens: two threads divide these sums in other places than one thread. On the short sums of
 # other packages, two threads take twice the time of one.
-_THREADED = {"layer_geometry", "probes", "runtime", "statistics"}
+_THREADED = {"geometry", "probes", "runtime", "statistics"}
 
 # A module computes if it imports a package of `_ARITHMETIC` and none of `_ABOVE`: training loops, models and figures
 # are slow to test, and compute nothing that the other modules do not.
 _ARITHMETIC = {"numpy", "scipy", "torch"}
 _ABOVE = {"matplotlib", "pytorch_lightning", "torchmetrics", "transformers"}
+
+# Files are searched for the mark instead of imported, which would take as long as the tests.
+_MARK = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.numeric\b", re.MULTILINE)
 
 # Whole runs on real models are left out: they are slow, and compute nothing that quick tests do not.
 _CHOICE = "numeric and not slow and not patient and not several and not fuzz and not base"
@@ -46,9 +51,8 @@ def computing() -> list[Path]:
 
 
 def numeric_tests() -> set[Path]:
-    """Return the numeric test files: `test_NAME.py` in the same folder of tests as a module NAME that computes."""
-    places = (TESTS / file.relative_to(PACKAGE).with_name(f"test_{file.name}") for file in computing())
-    return {place for place in places if place.exists()}
+    """Return the test files that are marked as numeric: those of modules that compute."""
+    return {file for file in TESTS.rglob("test_*.py") if _MARK.search(file.read_text(encoding="utf-8"))}
 
 
 def _room(file: Path) -> str:
@@ -66,7 +70,7 @@ def _imported(file: Path) -> set[str]:
 def n_threads_of(file: Path) -> int:
     """Return the number of threads that torch has in the tests of a file, under the setting above."""
     parts = file.relative_to(TESTS).parts
-    return N_THREADS if len(parts) == 1 or parts[0] in _THREADED else 1
+    return N_THREADS if len(parts) == 1 or parts[-2] in _THREADED else 1
 
 
 def main(arguments: Sequence[str]) -> int:

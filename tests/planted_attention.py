@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.results.rows import Table
-from probing.runs.result import Result
+from probing.runs.study import Result
 from written import results_of
 
 N_LAYERS, N_HEADS = 12, 12

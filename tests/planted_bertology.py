@@ -10,8 +10,8 @@ from typing import Any
 from planted_attention import runs_of as attention_runs_of
 from planted_attention import with_interval
 from probing.results.rows import Table
-from probing.runs.result import Result
 from probing.runs.run import Run
+from probing.runs.study import Result
 from written import results_of
 
 N_LAYERS, N_HEADS = 12, 6

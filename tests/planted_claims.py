@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from probing.claims.claim import Paper, read_paper
-from probing.claims.measures import MEASURES
-from probing.claims.measures.extremes import layers_of
 from probing.results.rows import Table
-from probing.runs.result import Result
 from probing.runs.run import Run
+from probing.runs.study import Result
+from probing.studies.claims.claim import Paper, read_paper
+from probing.studies.claims.measures import MEASURES
+from probing.studies.claims.measures.extremes import layers_of
 from written import results_of
 
 N_SENTENCES = 20_000

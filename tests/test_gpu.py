@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from probing import fit
-from probing.cli.option_values import Dtype
+from probing.cli.option_types import Dtype
 from probing.models import BUILTIN_PACKAGE
 
 pytestmark = [

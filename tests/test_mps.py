@@ -25,23 +25,22 @@ from fake_mps import DEVICE, fake_mps
 from probing import ActivationDataModule, UserError, WandbOptions, extract, fit
 from probing.cache import Request
 from probing.cache.plan import Plan, divide
-from probing.commands.geometry import geometry
 from probing.corpus import from_sentences
 from probing.heads.accumulation import accumulate
-from probing.heads.measures import BlockMeasure, Measure
-from probing.heads.survey.attended import Attended
-from probing.heads.survey.profile import profile
-from probing.heads.survey.similarity import Similarity
-from probing.internals.smoothing_bound import constants, measure
+from probing.heads.attended import Attended
+from probing.heads.patterns import profile
+from probing.heads.reading import BlockMeasure, Measure
+from probing.heads.similarity import Similarity
 from probing.models import resolve_model
 from probing.models.anatomy import examine
-from probing.models.post_norm import find_blocks
-from probing.probes import midway_curvature
-from probing.probes.class_curvature import ClassCurvature
-from probing.probes.problem import Problem
+from probing.models.norms import find_blocks
+from probing.probes import curvature as midway_curvature
+from probing.probes.curvature import ClassCurvature
 from probing.probes.recipe import Lbfgs, Training
-from probing.probes.solvers import Penalty, Readout
+from probing.probes.solvers import Penalty, Problem, Readout
 from probing.probes.training import LayerFit, train_problems
+from probing.studies.geometry.command import geometry
+from probing.studies.geometry.inside.smoothing_bound import constants, measure
 from synthetic import LIGHTNING_WARNINGS, make_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)

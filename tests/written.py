@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probing.results import csv_files
+from probing.results import rows as csv_files
 from probing.results.rows import Table
 from probing.results.schema import Schema, Type
 from probing.runs.registry import study_names, study_of, study_of_kind
-from probing.runs.result import Result
-from probing.schemas.probes import NUMBER_NEURONS, NUMBERS, PREDICTIONS
+from probing.runs.study import Result
+from probing.tables.schema import NUMBER_NEURONS, NUMBERS, PREDICTIONS
 
 
 def schemas() -> list[Schema]:

@@ -116,7 +116,7 @@ def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[
     from probing.data.examples import read
     from probing.data.labelling import choose_classes, label
     from probing.data.layer_moments import layer_moments
-    from probing.statistics.scaling import Scaling
+    from probing.statistics.moments import Scaling
 
     store, text, task = ActivationStore(Path(entry)), load_corpus(corpus), Position()
     splits = assign_splits(text.sentences, int(seed))

@@ -16,8 +16,8 @@ from probing.cache.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
 from probing.corpus import Corpus
 from probing.errors import NotTheModels, RunError, UserError
 from probing.models import ModelSource, SiteName, check_ids, length_limits, load_config, load_encoder, load_tokenizer
-from probing.runtime.distributed import end_together, is_main_process
-from probing.runtime.memory import drop_garbage
+from probing.runtime.machine import drop_garbage
+from probing.runtime.processes import end_together, is_main_process
 
 if TYPE_CHECKING:
     import torch
@@ -249,7 +249,7 @@ def description(request: Request, site: Site | None = None) -> dict[str, Any]:
     import torch
     import transformers
 
-    from probing.runtime.versions import own_version
+    from probing.runtime.installation import own_version
 
     return {
         "model": request.source.name,
@@ -277,7 +277,7 @@ def _extract(
     The first rank then compares what is there with the plain model, while the others wait.
     """
     from probing.cache.extraction import forward_trainer, run_extraction
-    from probing.models.copies import with_the_same_weights
+    from probing.models.examination import with_the_same_weights
 
     trainer = forward_trainer(trainer_options, callbacks)
     plain: list[tuple[nn.Module, Any]] = []

@@ -21,11 +21,10 @@ from probing.cache.reading import Reading
 from probing.cache.store import ActivationStore, not_written
 from probing.errors import RunError
 from probing.models.anatomy import Anatomy, of_copy
-from probing.models.copies import with_the_same_weights
+from probing.models.examination import with_the_same_weights
 from probing.models.sites import activations
-from probing.runtime.distributed import launched
-from probing.runtime.interrupts import interrupts_pass
-from probing.runtime.memory import give_back_memory
+from probing.runtime.machine import give_back_memory
+from probing.runtime.processes import interrupts_pass, launched
 
 
 class ShardPass(pl.LightningModule):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from probing.cache.plan import batches
 from probing.cache.store import ActivationStore
 from probing.models.anatomy import Anatomy, examine
-from probing.models.inputs import n_token_types
-from probing.statistics.permutation import permute_within_sentences
+from probing.models.behaviour import n_token_types
+from probing.statistics.chance import permute_within_sentences
 
 
 @dataclass(frozen=True)

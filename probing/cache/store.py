@@ -16,14 +16,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probing.cache.files import tensor_file
 from probing.cache.plan import DTYPES, FORMAT, Plan, Shard, fingerprint
-from probing.cache.tensor_files import tensor_file
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 MANIFEST, TOKENS = "manifest.jsonl", "tokens.safetensors"
 # Maximum number of files that a store keeps memory-mapped; further files are mapped at each read. Mapping all files

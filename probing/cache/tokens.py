@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cache.tensor_files import tensor_file
+from probing.cache.files import tensor_file
 from probing.cache.words_of_tokens import Assigned, assign, divided
 from probing.corpus import Corpus
 from probing.errors import UserError

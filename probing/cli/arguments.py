@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
-from probing.cli.hints import admits_none, as_typed, expected, is_mapping, option_types, python_only
+from probing.cli.option_types import admits_none, as_typed, expected, is_mapping, option_types, python_only
 from probing.cli.yaml_files import all_values, as_yaml, read_yaml
 from probing.errors import UserError, did_you_mean, refuse
 from probing.runtime.installation import started_as
 
-# The option that asks for the options themselves; `probing.cli.printed_config` heeds it.
+# The option that asks for the options themselves; `probing.cli.commandline` heeds it.
 PRINT_CONFIG = "--print_config"
 
 # Options that take the words without hyphens: the first two take many words, the others take a single one.

@@ -6,22 +6,108 @@ import atexit
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, is_dataclass
 from importlib import import_module
+from textwrap import fill
 from typing import Any
 
-from probing.cli.arguments import parse
-from probing.cli.printed_config import print_config, taken_out
+from probing.cli.arguments import PRINT_CONFIG, Parser, parse, with_underscores
+from probing.cli.option_types import option_types
 from probing.cli.python_calls import unchecked
-from probing.cli.variables import check_variables, without_display
+from probing.cli.yaml_files import as_text
 from probing.errors import RunError, UserError, did_you_mean, one_line
-from probing.runtime.distributed import end_others, end_with_parent, is_main_process, lost_rank, wait_for_first_rank
-from probing.runtime.installation import started_as
-from probing.runtime.interrupts import Terminated, interrupt_behind, signals_interrupt
-from probing.runtime.memory import set_heap_aside
-from probing.runtime.terminal import escaped_output, visible_output
-from probing.runtime.versions import own_version
+from probing.runtime.installation import own_version, started_as
+from probing.runtime.machine import set_heap_aside
+from probing.runtime.processes import (
+    Terminated,
+    end_others,
+    end_with_parent,
+    interrupt_behind,
+    is_main_process,
+    lost_rank,
+    signals_interrupt,
+    wait_for_first_rank,
+)
+from probing.runtime.terminal import escaped_output, prints_unicode, visible_output
+
+# A date of more digits is after the year 9999, which is Python's last.
+_LONGEST = 11
+
+
+def check_variables() -> None:
+    """Refuse a value at which a library would fail once all is computed.
+
+    Raises:
+        UserError: If there is one.
+    """
+    # matplotlib writes it into PDF files as their date.
+    date = os.environ.get("SOURCE_DATE_EPOCH")
+    if date and not (date.isascii() and date.isdecimal() and len(date) <= _LONGEST):
+        raise UserError(
+            f"SOURCE_DATE_EPOCH is {date!r}: expected a date in seconds since 1970; correct it or unset it."
+        )
+
+
+def without_display() -> None:
+    """Let matplotlib not look for the window system that `MPLBACKEND` names: figures are drawn into files alone."""
+    os.environ.pop("MPLBACKEND", None)
+
+
+# The word that asks for the description of each option, and the width of a line of it.
+COMMENTS, WIDTH = "comments", 110
+
+
+def taken_out(args: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the command line's words without `--print_config`, and what was given to it each time it occurs."""
+    names = [with_underscores(arg).partition("=")[0] == PRINT_CONFIG for arg in args]
+    others = [arg for arg, is_asked in zip(args, names, strict=True) if not is_asked]
+    return others, [arg.partition("=")[2] for arg, is_asked in zip(args, names, strict=True) if is_asked]
+
+
+def print_config(name: str, function: Callable[..., Any], args: Sequence[str], forms: Sequence[str]) -> None:
+    """Print what a command would be called with.
+
+    Args:
+        name: The command's name.
+        function: The command's function.
+        args: The command line's words, without `--print_config`.
+        forms: What was given to `--print_config`.
+
+    Raises:
+        UserError: If there are problems with the options, or a form is not known.
+    """
+    for form in forms:
+        if form not in ("", COMMENTS):
+            raise UserError(f"`{PRINT_CONFIG}={form}`: expected {PRINT_CONFIG} alone or {PRINT_CONFIG}={COMMENTS}.")
+    options = parse(name, function, args)
+    print(f"# {started_as()} {name} --config FILE.yaml")
+    for line in _lines(options, _descriptions(function) if COMMENTS in forms else {}):
+        print(line)
+
+
+def _lines(options: Mapping[str, Any], descriptions: Mapping[str, str], group: str = "") -> Iterator[str]:
+    """Yield the lines of the file, the options of a group indented below its name."""
+    indent = "  " if group else ""
+    for name, value in options.items():
+        if description := descriptions.get(f"{group}{name}"):
+            yield ""
+            yield fill(description, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        if is_dataclass(value) and not isinstance(value, type):
+            yield f"{name}:"
+            yield from _lines(asdict(value), descriptions, f"{name}.")
+        else:
+            yield from (f"{indent}{line}" for line in as_text({name: value}, unicode=prints_unicode()).splitlines())
+
+
+def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the help of each option, by its dotted name."""
+    parser = Parser()
+    parser.add_options(function)
+    of_all = {action.dest: " ".join((action.help or "").split()) for action in parser._actions}
+    return {name: of_all[name] for name in option_types(function) if name in of_all}
+
 
 RUN_ERROR, USER_ERROR, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 130, 141, 143
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager, nullcontext
 from functools import wraps
 from inspect import signature
 from os import PathLike, fspath
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from probing.cli.arguments import PYTHON, checked
-from probing.cli.hints import python_only
-from probing.cli.options import are_options
+from probing.cli.option_types import python_only, resolved
+from probing.cli.options import are_options, with_shared_help
 from probing.runtime.terminal import escaped_output
 
 _P = ParamSpec("_P")
@@ -47,7 +47,7 @@ def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
 @contextmanager
 def _process_kept() -> Iterator[None]:
     """Restore torch's algorithms afterwards, and exclude the objects that exist already from garbage collection."""
-    from probing.runtime.memory import heap_set_aside
+    from probing.runtime.machine import heap_set_aside
     from probing.runtime.trainer import algorithms_kept  # imports torch
 
     with algorithms_kept(), heap_set_aside():
@@ -100,3 +100,16 @@ def as_plain(value: Any) -> Any:
     if type(value).__module__.split(".")[0] == "numpy" and getattr(value, "ndim", 2) < 2:
         return value.tolist()  # numbers as well as arrays of them
     return value
+
+
+_Options = ParamSpec("_Options")
+_Result = TypeVar("_Result")
+
+
+def configured(function: Callable[Concatenate[dict[str, Any], _Options], _Result]) -> Callable[_Options, _Result]:
+    """Make a command of a function whose first argument is the configuration, which its callers do not see.
+
+    The others are the command's options. Those that other commands have too, such as `model` and `seed`, need no
+    description in its docstring.
+    """
+    return command(with_shared_help(resolved(function)))

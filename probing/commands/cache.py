@@ -6,7 +6,7 @@ import math
 import time
 from pathlib import Path
 
-from probing.cache.location import cache_folder
+from probing.cache.files import cache_folder
 from probing.cache.store import entries, leftovers, remove_unused
 from probing.cli.python_calls import command
 from probing.errors import RunError, UserError, out_of_range, refuse

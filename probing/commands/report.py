@@ -38,9 +38,9 @@ def report(folders: list[str] | None = None, output: str | None = None) -> Path:
     from probing.runtime import terminal
 
     with terminal.quiet_libraries():
-        from probing.cli.option_values import defaults
-        from probing.commands.fit import fit
+        from probing.cli.option_types import defaults
         from probing.page.build import build
+        from probing.studies.fit.command import fit
 
         content = build(sources, defaults(fit))
     _write(path, content)

@@ -29,14 +29,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.comparison.label_null import label_chance
-from probing.comparison.permutation_null import (
+from probing.comparison.nulls import (
     CHOICE,
     STATISTICS,
     Settings,
     Statistic,
     chance,
     compared,
+    label_chance,
     paired_similarities,
     similarities,
 )

@@ -14,15 +14,13 @@ from torch import Tensor
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.comparison.agreement import Agreement, agreement, holm, permutations_for
-from probing.comparison.cross_moments import CrossMoments, CrossMomentsAccumulator
-from probing.comparison.label_null import max_p_values
-from probing.comparison.matching import Method, holds, judge, match
-from probing.comparison.random_bases import RotationNull
+from probing.comparison.matching import CrossMoments, CrossMomentsAccumulator, Method, holds, judge, match
+from probing.comparison.nulls import RotationNull, max_p_values
 from probing.data.examples import Examples, read
 from probing.data.words import common_words, pool_words
 from probing.errors import UserError
 from probing.rankings.contributions import sentence_contributions
-from probing.runtime.memory import check_memory
+from probing.runtime.machine import check_memory
 from probing.statistics.bootstrap import resampled_means
 from probing.statistics.intervals import MIN_SENTENCES
 

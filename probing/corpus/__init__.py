@@ -9,14 +9,10 @@ from itertools import accumulate
 from os import PathLike, fspath
 from typing import Any, NamedTuple, TypeVar
 
-from probing.corpus.builtin import builtin_sentences
-from probing.corpus.cells import check_text
 from probing.corpus.files import read_lines
 from probing.corpus.hub import read_dataset
-from probing.corpus.json_lines import read_json_lines
-from probing.corpus.labelled import read_labelled
-from probing.corpus.rows import Rows, values_of_sentences, values_of_words
-from probing.corpus.treebank import documents_of, read_treebank
+from probing.corpus.layouts import builtin_sentences, documents_of, read_json_lines, read_labelled, read_treebank
+from probing.corpus.rows import Rows, check_text, values_of_sentences, values_of_words
 from probing.errors import UserError
 
 _T = TypeVar("_T")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from probing.errors import UserError
-from probing.runtime.distributed import is_main_process
+from probing.runtime.processes import is_main_process
 
 READABLE = (
     "`builtin`, a .txt file with a sentence a line, a .conllu file, a .tsv or .jsonl file of words and labels, each "

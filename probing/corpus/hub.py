@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probing.corpus.cells import check_text, text_of
-from probing.corpus.rows import Rows, with_label
+from probing.corpus.rows import Rows, check_text, text_of, with_label
 from probing.errors import UserError
 
 SETTINGS = ("config", "split", "column")

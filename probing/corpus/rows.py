@@ -1,12 +1,123 @@
-"""Rows of a source that has annotations: the text of each sentence, and values of its words and of the sentence."""
+"""Rows of a source that has annotations, and what their cells say: a label, a number, or nothing."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
-from probing.corpus.cells import UNSPECIFIED, check_label, text_of
+from probing.errors import UserError
+
+# A cell without a value, as CoNLL-U writes it.
+UNSPECIFIED = "_"
+_BELOW_ZERO = re.compile(r"-[0-9]+")
+# What pandas has in the place of missing values, by name, since pandas need not be installed.
+_MISSING_TYPES = ("NAType", "NaTType")
+# Whole numbers up to here are exact as floating-point numbers.
+_EXACT = 2.0**53
+
+
+def text_of(value: Any) -> str | None:
+    """Return a cell as text; None where it is missing.
+
+    Args:
+        value: Text, a number, true or false, or None; scalars of NumPy count as those of Python.
+    """
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        value = float(value)
+        if not math.isfinite(value):
+            return None
+        value = int(value) if value.is_integer() and abs(value) <= _EXACT else value
+    text = "" if value is None or type(value).__name__ in _MISSING_TYPES else str(value).strip()
+    return None if text in ("", UNSPECIFIED) else text
+
+
+def label_of(value: Any) -> str:
+    """Return the class that a cell names, as text; empty where there is none."""
+    text = text_of(value)
+    return "" if text is None or _BELOW_ZERO.fullmatch(text) else text
+
+
+def number_of(value: Any) -> float | None:
+    """Return the number that a cell holds; None where it is missing.
+
+    Raises:
+        ValueError: If it holds something else, such as a word, true or false.
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a number")
+    if (text := text_of(value)) is None:
+        return None
+    if "_" in text:  # Python reads 1_000 as a number
+        raise ValueError(f"{text!r} is not a number")
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def truth_of(value: Any) -> bool | None:
+    """Return whether a cell says yes (T, True or 1) or no (F, False or 0); None where it is missing, as a number is.
+
+    Raises:
+        ValueError: If it holds something else.
+    """
+    label = label_of(value).casefold()
+    if label in ("t", "true", "f", "false"):
+        return label.startswith("t")
+    if (number := score_of(label)) in (None, 0, 1):
+        return None if number is None else bool(number)
+    raise ValueError(f"{value!r} is neither yes nor no")
+
+
+def score_of(value: Any) -> float | None:
+    """Return the number that a cell holds where none is below 0; None where it is missing, and for -1 and -100 too.
+
+    Raises:
+        ValueError: If it holds something else, or a fraction below 0.
+    """
+    number = number_of(value)
+    if number is None or number >= 0:
+        return number
+    if not number.is_integer():
+        raise ValueError(f"{value!r} is below 0")
+    return None
+
+
+def check_label(label: str, where: str) -> None:
+    """Refuse a label that files and other programs do not hold as it is.
+
+    Args:
+        label: The label.
+        where: What it is, for the message.
+
+    Raises:
+        UserError: If it has a lone surrogate or U+0000.
+    """
+    check_text(label, where)
+    if "\0" in label:
+        raise UserError(f"{where} has the character U+0000 ({label[:60]!a}), which ends text elsewhere; remove it.")
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse text that no file can hold, because it has one half of a character.
+
+    Args:
+        text: A sentence, a word or a label.
+        where: What it is, for the message: the option as the user typed it, and the place.
+
+    Raises:
+        UserError: If a surrogate has no partner.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where} has one half of a character, a lone surrogate ({text[error.start]!a} in {text[:60]!a}), which "
+            "UTF-8 cannot hold; write the whole character, or remove it."
+        ) from None
+
 
 # A column of this name in a data set or a .jsonl file is also the column `label`, which the task `label` reads.
 _LABELS, _LABEL = "labels", "label"

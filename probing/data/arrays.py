@@ -15,13 +15,12 @@ from torch import Tensor
 from probing.cache.plan import Plan, Shard, divide, shard_tokens
 from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split, sides_of_clusters
+from probing.data.controls import check_given, numbered, with_given
 from probing.data.examples import Examples, Sides
-from probing.data.given_values import check_given, numbered, with_given
-from probing.data.numbers import check_size, check_varies
+from probing.data.labelling import check_size, check_varies
 from probing.errors import UserError, as_clause
 from probing.tasks import Labels, has_label
-from probing.tasks.numbers import numbers_of
-from probing.tasks.values import Given, class_values
+from probing.tasks.values import Given, class_values, numbers_of
 
 # What counts as no label, for messages.
 _MISSING = "None, NaN, blank text, `_` or a whole number below 0"
@@ -111,7 +110,7 @@ def sides_of_arrays(
     Args:
         activations: Array of shape (n_rows, d_model), or one for each layer number.
         labels: Label of each row, a whole number or a string; every label of a training row is a class. Or the number
-            to predict of each row. Rows without a label, as `probing.corpus.cells` says, are left out.
+            to predict of each row. Rows without a label, as `probing.corpus.rows` says, are left out.
         groups: Group of each row, such as its sentence or document. Rows of a group are on the same side, and intervals
             and bootstraps are over groups. Every row is a group of its own if None.
         split: `train`, `validation` or `test` for each row; if None, a hash of its group and `seed` decides: 80, 10 and

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.cli.choices import chosen
+from probing.cli.option_types import chosen
 from probing.errors import UserError
 
 # The controls in the order of tables and figures, with their labels there.

@@ -1,4 +1,4 @@
-"""Examples for controls, on which the same probe is trained and tested for comparison."""
+"""Controls that accuracies are compared with: uninformative labels, and labels permuted within given values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +18,187 @@ from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.examples import Activations, Examples, Sides
-from probing.data.sentences import SentenceVectors, exchanged
-from probing.models.word_table import word_table
-from probing.statistics.label_codes import LabelCodes
-from probing.statistics.permutation import permute_within_sentences
+from probing.data.words import SentenceVectors, exchanged
+from probing.errors import UserError
+from probing.models.residual_stream import word_table
+from probing.statistics.chance import mix, permute_within_sentences
+from probing.statistics.label_scores import LabelCodes
+from probing.statistics.separation import strata_with_several
+from probing.tasks import TokenTask, has_label, labels_of, unit_of
+from probing.tasks.given import HeldFixed
+
+_Label = TypeVar("_Label", np.int32, np.int64)
+
+# Fewest word types in a group that exchanges labels; groups consist of types as similar in frequency as possible.
+LEAST_TYPES = 10
+
+
+def permute_among_types(labels: NDArray[_Label], types: NDArray[np.uint64], n_draws: int, seed: int) -> NDArray[_Label]:
+    """Return draws of the labels in which the tokens of each word type have the labels of another type.
+
+    A label then depends on the word type as much as before, but carries no information about the word or about the
+    token's position. If the labels themselves are random, drawn for each token or for each word type (Hewitt & Liang
+    2019), they have the same distribution as these draws, and so has every statistic of them.
+
+    Types exchange labels with types of similar frequency (see `_like_frequency`). If two types are not equally
+    frequent, the labels of the rarer one are repeated for all tokens of the other.
+
+    Args:
+        labels: Class of each token, shape (n_tokens,).
+        types: Word type of each token, shape (n_tokens,).
+        n_draws: Number of draws.
+        seed: Seed of all draws.
+
+    Returns:
+        Shape (n_draws, n_tokens), with the dtype of the labels.
+    """
+    _, of_token, counts = np.unique(types, return_inverse=True, return_counts=True)
+    ends, groups = np.cumsum(counts), _like_frequency(counts)
+    in_groups = np.argsort(groups, kind="stable")
+    draws = np.empty((n_draws, len(labels)), dtype=labels.dtype)
+    for draw, row in enumerate(draws):
+        generator = np.random.default_rng([seed, draw])
+        tokens = np.lexsort((generator.random(len(labels)), of_token))  # sorted by type, in random order within a type
+        source = np.empty(len(counts), dtype=np.intp)
+        source[in_groups] = np.lexsort((generator.random(len(counts)), groups))
+        of_own = of_token[tokens]
+        index = np.arange(len(tokens)) - (ends - counts)[of_own]
+        of_source = source[of_own]
+        row[tokens] = labels[tokens[(ends - counts)[of_source] + index % counts[of_source]]]
+    return draws
+
+
+def _like_frequency(counts: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the index of each type's group, from the most frequent types to the rarest.
+
+    Types with the same count are in the same group, and neighbouring counts are merged until a group has `LEAST_TYPES`
+    types. Rare types, of which there are many, therefore exchange labels with types of exactly the same count.
+    """
+    _, of_type, sizes = np.unique(-counts, return_inverse=True, return_counts=True)
+    group_of_count, group, members, left = np.zeros(len(sizes), dtype=np.intp), 0, 0, len(counts)
+    for i, size in enumerate(sizes):
+        if members >= LEAST_TYPES and left >= LEAST_TYPES:
+            group, members = group + 1, 0
+        group_of_count[i], members, left = group, members + size, left - size
+    return group_of_count[of_type]
+
+
+def token_types(tokens: Tokens) -> NDArray[np.uint64]:
+    """Return a number for each token's type, computed from the pieces of its word and the token's index among them.
+
+    Words that the tokenizer maps to the same pieces are one type. A special token is a word of its own.
+
+    Args:
+        tokens: The table of tokens.
+
+    Returns:
+        Shape (n_tokens,); the same type has the same number in every table.
+    """
+    begins = tokens.first_pieces | tokens.special
+    first, word = np.flatnonzero(begins), begins.cumsum() - 1
+    indices = mix((np.arange(tokens.n_tokens) - first[word]).astype(np.uint64))
+    of_word = np.add.reduceat(mix(indices + tokens.input_ids.astype(np.uint64)), first)
+    return of_word[word] + indices
+
+
+def values_of(given: HeldFixed, tokens: Tokens, corpus: Corpus, task: TokenTask) -> NDArray[np.int64]:
+    """Return a number for the value of each token, -1 without one; shape (n_tokens,), or (n_sentences,).
+
+    Args:
+        given: What is held fixed.
+        tokens: The table of tokens.
+        corpus: The corpus that they belong to.
+        task: The task that is probed, which has labels of tokens or of sentences.
+
+    Raises:
+        UserError: If none has a value, or what is held fixed does not apply, as `HeldFixed.task_in` says.
+    """
+    other = given.task_in(corpus, task)
+    if other is None:
+        return _pieces(tokens) if task.word_means else tokens.input_ids.astype(np.int64)
+    labels = labels_of(other, tokens, corpus)
+    if not has_label(labels).any():
+        unit = unit_of(other)
+        raise UserError(f"`--given {given.typed}`: it gives no {unit} of `{corpus.name}` a label; give another.")
+    values = numbered(labels)
+    if unit_of(other) == "token":
+        return _of_whole_words(values, tokens)
+    return values if unit_of(task) == "sentence" else values[tokens.sentences]
+
+
+def _of_whole_words(values: NDArray[np.int64], tokens: Tokens) -> NDArray[np.int64]:
+    """Return the values with those of a word at its pieces that have none: tasks label one piece or the other."""
+    word = np.where(tokens.special, 0, tokens.first_pieces.cumsum())
+    of_word = np.full(word.max(initial=0) + 1, -1)
+    known = (values >= 0) & ~tokens.special
+    of_word[word[known][::-1]] = values[known][::-1]
+    return np.where((values < 0) & ~tokens.special, of_word[word], values)
+
+
+def numbered(labels: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the number of each label among the distinct ones, -1 where one is missing."""
+    found, known = np.full(len(labels), -1), has_label(labels)
+    found[known] = np.unique(labels[known], return_inverse=True)[1]
+    return found
+
+
+def _pieces(tokens: Tokens) -> NDArray[np.int64]:
+    """Return a number for the pieces of each word at its first piece, -1 elsewhere, shape (n_tokens,)."""
+    of_words, begins = tokens.input_ids[~tokens.special], np.flatnonzero(tokens.first_pieces[~tokens.special])
+    numbers: dict[bytes, int] = {}
+    found = np.full(tokens.n_tokens, -1)
+    words = np.split(of_words, begins[1:]) if len(begins) else []
+    found[tokens.first_pieces] = [numbers.setdefault(ids.tobytes(), len(numbers)) for ids in words]
+    return found
+
+
+def with_given(sides: Sides, values: Sequence[NDArray[np.int64]]) -> Sides:
+    """Return the sides with the values of their examples.
+
+    Args:
+        sides: The sides.
+        values: Those of the training corpus and, last, of the test corpus.
+    """
+    return replace(
+        sides.each(lambda examples: replace(examples, given=values[0])), test=replace(sides.test, given=values[-1])
+    )
+
+
+def check_given(values: NDArray[np.int64], labels: NDArray[np.integer[Any]], typed: str, unit: str) -> None:
+    """Refuse values that determine the label, so that nothing is left to compare.
+
+    Args:
+        values: Number of each token's value, -1 without one, shape (n_tokens,).
+        labels: Label of each training token, -1 of others, shape (n_tokens,).
+        typed: The option as it was typed, for the message.
+        unit: What has a label.
+
+    Raises:
+        UserError: If no two training examples with the same value have different labels.
+    """
+    if not (strata_with_several(values, labels) >= 0).any():
+        raise UserError(
+            f"`{typed}`: no two training {unit}s with the same value have different labels, so that nothing is left to "
+            "compare; leave the option out, or give more data."
+        )
+
+
+def permuted_within(examples: Examples, seed: int) -> Examples:
+    """Return the examples with their labels permuted among those with the same value.
+
+    Examples without a value are permuted among each other.
+
+    Args:
+        examples: The examples, with their values.
+        seed: Seed of the permutation.
+    """
+    assert examples.given is not None
+    kept = np.flatnonzero(examples.labels >= 0)
+    labels, values = examples.labels.copy(), examples.given[kept]
+    order = np.lexsort((np.random.default_rng(seed).random(len(kept)), values))
+    labels[kept[np.argsort(values, kind="stable")]] = examples.labels[kept[order]]
+    return replace(examples, labels=labels)
+
 
 # Number of draws of the control task's labels; a single draw may be easier or harder than most.
 CONTROL_DRAWS = 5

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.data.words import pool_words
-from probing.runtime.distributed import rank_and_world_size
-from probing.statistics.label_codes import LabelCodes
+from probing.runtime.processes import rank_and_world_size
+from probing.statistics.label_scores import LabelCodes
 from probing.tasks import (
     Labels,
     Pooling,

@@ -1,22 +1,25 @@
-"""The labels of the tokens of each side, and the classes among them."""
+"""The labels of the tokens of each side, the classes or numbers among them, and the best constant answer."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from probing.cache.tokens import Tokens
+from probing.cli.options import LARGEST, SMALLEST
 from probing.corpus import Corpus
-from probing.corpus.cells import label_of, text_of
+from probing.corpus.rows import label_of, text_of
 from probing.corpus.splits import Split
 from probing.data.examples import Activations, Examples
-from probing.data.numbers import check_size, check_varies, values_of
-from probing.data.sentences import SentenceVectors
+from probing.data.words import SentenceVectors
 from probing.errors import UserError
 from probing.tasks import (
     Labels,
@@ -30,6 +33,117 @@ from probing.tasks import (
     sentences_of,
     unit_of,
 )
+
+if TYPE_CHECKING:
+    from probing.data.examples import Examples
+
+
+def values_of(numbers: Labels) -> NDArray[np.float64]:
+    """Return the different numbers among labels, ascending."""
+    return np.unique(numbers[has_label(numbers)])
+
+
+def check_size(numbers: Labels, where: str) -> None:
+    """Refuse numbers to predict that are so large that their powers are infinite.
+
+    Args:
+        numbers: The numbers, of training and test examples alike; NaN where there is none.
+        where: What the numbers are from, as the user typed it.
+
+    Raises:
+        UserError: If one is above 1e30 in size.
+    """
+    if (largest := float(np.abs(numbers[has_label(numbers)]).max(initial=0.0))) > LARGEST:
+        raise UserError(
+            f"{where}: a number to predict has the size {largest:g}, where at most {LARGEST:g} is expected; give the "
+            "numbers in another unit, or as logarithms."
+        )
+
+
+def check_varies(values: NDArray[np.float64], where: str, unit: str) -> None:
+    """Refuse numbers to predict that are all the same, or so near to each other that powers of differences are 0.
+
+    Args:
+        values: The different numbers of the training side.
+        where: What the numbers are from, as the user typed it.
+        unit: What the training side consists of.
+
+    Raises:
+        UserError: If there are fewer than two, or all are within 1e-30.
+    """
+    if len(values) < 2:
+        found = f"all have the number {values[0]:g}" if len(values) else "have no number"
+        raise UserError(f"{where}: the training {unit} {found}, and a probe needs numbers that vary.")
+    if (spread := float(values[-1]) - float(values[0])) < SMALLEST:
+        raise UserError(
+            f"{where}: the numbers of the training {unit} differ by {spread:g} at most, and at least {SMALLEST:g} is "
+            "needed; give the numbers in another unit, or as logarithms."
+        )
+
+
+@dataclass(frozen=True)
+class Standard:
+    """Standardises the numbers to predict by the training examples.
+
+    Args:
+        mean: Mean of the training examples, which is the constant answer that a probe is compared with.
+        sd: Their population standard deviation.
+    """
+
+    mean: float
+    sd: float
+
+    @classmethod
+    def of(cls, train: Examples) -> Standard:
+        """Return mean and standard deviation of the training examples."""
+        targets = train.targets
+        return cls(float(targets.mean()), float(targets.std()))
+
+    def table(self, examples: Examples) -> Tensor:
+        """Return the standardised number that each label of the examples stands for, float64."""
+        assert examples.values is not None
+        return torch.from_numpy((examples.values - self.mean) / self.sd)
+
+
+def prior_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: int) -> NDArray[np.float64]:
+    """Return the cross-entropy of the training tokens' class shares, summed over the test tokens of each sentence.
+
+    A class without training tokens counts as half a token; otherwise its cross-entropy would be infinite.
+
+    Args:
+        train: Examples that give the shares of the classes.
+        test: Examples that are predicted.
+        n_classes: Number of classes.
+
+    Returns:
+        In nats, shape (n_sentences of the test corpus,).
+    """
+    counts, kept = train.counts(n_classes), test.labels >= 0
+    cost = -np.log(np.maximum(counts, 0.5) / counts.sum())[test.labels[kept]]
+    sums = np.zeros(test.store.tokens.n_sentences)
+    np.add.at(sums, test.store.tokens.sentences[kept], cost)
+    return sums
+
+
+def constant_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: int) -> NDArray[np.float64]:
+    """Return the cross-entropy of the better constant prediction: the training class shares, or the uniform one.
+
+    If many classes are equally frequent, differences of their shares are noise. A probe that its penalty keeps near
+    uniform then predicts better than the shares, by about (n_classes - 1) / (2 n_train_tokens) nats, without having
+    learnt anything.
+
+    Args:
+        train: Examples that give the shares of the classes.
+        test: Examples that are predicted.
+        n_classes: Number of classes.
+
+    Returns:
+        In nats, summed over the test tokens of each sentence, shape (n_sentences of the test corpus,).
+    """
+    shares = prior_cross_entropy_by_sentence(train, test, n_classes)
+    uniform = test.tokens_by_sentence() * np.log(n_classes)
+    return uniform if uniform.sum() < shares.sum() else shares
+
 
 # Labels that a message lists.
 _SHOWN = 5

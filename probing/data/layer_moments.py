@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from probing.data.examples import Batch, Examples, as_batch, blocks, read_share
-from probing.runtime.distributed import sum_over_ranks
+from probing.runtime.processes import sum_over_ranks
 from probing.statistics.moments import Moments, MomentsAccumulator
 
 

@@ -1,29 +1,124 @@
-"""The LightningDataModule of labelled activations."""
+"""The LightningDataModule of labelled activations, its mini-batches, and its cache on an accelerator."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytorch_lightning as pl
-from torch.utils.data import DataLoader, Dataset
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from probing.cache.location import cache_folder
+from probing.cache.files import cache_folder
 from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
-from probing.corpus.sides import read_corpora
+from probing.corpus.splits import read_corpora
 from probing.data.arrays import sides_of_arrays
-from probing.data.device_cache import DeviceCache
 from probing.data.examples import Batch, Examples, ShardBatches, Sides, open_shard, read_shard
 from probing.data.layer_moments import layer_moments
-from probing.data.mini_batches import MiniBatches
 from probing.data.preparation import read_sides
 from probing.errors import UserError
 from probing.runtime.terminal import say, silence
 from probing.statistics.moments import Moments
 from probing.tasks import TokenTask, load_task
+
+# Number of shards whose examples are shuffled together. A shard has 128 MiB of activations of all layers (12,483 tokens
+# of the built-in model), which are memory-mapped and not copied.
+WINDOW = 4
+
+
+class MiniBatches(IterableDataset[Batch]):
+    """Shuffled batches of examples, in an order that depends only on the seed and the epoch.
+
+    Shards are put in random order and read `WINDOW` at a time. The examples of a window are shuffled uniformly. The
+    sizes of a window's batches differ by at most one example.
+
+    Ranks take equal shares of each batch, so that they train as a single process would and do not wait for one another.
+    The remainder of a batch, at most `n_ranks` - 1 examples, is skipped.
+
+    Args:
+        examples: The examples to read; every rank reads all shards.
+        layers: Layer numbers, in the order of `Batch.hidden_states`.
+        size: Most examples in a batch, over all ranks.
+        seed: Seed of the order; the epoch number is added to it.
+        rank: Rank of this process.
+        n_ranks: Number of processes.
+    """
+
+    def __init__(
+        self, examples: Examples, layers: Sequence[int], size: int, seed: int, rank: int = 0, n_ranks: int = 1
+    ) -> None:
+        self.examples, self.layers, self.size, self.seed = examples, layers, size, seed
+        self.rank, self.n_ranks, self.epoch = rank, n_ranks, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        generator = np.random.default_rng([self.seed, self.epoch])
+        self.epoch += 1
+        shards = generator.permutation(len(self.examples.store.plan.shards))
+        for first in range(0, len(shards), WINDOW):
+            window = [open_shard(self.examples, self.layers, int(i)) for i in shards[first : first + WINDOW]]
+            # Shard and row of each example.
+            pairs = np.concatenate([_examples_of(i, batch) for i, batch in enumerate(window)])
+            pairs = generator.permutation(pairs)
+            for batch in np.array_split(pairs, -(-len(pairs) // self.size)) if len(pairs) else ():
+                if share := len(batch) // self.n_ranks:
+                    yield _pick(window, batch[self.rank * share :][:share])
+
+
+def _examples_of(shard: int, batch: Batch) -> np.ndarray:
+    rows = (batch.labels >= 0).nonzero().squeeze(1).numpy()
+    return np.stack([np.full_like(rows, shard), rows], 1)
+
+
+def _pick(window: Sequence[Batch], pairs: np.ndarray) -> Batch:
+    """Return the rows given by pairs (shard, row) as one float32 batch, in the order of the pairs."""
+    order = np.argsort(pairs[:, 0], kind="stable")
+    in_shards = pairs[order]
+    back = torch.from_numpy(np.argsort(order))
+    parts = [
+        window[shard].pick(torch.from_numpy(in_shards[in_shards[:, 0] == shard, 1]))
+        for shard in np.unique(in_shards[:, 0])
+    ]
+    states = (torch.cat(own).float()[back] for own in zip(*(part.hidden_states for part in parts), strict=True))
+    labels, sentences, rows = (torch.cat([part[i] for part in parts])[back] for i in (1, 2, 3))
+    return Batch(tuple(states), labels, sentences, rows)
+
+
+# Share of the accelerator's free memory that the cache may use; the rest is for the probes and their computations.
+SHARE = 0.5
+
+
+class DeviceCache(Dataset[Batch]):
+    """Keeps copies of as many batches as fit on a device; all other batches must be copied again in every pass.
+
+    Args:
+        batches: The batches to read.
+        device: The device of the cache; Lightning does not move batches that are already there.
+        room_bytes: Most bytes to cache; by default half of the device's free memory.
+    """
+
+    def __init__(self, batches: ShardBatches, device: torch.device, room_bytes: int | None = None) -> None:
+        self.batches, self.device = batches, device
+        self.room_bytes = int(SHARE * torch.cuda.mem_get_info(device)[0]) if room_bytes is None else room_bytes
+        self.cached: dict[int, Batch] = {}
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, index: int) -> Batch:
+        if index in self.cached:
+            return self.cached[index]
+        batch = self.batches[index]
+        size = sum(tensor.nbytes for tensor in (*batch.hidden_states, *batch[1:]))
+        if size > self.room_bytes:
+            return batch
+        self.room_bytes -= size
+        states = tuple(states.to(self.device) for states in batch.hidden_states)
+        self.cached[index] = Batch(states, *(tensor.to(self.device) for tensor in batch[1:]))
+        return self.cached[index]
 
 
 class ActivationDataModule(pl.LightningDataModule):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from probing.cache import ActivationStore
 from probing.cache.source import ActivationSource, say_what_was_left_out
@@ -15,11 +17,10 @@ from probing.cache.tokens import Tokens
 from probing.cache.word_counts import count_words
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
-from probing.corpus.sides import GroupBy, intervals_by_document, splits_by_document
-from probing.corpus.splits import Split
+from probing.corpus.splits import GroupBy, Split, intervals_by_document, splits_by_document
 from probing.data import controls
-from probing.data.examples import Sides
-from probing.data.given_values import check_given, permuted_within, values_of, with_given
+from probing.data.controls import check_given, permuted_within, values_of, with_given
+from probing.data.examples import Examples, Sides, read
 from probing.data.labelling import (
     choose_classes,
     class_of_tokens,
@@ -222,3 +223,42 @@ def _sides_of(part: int, n_corpora: int) -> tuple[Split, ...]:
     if n_corpora == 1:
         return ("train", "validation", "test")
     return ("train", "validation") if part == 0 else ("test",)
+
+
+class Sample(NamedTuple):
+    """Examples of one layer.
+
+    Args:
+        hidden_states: Hidden states of the examples, shape (n, d_model), float32.
+        labels: Class of each example, shape (n,).
+    """
+
+    hidden_states: Tensor
+    labels: Tensor
+
+
+def thin(examples: Examples, at_most: int, seed: int) -> Examples:
+    """Return the examples; if there are too many, those of randomly drawn sentences, as many as fit.
+
+    Args:
+        examples: Examples of one side.
+        at_most: Most examples to return.
+        seed: Seed of the draw.
+    """
+    if examples.n_tokens <= at_most:
+        return examples
+    tokens = examples.store.tokens
+    sizes = np.bincount(tokens.sentences[examples.labels >= 0], minlength=tokens.n_sentences)
+    drawn = np.random.default_rng(seed).permutation(tokens.n_sentences)
+    kept = np.zeros(tokens.n_sentences, dtype=bool)
+    kept[drawn[np.cumsum(sizes[drawn]) <= at_most]] = True
+    return replace(examples, labels=np.where(kept[tokens.sentences], examples.labels, -1))
+
+
+def load(examples: Examples, layer: int) -> Sample:
+    """Read the examples of one layer into memory."""
+    states, labels = [], []
+    for batch in read(examples, [layer]):
+        states.append(batch.hidden_states[0])
+        labels.append(batch.labels)
+    return Sample(torch.cat(states), torch.cat(labels))

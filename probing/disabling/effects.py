@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from probing.comparison.agreement import holm
 from probing.disabling.units import Job
-from probing.statistics.among_draws import percentile_of
+from probing.readouts.names import Measure, measure_of
+from probing.statistics.chance import percentile_of
 from probing.statistics.intervals import difference_interval, difference_p_value, mean_interval, mean_p_value
-from probing.tables.readout_names import Measure, measure_of
 
 Rows = list[dict[str, Any]]
 Counts = NDArray[np.float64]

@@ -16,16 +16,25 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.corpus.splits import Split
 from probing.disabling.probed_task import Frozen, ProbedTask
-from probing.downstream.wic.evaluation import target_check
+from probing.downstream.wic_evaluation import target_check
 from probing.models import load_encoder, load_tokenizer
-from probing.readouts.forward import Readers
+from probing.readouts.forward import Readers, Readout
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.masked_words import MaskedWordLoss, masked_lm_of
-from probing.readouts.readout import Readout
-from probing.readouts.sentence_similarity import drawn, halves, read_similarity, similarity_readout
+from probing.readouts.names import MLM, POSITION, PROBED, STS, TASK, WIC, WORDS
+from probing.readouts.pair_cosines import (
+    READ,
+    TRAIN,
+    Rule,
+    drawn,
+    halves,
+    read_senses,
+    read_similarity,
+    rule_of,
+    senses_readout,
+    similarity_readout,
+)
 from probing.readouts.text import Text
-from probing.readouts.word_senses import READ, TRAIN, Rule, read_senses, rule_of, senses_readout
-from probing.tables.readout_names import MLM, POSITION, PROBED, STS, TASK, WIC, WORDS
 from probing.tasks import TokenTask, load_task
 
 

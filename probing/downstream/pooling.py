@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations
 from probing.data.words import pool_words
-from probing.downstream.pooling_names import Pooling
+from probing.downstream.names import Pooling
 from probing.errors import UserError
 
 # The layer that `first_last` averages with the requested one: the first block's output (Su et al. 2021); SimCSE takes
@@ -124,3 +125,36 @@ def cosines(first: Tensor, second: Tensor) -> NDArray[np.float64]:
             "the transform or the replacement that makes it so large."
         )
     return torch.where(lengths > 0, (a * b).sum(1) / lengths.clamp(min=1e-300), 0.0).round(decimals=7).numpy()
+
+
+# SentencePiece writes the blank before a word as this piece where the word itself is unknown.
+_BLANK = "▁"
+
+
+def known_tokens(tokens: Tokens, tokenizer: Any) -> NDArray[np.bool_]:
+    """Return which tokens stand for text of the sentence that the vocabulary knows, shape (n_tokens,).
+
+    Args:
+        tokens: The token table.
+        tokenizer: The model's tokenizer.
+    """
+    if (unknown := tokenizer.unk_token_id) is None:
+        return ~tokens.special
+    return ~tokens.special & ~np.isin(tokens.input_ids, [unknown, tokenizer.convert_tokens_to_ids(_BLANK)])
+
+
+def unknown_sentences(tokens: Tokens, tokenizer: Any) -> NDArray[np.bool_]:
+    """Return which sentences have no token that the vocabulary knows, special tokens aside, shape (n_sentences,)."""
+    known = tokens.sentences[known_tokens(tokens, tokenizer)]
+    return np.bincount(known, minlength=tokens.n_sentences) == 0
+
+
+def unknown_words(tokens: Tokens, tokenizer: Any, wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which words have no piece that the vocabulary knows, shape (n,).
+
+    Args:
+        tokens: The token table.
+        tokenizer: The model's tokenizer.
+        wanted: Sentence and word index of each word, shape (n, 2).
+    """
+    return ~has_pieces(tokens, wanted, known_tokens(tokens, tokenizer))

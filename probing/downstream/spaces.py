@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from probing.statistics.moments import Covariance
-from probing.tables.space_names import CLIPPING, Definition, Space
-from probing.transforms import affine as of
-from probing.transforms.affine import Transform
+from probing.cache import ActivationStore
+from probing.corpus.splits import compared
+from probing.downstream.names import CLIPPING, Definition, Space
+from probing.probes import transforms as of
+from probing.probes.transforms import Transform
+from probing.runs.run import Row
+from probing.statistics.moments import Covariance, CovarianceAccumulator
+from probing.statistics.outliers import ProfileAccumulator, outliers_of
 
 
 @dataclass(frozen=True)
@@ -64,3 +72,59 @@ def _fitted(name: Space, fitting: Fitting, moments: Covariance, outliers: Sequen
         return of.all_but_the_top(moments)
     # Where no neuron varies, as for [CLS] in the embeddings, whitening is not defined.
     return of.center(moments)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sentences that transforms are fitted on.
+
+    Args:
+        store: Store of their activations.
+        kept: Which sentences of the store are used, shape (n_sentences,), bool.
+    """
+
+    store: ActivationStore
+    kept: NDArray[np.bool_]
+
+    @property
+    def taken(self) -> NDArray[np.bool_]:
+        """Which tokens belong to these sentences and are not special, shape (n_tokens,), bool."""
+        tokens = self.store.tokens
+        return self.kept[tokens.sentences] & ~tokens.special
+
+
+def not_in(sentences: Sequence[str], others: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which sentences do not occur among the others, ignoring case and punctuation, shape (n_sentences,)."""
+    known = {compared(sentence) for sentence in others}
+    return np.array([compared(sentence) not in known for sentence in sentences])
+
+
+def token_moments(texts: Sequence[Text], layer: int) -> Covariance:
+    """Return the moments of the texts' tokens in one layer, without special tokens."""
+    accumulator = CovarianceAccumulator(texts[0].store.plan.d_model)
+    for states in _words_of(texts, layer):
+        accumulator.update(states)
+    return accumulator.result()
+
+
+def outliers(texts: Sequence[Text], layer: int, definition: Definition) -> list[int]:
+    """Return a layer's outliers over the texts' tokens without special tokens, ascending; there may be none."""
+    accumulator = ProfileAccumulator(texts[0].store.plan.d_model)
+    for states in _words_of(texts, layer):
+        accumulator.update(states.float())
+    found = outliers_of(accumulator.result())
+    return sorted({outlier.neuron for outlier in found if outlier.definition == definition})
+
+
+def _words_of(texts: Sequence[Text], layer: int) -> Iterator[Tensor]:
+    """Yield the hidden states of each shard's tokens that are used, shape (n, d_model)."""
+    for text in texts:
+        taken = text.taken
+        for shard in text.store.plan.shards:
+            rows = torch.from_numpy(np.flatnonzero(taken[text.store.shard_tokens(shard)]))
+            yield text.store.read(layer, shard.index)[rows]
+
+
+def defined(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return rows without their undefined values (NaN)."""
+    return [{name: value for name, value in row.items() if value == value} for row in rows]

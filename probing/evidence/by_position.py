@@ -12,7 +12,7 @@ from torch import Tensor
 
 from probing.data.examples import Examples, Sides, read_share
 from probing.results.schema import Row
-from probing.runtime.distributed import sum_over_ranks
+from probing.runtime.processes import sum_over_ranks
 from probing.statistics.intervals import NO_INTERVAL, accuracy_interval
 from probing.tables.evidence_sentences import say
 

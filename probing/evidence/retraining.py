@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Examples, Sides, read_share
-from probing.evidence.leave_one_out import (
+from probing.evidence.removal import (
     REMOVED,
     AblationEffect,
     ablation_effect,
     matched,
     unique,
-    without,
+    weights_without,
     without_by_class,
 )
 from probing.evidence.stability import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
@@ -30,17 +30,15 @@ from probing.evidence.with_intercept import (
     start_with_intercept,
     with_constants,
 )
-from probing.probes.class_curvature import ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
-from probing.probes.class_curvature import fits as curvature_fits
-from probing.probes.objective import cross_entropy_sums
-from probing.probes.precision import dtype_that_solves
-from probing.probes.problem import Problem
+from probing.probes.curvature import ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
+from probing.probes.curvature import fits as curvature_fits
+from probing.probes.objective import cross_entropy_sums, dtype_that_solves
 from probing.probes.recipe import Training
-from probing.probes.solvers import Readout
+from probing.probes.solvers import Problem, Readout
 from probing.probes.training import LayerFit, train_variants
 from probing.rankings.contributions import mean_contribution
-from probing.runtime.distributed import sum_over_ranks
-from probing.runtime.memory import drop_garbage
+from probing.runtime.machine import drop_garbage
+from probing.runtime.processes import sum_over_ranks
 
 # Largest distance of changed probes from their optima, in nats; training further does not change ranks any more.
 VARIANT_TOLERANCE = 1e-3
@@ -223,7 +221,7 @@ def _ablation_effects(
     readout, curvature = near.readout, near.curvature
     penalty, scaling = training.penalty, training.scaling(fit.moments)
     starts = (
-        without(fit.weight, removed, scaling, penalty.l2)
+        weights_without(fit.weight, removed, scaling, penalty.l2)
         if curvature is None
         else without_by_class(fit.weight, removed, scaling, curvature)
     )

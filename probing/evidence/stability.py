@@ -13,8 +13,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from probing.data.examples import Examples
-from probing.probes.problem import Problem
-from probing.probes.solvers import Penalty
+from probing.probes.solvers import Penalty, Problem
 from probing.statistics.rank_similarity import (
     TOP_OF_BOOTSTRAPS,
     TOP_OF_PENALTIES,

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from probing.data.examples import Sides
-from probing.statistics.moments import Moments
-from probing.statistics.scaling import Scaling
+from probing.probes.erasure import Changed
+from probing.statistics.moments import Moments, Scaling
 from probing.tables.columns import FAR
-from probing.transforms.erasure import Changed
 
 # The constant feature. Its weights are penalised like all others, so that the bound on the distance to the optimum
 # holds; at this size the intercept is penalised by only a 10,000th of that and is nearly free.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from probing.cli.choices import FIGURE_FORMAT, figure_formats
+from probing.cli.option_types import FIGURE_FORMAT, figure_formats
 
 # Formats of figures where none are asked for.
 USUAL = tuple(figure_formats(FIGURE_FORMAT))

@@ -21,8 +21,8 @@ from probing.figures.style import (
     name_layers,
     side_by_side,
 )
+from probing.results.shown import two_decimals
 from probing.tables.columns import R2, controls_of, score_of, score_of_neurons, with_intercept
-from probing.tables.wording import two_decimals
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -25,15 +25,14 @@ from probing.cache.plan import Plan, batches, divide, fingerprint
 from probing.cache.reading import padded_index, reading_order
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
 from probing.errors import RunError, UserError
-from probing.heads.measures import Accumulator, Kept, Measure
-from probing.heads.reading import Batch, attention_of
+from probing.heads.reading import Accumulator, Batch, Kept, Measure, attention_of
 from probing.heads.sums import SHARD_TOKENS, SumsStore, not_finite, of_shard
 from probing.models import load_config, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import Heads, OutputProjection, find_heads, read_heads
-from probing.models.inputs import n_token_types
-from probing.runtime.distributed import end_together, is_main_process
-from probing.runtime.float64 import float64_device, on_float64_device
+from probing.models.behaviour import n_token_types
+from probing.runtime.arithmetic import float64_device, on_float64_device
+from probing.runtime.processes import end_together, is_main_process
 
 _Begin = Callable[[Batch], Accumulator]
 

@@ -18,22 +18,20 @@ from probing.cache import activations
 from probing.cache.plan import fingerprint
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
-from probing.heads.change.change_parts import CHANGE
-from probing.heads.fusion.fusion_part import FUSION
-from probing.heads.measures import Measure
+from probing.heads.attended import FIRST, NEGATION, PUNCTUATION, SINK, SPECIAL, Attended, WithoutFirst
+from probing.heads.change.states import CHANGE
+from probing.heads.fusion.fusion_comparison import FUSION
+from probing.heads.patterns import PATTERNS, PROFILE
 from probing.heads.position.position_parts import POSITION_HEADS, POSITION_PARTS, joined
+from probing.heads.reading import Measure
 from probing.heads.roles.role_parts import ROLES
+from probing.heads.rollout import Rollout, rollout_rows
 from probing.heads.rows import Rows, class_rows, counts_of, measure_rows, profile_sums, type_rows
-from probing.heads.sink import FIRST, SINK, WithoutFirst
+from probing.heads.similarity import Similarity, similarity_rows
 from probing.heads.subject import STATES, Part, Reading, Subject, nothing
 from probing.heads.sums import SumsStore
-from probing.heads.survey.attended import NEGATION, PUNCTUATION, SPECIAL, Attended
-from probing.heads.survey.patterns import PATTERNS
-from probing.heads.survey.profile import PROFILE
-from probing.heads.survey.rollout import Rollout, rollout_rows
-from probing.heads.survey.similarity import Similarity, similarity_rows
 from probing.heads.syntax.treebank_parts import TREEBANK_PARTS
-from probing.runtime.distributed import is_main_process
+from probing.runtime.processes import is_main_process
 
 
 def measurable(subject: Subject, names: Sequence[str], by_name: bool) -> tuple[list[Part], dict[str, str]]:

@@ -15,15 +15,14 @@ from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split
 from probing.errors import UserError
 from probing.heads.accumulation import AttentionReader
+from probing.heads.attended import types_of
 from probing.heads.change.checkpoints import Checkpoint
-from probing.heads.means import Sentences
-from probing.heads.measures import Measure
 from probing.heads.position.position_run import PositionRun
+from probing.heads.reading import Measure
 from probing.heads.roles.role_files import RoleLinks, treebank_links
 from probing.heads.roles.scores import Pairs, pairs_of
-from probing.heads.rows import Rows
+from probing.heads.rows import Rows, Sentences
 from probing.heads.sums import SumsStore
-from probing.heads.survey.attended import types_of
 from probing.models import load_tokenizer
 from probing.models.anatomy import examine
 from probing.models.attention_heads import Heads

@@ -9,8 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from probing.cache.store import ActivationStore
-from probing.heads.measures import Kept
-from probing.heads.reading import Batch
+from probing.heads.reading import Batch, Kept
 
 # Number of tokens in a shard. A pass that was killed has to read its unfinished shard again, which takes some seconds.
 SHARD_TOKENS = 8192

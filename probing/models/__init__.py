@@ -1,12 +1,25 @@
 """Models and their layers: names, files, configuration, tokenizer and weights."""
 
-from probing.models.folding import word_folding
-from probing.models.layers import from_the_end, layer_numbers, parse_layers
-from probing.models.limits import check_ids, length_limits
-from probing.models.loading import load_config, load_encoder, load_masked_lm, load_tokenizer
+from probing.models.layers import (
+    SiteName,
+    from_the_end,
+    is_inside_blocks,
+    layer_numbers,
+    parse_layers,
+    site_of,
+    what_is_a_neuron,
+)
+from probing.models.loading import (
+    check_ids,
+    length_limits,
+    load_config,
+    load_encoder,
+    load_masked_lm,
+    load_tokenizer,
+    word_folding,
+)
 from probing.models.max_length import max_length_of
 from probing.models.objects import find_model
-from probing.models.site_names import SiteName, is_inside_blocks, site_of, what_is_a_neuron
 from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, check_revision, resolve_model
 
 __all__ = [

@@ -9,10 +9,22 @@ from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
-from probing.models.copies import in_float32, with_the_same_weights
-from probing.models.examination import LENGTH, PADDING, examination_inputs, lengths_are_neutral, padding_is_neutral
-from probing.models.longest import telling_the_longest
-from probing.models.outputs import Output, Unreadable, run, vectors_given, vectors_in, vectors_of_tokens
+from probing.models.examination import (
+    LENGTH,
+    PADDING,
+    Output,
+    Unreadable,
+    examination_inputs,
+    in_float32,
+    lengths_are_neutral,
+    padding_is_neutral,
+    run,
+    vectors_given,
+    vectors_in,
+    vectors_of_tokens,
+    with_the_same_weights,
+)
+from probing.models.max_length import telling_the_longest
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -209,7 +221,7 @@ def until_enough(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     Args:
         handles: The hooks of the pass.
     """
-    from probing.runtime.products import fast_linear_maps
+    from probing.runtime.arithmetic import fast_linear_maps
 
     try:
         with fast_linear_maps():

@@ -26,10 +26,9 @@ from torch.overrides import TorchFunctionMode
 
 from probing.errors import UserError
 from probing.models.anatomy import Enough, until_enough
-from probing.models.examination import examination_inputs
-from probing.models.longest import telling_the_longest
-from probing.models.outputs import vectors_given
-from probing.runtime.float64 import to_float64
+from probing.models.examination import examination_inputs, vectors_given
+from probing.models.max_length import telling_the_longest
+from probing.runtime.arithmetic import to_float64
 
 if TYPE_CHECKING:
     from probing.models.anatomy import Anatomy

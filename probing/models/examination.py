@@ -1,19 +1,147 @@
-"""What an encoder is examined with, and whether its states for a sentence depend on what else it reads."""
+"""What an encoder is examined with, and what the modules of its code receive and return."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
-from probing.models.copies import with_the_same_weights
-from probing.models.longest import telling_the_longest
-from probing.models.outputs import run
+from probing.models.max_length import telling_the_longest
+from probing.runtime.machine import memory_bytes
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+
+class Unreadable(Exception):
+    """A model returns something else than one vector per token; the message says what, after the model's name."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What an encoder has returned for a batch.
+
+    Args:
+        last: Its last hidden state, shape (batch, sequence, d_model).
+        states: The hidden states of its layers, shape (batch, sequence, d_model) each; empty if it returned none.
+        attentions: What it returned as the attention of each block; empty if it returned nothing.
+    """
+
+    last: Tensor
+    states: tuple[Tensor, ...] = ()
+    attentions: tuple[Any, ...] = ()
+
+
+def run(encoder: nn.Module, inputs: Mapping[str, Tensor], **options: bool) -> Output:
+    """Run an encoder and read what it returns: an output with names, or a tuple that begins with the last hidden state.
+
+    Args:
+        encoder: The encoder.
+        inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
+        options: What it is asked for besides the last hidden state, such as `output_hidden_states=True`.
+
+    Raises:
+        Unreadable: If it returns no last hidden state.
+    """
+    if "return_dict" in signature(encoder.forward).parameters:
+        options["return_dict"] = True  # where it is an argument, it may be false by default
+    made = encoder(**inputs, **options)
+    if isinstance(made, tuple | list):
+        # Only the hidden states of all layers are a sequence of their own.
+        last, states = vectors_in(made), next((one for one in made if isinstance(one, tuple | list)), None)
+        attentions = None
+    else:
+        last, states = getattr(made, "last_hidden_state", None), getattr(made, "hidden_states", None)
+        attentions = getattr(made, "attentions", None)
+    if last is None:
+        raise Unreadable(f"returns {type(made).__name__} without a last hidden state")
+    length = inputs["input_ids"].shape[1]
+    read = [vectors_of_tokens(state, length) for state in states or ()]
+    return Output(last, tuple(state for state in read if state is not None), tuple(attentions or ()))
+
+
+def vectors_of_tokens(value: Any, length: int) -> Tensor | None:
+    """Return the vectors in a value without those behind the sequence, which some families append inside blocks.
+
+    Args:
+        value: Anything that a module receives or returns.
+        length: Number of tokens of a sequence.
+    """
+    found = vectors_in(value)
+    return found[:, :length] if found is not None and found.dim() == 3 else found
+
+
+def vectors_in(value: Any) -> Tensor | None:
+    """Return the first floating-point tensor in a value, such as a sequence or a mapping; None without any."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value if value.is_floating_point() else None
+    if isinstance(value, Mapping):  # such as the outputs of transformers
+        value = tuple(value.values())
+    if not isinstance(value, tuple | list):
+        return None
+    return next((found for one in value if (found := vectors_in(one)) is not None), None)
+
+
+def vectors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the vectors that a call of a module receives; None without any."""
+    return vectors_in((*args, *kwargs.values()))
+
+
+def with_vectors(args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Tensor) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments of a call with other vectors in the place of those that it receives."""
+    for i, one in enumerate(args):
+        if vectors_in(one) is not None:
+            return (*args[:i], value, *args[i + 1 :]), dict(kwargs)
+    name = next(name for name, one in kwargs.items() if vectors_in(one) is not None)
+    return args, {**kwargs, name: value}
+
+
+def with_the_same_weights(encoder: nn.Module) -> nn.Module:
+    """Return a copy that shares the parameters, which another thread can run with its own hooks.
+
+    Buffers are copied: some families write to them in a forward pass, such as rotary frequencies that depend on the
+    longest sentence of a batch.
+    """
+    shared: dict[int, Tensor] = {id(parameter): parameter for parameter in encoder.parameters()}
+    return deepcopy(encoder, shared | {id(buffer): buffer.clone() for buffer in encoder.buffers()})
+
+
+def in_float32(encoder: nn.Module) -> nn.Module | None:
+    """Return a copy in float32, which shares the parameters that are in float32 already; None if it does not fit."""
+    import torch
+    from torch import nn
+
+    parameters = list(encoder.parameters())
+    further = sum(4 * one.numel() for one in parameters if one.dtype != torch.float32)
+    room, device = _room(parameters[0].device), parameters[0].device
+    here = 0 if device.type == "cuda" else sum(one.nbytes for one in parameters)
+    if room is not None and here + further > room:
+        return None
+    made: dict[int, Tensor] = {}
+    for one in parameters:
+        is_wider = one.is_floating_point() and one.dtype != torch.float32
+        made[id(one)] = nn.Parameter(one.float(), requires_grad=False) if is_wider else one
+    for buffer in encoder.buffers():
+        is_wider = buffer.is_floating_point() and buffer.dtype != torch.float32
+        made[id(buffer)] = buffer.float() if is_wider else buffer.clone()
+    copy = deepcopy(encoder, made)
+    copy.config.dtype = torch.float32
+    return copy
+
+
+def _room(device: torch.device) -> int | None:
+    """Return the bytes of memory that are free on an accelerator, or all of the machine's; None if unknown."""
+    import torch
+
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory_bytes()
+
 
 # Length of the two sequences that an encoder is examined with, and number of padding tokens in the second one. The
 # length is odd to reveal families that pad their input to a multiple of some number.

@@ -86,13 +86,13 @@ class Blocks:
         Args:
             rows: Number of tokens of a product.
             dtype: Dtype of the product, by its name in torch.
-            rate: Measures work and its amount, such as `probing.runtime.rates.rate`.
+            rate: Measures work and its amount, such as `probing.runtime.machine.rate`.
             device: The device, by its name in torch.
         """
         import torch
         from torch.nn.functional import linear
 
-        from probing.runtime.products import fast_linear_maps
+        from probing.runtime.arithmetic import fast_linear_maps
 
         found, kind = {}, getattr(torch, dtype)
         with torch.inference_mode(), fast_linear_maps():

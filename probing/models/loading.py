@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError, as_clause
 from probing.models.forward_cost import weight_bytes
+from probing.models.max_length import max_length_of, outline
 from probing.models.objects import ModelObject, encoder_in, has_masked_lm_head
 from probing.models.source import WEIGHT_FILES, ModelSource, building, has
-from probing.runtime.memory import check_memory
+from probing.runtime.machine import check_memory
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from torch import nn
 
 
@@ -234,3 +240,56 @@ def _encoder_of(model: Any) -> nn.Module:
     encoder.config.use_cache = False  # a decoder would store keys and values for later words
     encoder.config.return_dict = True  # else hidden states would have no names
     return encoder.eval()
+
+
+def word_folding(tokenizer: Any) -> Callable[[str], str]:
+    """Return the function by which a tokenizer normalises words; an uncased one lowercases and removes accents.
+
+    Args:
+        tokenizer: A fast tokenizer.
+    """
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    return str if normalizer is None else normalizer.normalize_str
+
+
+def length_limits(source: ModelSource, tokenizer: Any) -> tuple[int, int]:
+    """Return the lengths of the shortest sequence that holds a word and of the longest that the model accepts.
+
+    Both include special tokens.
+
+    Raises:
+        UserError: If the longest sequence does not hold a word.
+    """
+    with building(source):
+        longest = max_length_of(load_config(source), tokenizer, partial(build, source))
+    # With a maximum length that leaves no room for a word, tokenizers do not truncate at all.
+    least = int(tokenizer.num_special_tokens_to_add()) + 1
+    if longest < least:
+        raise UserError(
+            f"`--model {source.name}` takes {longest} tokens by its config.json and tokenizer_config.json, "
+            "which leaves no room for a word; check the folder."
+        )
+    return least, longest
+
+
+def check_ids(source: ModelSource, tokenizer: Any, input_ids: NDArray[np.integer]) -> None:
+    """Check that the model has a vector for each token of a text.
+
+    Args:
+        source: The model's files.
+        tokenizer: Its tokenizer.
+        input_ids: The ids of the tokens, of any shape.
+
+    Raises:
+        UserError: If it has none for some token, which is then named.
+    """
+    rows = None
+    with building(source), suppress(AttributeError, NotImplementedError):  # some models name no table of tokens
+        model = encoder_in(outline(load_config(source), partial(build, source)))
+        rows = int(model.get_input_embeddings().weight.shape[0])
+    if rows is not None and input_ids.size and (most := int(input_ids.max())) >= rows:
+        raise UserError(
+            f"`--model {source.name}`: its tokenizer gives `{tokenizer.convert_ids_to_tokens(most)}` the id {most}, "
+            f"and the model has vectors for ids 0 to {rows - 1}; give the model's own tokenizer, or save the model "
+            "after `resize_token_embeddings`."
+        )

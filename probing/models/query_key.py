@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from probing.errors import UserError
 from probing.models.anatomy import Anatomy, until_enough
 from probing.models.attention_heads import AttentionWatch, Heads
-from probing.models.examination import examination_inputs
-from probing.models.outputs import vectors_given
+from probing.models.examination import examination_inputs, vectors_given
 
 # Largest difference of two computations of the same attention.
 _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-6, torch.bfloat16: 0.05, torch.float16: 0.01}

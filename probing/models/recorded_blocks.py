@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from probing.models.anatomy import Anatomy
-from probing.models.examination import examination_inputs
-from probing.models.outputs import vectors_given, vectors_in
+from probing.models.examination import examination_inputs, vectors_given, vectors_in
 
 if TYPE_CHECKING:
     import torch

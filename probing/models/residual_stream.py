@@ -10,19 +10,55 @@ begins at the first block's input.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from probing.errors import UserError
 from probing.models.anatomy import Anatomy
-from probing.models.examination import examination_inputs
+from probing.models.examination import examination_inputs, run, vectors_given, vectors_of_tokens
 from probing.models.norms import Norm, is_norm, norm_of
-from probing.models.outputs import run, vectors_given, vectors_of_tokens
-from probing.models.word_table import word_table
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def word_table(encoder: nn.Module) -> nn.Module:
+    """Return the table of the tokens' vectors: the one that the encoder names, or else the one that is given token ids.
+
+    Raises:
+        UserError: If there is none.
+    """
+    import torch
+
+    # Some encoders are plain modules (FSMT's), and some models name no table.
+    with suppress(AttributeError, NotImplementedError):
+        named: nn.Module = encoder.get_input_embeddings()  # type: ignore[operator]
+        return named
+    inputs = examination_inputs(encoder, 0)
+    given: list[nn.Module] = []
+    tables = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
+
+    def note(module: nn.Module, args: Any) -> None:
+        if args and isinstance(args[0], torch.Tensor) and torch.equal(args[0], inputs["input_ids"]):
+            given.append(module)
+
+    handles = [table.register_forward_pre_hook(note) for table in tables]
+    try:
+        with torch.inference_mode():
+            encoder(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not given:
+        kind = encoder.config.model_type  # type: ignore[union-attr]
+        raise UserError(f"{kind} models look up no vector of a token; choose a text model.")
+    return given[0]
+
 
 Side = Literal["given", "made"]
 # Largest deviation of a sum from what it should be, in multiples of the latter's root mean square.

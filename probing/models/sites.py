@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
 from probing.models.anatomy import Anatomy, Enough, hidden_states, until_enough
-from probing.models.examination import LENGTH
-from probing.models.longest import telling_the_longest
-from probing.models.outputs import vectors_given
+from probing.models.examination import LENGTH, vectors_given
+from probing.models.layers import SiteName
+from probing.models.max_length import telling_the_longest
 from probing.models.recorded_blocks import Block, Call, gradients, random_weights, run_blocks
-from probing.models.site_names import SiteName
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.models.layers import aligned
-from probing.models.site_names import NEURON, is_inside_blocks, site_of
+from probing.models.layers import NEURON, aligned, is_inside_blocks, site_of
 from probing.page.sources import Sources, Subject
-from probing.results.cells import in_brackets, interval
 from probing.results.schema import Row
-from probing.runs.result import Result
+from probing.results.shown import count, in_brackets, interval, layers_named, listed, two_decimals
+from probing.runs.study import Result
 from probing.tables.columns import R2, score_of
-from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps
+from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps, scope
 from probing.tables.evidence_sentences import say
-from probing.tables.geometry import transform_sizes
-from probing.tables.scope import scope
-from probing.tables.wording import count, layers_named, listed, two_decimals
+from probing.tables.probes import transform_sizes
 
 
 def title(sources: Sources) -> str:

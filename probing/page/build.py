@@ -11,16 +11,14 @@ from string import Template
 from typing import Any
 
 from probing.page import answers
-from probing.page.sections.comparison import accuracies_figure
-from probing.page.sections.reproduce import folder_block, run_block
-from probing.page.sections.run import accuracy_figure, heads_section, neurons_section
-from probing.page.sections.terms import terms_section
+from probing.page.reproduce import folder_block, run_block
+from probing.page.run import accuracies_figure, accuracy_figure, heads_section, neurons_section
 from probing.page.sources import Sources, Subject
+from probing.page.terms import terms_section
 from probing.results.markup import MARK, Html, element, joined
-from probing.runs.reading import reading
-from probing.runs.result import Result
-from probing.runs.study import SectionPlace
-from probing.runtime.versions import own_version
+from probing.runs.checks import reading
+from probing.runs.study import Result, SectionPlace
+from probing.runtime.installation import own_version
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.
 ROOM, PER_NEURON = 4_600_000, 90

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
-from probing.models.site_names import is_inside_blocks, site_of
-from probing.runs.checks import read_tensor
+from probing.models.layers import is_inside_blocks, site_of
+from probing.runs.checks import read_tensor, reading
 from probing.runs.loading import load_run
-from probing.runs.reading import reading
-from probing.runs.result import Result
 from probing.runs.run import Row, Run, load_fit
+from probing.runs.study import Result
 from probing.tables.columns import Score, score_of
 from probing.tasks import short_name
 

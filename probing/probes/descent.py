@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from probing.data.examples import Batch
-from probing.runtime.float64 import float64_device, on_float64_device
+from probing.runtime.arithmetic import float64_device, on_float64_device
 
 if TYPE_CHECKING:
     from probing.probes.linear import LinearProbe

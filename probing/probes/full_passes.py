@@ -13,12 +13,11 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor
 
 from probing.data.examples import Batch
-from probing.probes.class_curvature import ClassCurvature, steps
-from probing.probes.midway_curvature import MidwayCurvature, Visited
+from probing.probes.curvature import ClassCurvature, MidwayCurvature, Visited, steps
 from probing.probes.objective import Workspace, cross_entropy_sums
 from probing.probes.solvers import Evaluation, Preconditioner, Readout, Solution, Solver, lbfgs
-from probing.runtime.float64 import float64_device, on_float64_device, to_float64
-from probing.statistics.scaling import Scaling
+from probing.runtime.arithmetic import float64_device, on_float64_device, to_float64
+from probing.statistics.moments import Scaling
 
 if TYPE_CHECKING:
     from probing.probes.linear import LinearProbe

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from probing.statistics.class_moments import ClassMoments
+from probing.statistics.moments import ClassMoments
 
 # Weights of the shared covariance that are tried, in tokens: from the published prior to almost one common covariance.
 SHARED = (0.0, 1e2, 1e3, 1e4, 1e5, 1e6)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from probing.runtime.float64 import to_float64
+from probing.runtime.arithmetic import to_float64
 
 LONGEST = 20  # pairs; 10 cost up to 15% more passes on the built-in model, 30 saved none
 

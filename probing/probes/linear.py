@@ -14,12 +14,10 @@ from probing.data.layer_moments import loader_moments
 from probing.probes.descent import Descent
 from probing.probes.full_passes import FullPasses
 from probing.probes.metrics import ProbeMetrics
-from probing.probes.precision import dtype_that_solves
-from probing.probes.problem import Problem, problem_of_layer
-from probing.probes.solvers import Penalty
-from probing.runtime.float64 import float64_device
-from probing.statistics.moments import Moments
-from probing.statistics.scaling import PenaltySpace, Scaling
+from probing.probes.objective import dtype_that_solves
+from probing.probes.solvers import Penalty, Problem, problem_of_layer
+from probing.runtime.arithmetic import float64_device
+from probing.statistics.moments import Moments, PenaltySpace, Scaling
 
 Stage = Literal["train", "val", "test"]
 

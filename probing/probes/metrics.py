@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
 
-from probing.runtime.float64 import float64_device, to_float64
+from probing.runtime.arithmetic import float64_device, to_float64
 
 
 class SumBy(Metric):

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from probing.data.examples import Examples, Sides
 from probing.data.layer_moments import layer_moments
-from probing.probes.problem import Problem
 from probing.probes.recipe import Training
-from probing.probes.solvers import Penalty
+from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, train_problems
 
 # Shares of the training sentences at which blocks end. The probe trained up to one encodes the block up to the next.

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
-from probing.probes.problem import problem_of_layer
-from probing.probes.recipe import Training
-from probing.probes.solvers import Penalty
+from probing.probes.recipe import Adam, Lbfgs, Progress, Training, no_progress
+from probing.probes.solvers import Penalty, problem_of_layer
 from probing.probes.training import LayerFit, train_problems
 from probing.statistics.moments import Moments
 
@@ -190,3 +190,42 @@ def _starts(before: Sequence[Sequence[LayerFit]], n_layers: int) -> list[Tensor 
     if len(before) == 1:
         return [fit.weight for fit in before[0]]
     return [2 * last.weight - former.weight for last, former in zip(*before, strict=True)]
+
+
+def training_of(
+    probe: ProbeOptions,
+    l2: float,
+    seed: int,
+    trainer: Mapping[str, Any] | None = None,
+    progress: Progress = no_progress,
+) -> Training:
+    """Return the training settings.
+
+    Args:
+        probe: The options.
+        l2: Strength of the squared l2 penalty, which replaces the value in the options.
+        seed: Seed of Adam's mini-batches.
+        trainer: Arguments of Lightning's Trainer.
+        progress: Returns Lightning callbacks that show the progress of the named probes.
+    """
+    solver: Lbfgs | Adam = Lbfgs(probe.tolerance)
+    if probe.solver == "adam":
+        solver = Adam(probe.learning_rate, probe.batch_size, probe.patience, seed, probe.tolerance)
+    return Training(Penalty(probe.l1, l2), solver, probe.penalty_space, trainer or {}, progress)
+
+
+def penalised(
+    probe: ProbeOptions,
+    seed: int,
+    sides: Sides,
+    layers: Sequence[int],
+    moments: Sequence[Moments],
+    trainer: Mapping[str, Any],
+    progress: Progress,
+) -> tuple[PenaltyPath | None, Training]:
+    """Return the penalty path, if the penalty is to be chosen, and the training settings."""
+    if probe.l2 != "auto":
+        return None, training_of(probe, probe.l2, seed, trainer, progress)
+    training = training_of(probe, strength(FIRST), seed, trainer, progress)
+    path = choose_penalty(sides, layers, moments, training)
+    return path, training_of(probe, path.chosen, seed, trainer, progress)

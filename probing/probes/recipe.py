@@ -11,8 +11,7 @@ import pytorch_lightning as pl
 
 from probing.probes.solvers import Penalty
 from probing.runtime.trainer import HONOURED
-from probing.statistics.moments import Moments
-from probing.statistics.scaling import PenaltySpace, Scaling
+from probing.statistics.moments import Moments, PenaltySpace, Scaling
 
 # Returns Lightning callbacks that show the progress of training the named probes, such as `bootstraps`.
 Progress = Callable[[str], Sequence[pl.Callback]]

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Examples, Sides, read_share
+from probing.data.labelling import Standard
 from probing.data.layer_moments import layer_moments
-from probing.data.numbers import Standard
 from probing.probes.penalty_path import STRONGEST, WEAKEST, strength
-from probing.runtime.distributed import sum_over_ranks
-from probing.statistics.moments import Moments
-from probing.statistics.scaling import PenaltySpace, Scaling
+from probing.runtime.processes import sum_over_ranks
+from probing.statistics.moments import Moments, PenaltySpace, Scaling
 
 
 @dataclass(frozen=True)

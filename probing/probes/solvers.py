@@ -1,10 +1,4 @@
-"""Solvers of single problems, driven by full passes over the training tokens.
-
-A solver is a generator: it yields the point at which the data term is to be evaluated, receives an `Evaluation` (or
-None if no passes are left), and returns a `Solution`. The caller makes the passes, each for many problems. Step
-lengths, history and stopping belong to each problem, so that training problems together or alone gives the same
-weights.
-"""
+"""Solvers of single problems of a stack, driven by full passes over the training tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +11,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from probing.probes.class_curvature import ClassCurvature
+from probing.probes.curvature import ClassCurvature
 from probing.probes.history import History
-from probing.runtime.float64 import to_float64
+from probing.runtime.arithmetic import to_float64
 from probing.statistics.moments import PrincipalAxes
 
 SUFFICIENT_DECREASE = 1e-4
@@ -326,3 +320,46 @@ def _within_orthant(trial: Tensor, point: Tensor, subgradient: Tensor) -> Tensor
 def _dot(a: Tensor, b: Tensor) -> float:
     # In float32, because it only affects directions and steps; the optimality gap is summed in float64.
     return float(torch.dot(a.reshape(-1), b.reshape(-1)))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One probe of the stack.
+
+    Args:
+        name: For training curves, such as `layer_06`.
+        layer_index: Index of its layer in `Batch.hidden_states`.
+        penalty: Penalty on its scaled weights.
+        start: Initial weights on raw hidden states, shape (n_classes, d_model); 0 if None.
+        neurons: Which neurons it may use, shape (d_model,), bool; all if None.
+        draws: How often each sentence of the training corpus counts, shape (n_sentences,); once if None.
+        labels: Classes that replace those of the training corpus's tokens, shape (n_tokens,), for the same examples.
+        curvature: Curvature of a similar probe, used as preconditioner; if None, the layer's second moment is used.
+        readout: A function of the weights that decides when to stop, in place of the tolerance; its gradient is with
+            respect to weights on raw hidden states.
+        gain_share: Largest optimality gap as a share of what the objective has fallen below that of weight 0, where
+            this is less than the tolerance.
+    """
+
+    name: str
+    layer_index: int
+    penalty: Penalty
+    start: Tensor | None = None
+    neurons: Tensor | None = None
+    draws: Tensor | None = None
+    labels: Tensor | None = None
+    curvature: ClassCurvature | None = None
+    readout: Readout | None = None
+    gain_share: float = math.inf
+
+
+def problem_of_layer(layer: int, layer_index: int, penalty: Penalty, start: Tensor | None = None) -> Problem:
+    """Return the probe of a layer, named after its number.
+
+    Args:
+        layer: Layer number.
+        layer_index: Index of the layer in `Batch.hidden_states`.
+        penalty: Penalty on its scaled weights.
+        start: Initial weights on raw hidden states, shape (n_classes, d_model); 0 if None.
+    """
+    return Problem(f"layer_{layer:02d}", layer_index, penalty, start)

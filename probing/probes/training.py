@@ -22,10 +22,10 @@ from probing.probes.descent import Descent
 from probing.probes.full_passes import FullPasses
 from probing.probes.linear import LinearProbe
 from probing.probes.metrics import ProbeMetrics
-from probing.probes.problem import Problem, problem_of_layer
 from probing.probes.recipe import Adam, Lbfgs, Training
-from probing.runtime.interrupts import interrupts_pass
-from probing.runtime.memory import drop_garbage
+from probing.probes.solvers import Problem, problem_of_layer
+from probing.runtime.machine import drop_garbage
+from probing.runtime.processes import interrupts_pass
 from probing.runtime.trainer import build_trainer
 from probing.statistics.moments import Moments
 

@@ -6,13 +6,17 @@ softmax unchanged but changes a ranking, so weights are centred over classes fir
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from probing.data.examples import Sides, read_share
 from probing.probes.objective import centre_over_classes
+from probing.probes.training import LayerFit
+from probing.runtime.processes import sum_over_ranks
 
 
 def neuron_contributions(weight: Tensor, hidden_states: Tensor) -> Tensor:
@@ -128,3 +132,61 @@ def sentence_contributions(weight: Tensor, hidden_states: Tensor, labels: Tensor
     """
     sizes = centre_over_classes(weight.double()).abs()
     out.index_add_(0, rows, sizes[labels] * hidden_states.double().abs())
+
+
+# Neurons of each class in the table; `contributions.safetensors` has all.
+MOST = 20
+
+
+def class_rows(layer: int, weight: Tensor, sums: ClassMagnitudes, classes: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return a row per class and neuron among its first `MOST`, as in `classes.csv`; classes without tokens have none.
+
+    Args:
+        layer: Layer number.
+        weight: Probe weight on raw hidden states, shape (n_classes, d_model).
+        sums: Class magnitudes of the test tokens.
+        classes: The label of each class.
+    """
+    contribution, centred = class_contributions(weight, sums), centre_over_classes(weight.double())
+    totals, n_tokens = contribution.sum(1).tolist(), sums.counts.int().tolist()
+    order = torch.sort(contribution, dim=1, descending=True, stable=True).indices[:, :MOST]  # ties by lower index
+    return [
+        {
+            "layer": layer, "class": label, "n_test_tokens": n_tokens[c], "rank": rank, "neuron": neuron,
+            "contribution": float(contribution[c, neuron]),
+            "share": float(contribution[c, neuron]) / totals[c] if totals[c] else 0.0,
+            "weight": float(centred[c, neuron]),
+        }
+        for c, label in enumerate(classes)
+        if n_tokens[c]
+        for rank, neuron in enumerate(order[c].tolist(), start=1)
+    ]  # fmt: skip
+
+
+def control_task_shares(draws: Sequence[Sides], fits: Sequence[Sequence[LayerFit]]) -> list[Tensor]:
+    """Return each neuron's share of the contributions to probes of a control task, the mean over its draws.
+
+    A neuron whose share is as large there as in the probe of the task itself tells words apart rather than classes: of
+    accuracy, that is the selectivity of Hewitt & Liang (2019).
+
+    Args:
+        draws: Examples with the labels of each draw, of the same tokens.
+        fits: The probe of each layer, for each draw.
+
+    Returns:
+        For each layer a tensor of shape (d_model,), float64.
+    """
+    labels = [torch.from_numpy(sides.test.labels).long() for sides in draws]
+    found = []
+    for of_layer in zip(*fits, strict=True):
+        sums = [MagnitudeAccumulator(fit.moments.mean, fit.weight.shape[0]) for fit in of_layer]
+        for batch in read_share(draws[0].test, [of_layer[0].layer]):
+            for own, of_draw in zip(sums, labels, strict=True):
+                own.update(batch.hidden_states[0], of_draw[batch.rows])
+        shares = []
+        for own, fit in zip(sums, of_layer, strict=True):
+            own.all_reduce(sum_over_ranks)
+            contribution = mean_contribution(fit.weight, own.result())
+            shares.append(contribution / contribution.sum().clamp(min=1e-300))
+        found.append(torch.stack(shares).mean(0))
+    return found

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from probing.errors import UserError
 from probing.models.anatomy import Anatomy, Enough, examine, replaced_forward, until_enough
 from probing.models.attention_heads import AttentionWatch, Heads, find_heads
-from probing.models.outputs import run, vectors_given, with_vectors
+from probing.models.examination import run, vectors_given, with_vectors
 
 Change = Callable[[Tensor], Tensor]
 

@@ -1,4 +1,4 @@
-"""The loss of masked words, read from the last layer by the model's own masked-language-model head."""
+"""What a model's own masked-language-model head makes of masked words: their loss, and the odds of two words."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from probing.cache.tokens import Tokens
+from probing.corpus.pairs import MASK
 from probing.errors import UserError
-from probing.internals.readouts import MaskedHead, choose_masked, states_of_layer
 from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import Anatomy
-from probing.readouts.readout import Loss, ReadableText
+from probing.readouts.forward import Loss, ReadableText
+from probing.readouts.model_output import MaskedHead, choose_masked, states_of_layer
+from probing.readouts.names import MLM, WORDS
 from probing.readouts.text import Padded, padded_batches
-from probing.tables.readout_names import MLM
 
 # Most entries in the logits that are computed at once.
 LOGITS_AT_ONCE = 2**24
@@ -219,3 +220,135 @@ def masked_lm_of(
         lacking = "no mask token" if mask_token_id is None else "no such head with weights in its files"
         raise UserError(f"{expected}: {source.name} has {lacking}; choose another model, such as bert{way_out}.")
     return model
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text with a mask.
+
+    Args:
+        input_ids: Its tokens, with the model's mask token.
+        words: Index of the word of each token, -1 for special tokens; the mask is a word.
+        mask: Index of the mask token.
+        answers: Ids of the two words.
+    """
+
+    input_ids: Sequence[int]
+    words: Sequence[int]
+    mask: int
+    answers: tuple[int, int]
+
+
+def prompt_of(tokenizer: Any, text: str, words: tuple[str, str], longest: int) -> Prompt | str:
+    """Return a text with two words for its mask, or why the model cannot be asked about it, as a phrase.
+
+    The text is tokenised with each of the words in it. The two lists of pieces must differ in exactly one piece, which
+    must be the whole word; it is replaced by the mask token. So no assumption is needed about blanks and capitals,
+    which vocabularies treat differently.
+
+    Args:
+        tokenizer: A fast tokenizer with a mask token.
+        text: The text, with `[MASK]` once.
+        words: The two words.
+        longest: Most tokens that the model reads.
+    """
+    one, other = (tokenizer(text.replace(MASK, word)).encodings[0] for word in words)
+    at, there = (_place(found, text, word) for found, word in zip((one, other), words, strict=True))
+    if len(one.ids) > longest:
+        return f"the text is longer than the {longest} tokens that the model reads"
+    if at is None or at != there or _without(one.ids, at) != _without(other.ids, at):
+        return "a word is not a single piece of the vocabulary"
+    if tokenizer.unk_token_id in (one.ids[at], other.ids[at]):
+        return "a word is not in the vocabulary"
+    if one.ids[at] == other.ids[at]:
+        return "the vocabulary does not tell the two words apart"
+    ids = [*one.ids[:at], tokenizer.mask_token_id, *one.ids[at + 1 :]]
+    return Prompt(ids, [-1 if word is None else word for word in one.word_ids], at, (one.ids[at], other.ids[at]))
+
+
+def tokens_of_prompts(prompts: Sequence[Prompt]) -> Tokens:
+    """Return the table of tokens of some texts."""
+    return Tokens(
+        np.array([len(one.input_ids) for one in prompts], dtype=np.int32),
+        np.concatenate([one.input_ids for one in prompts]).astype(np.int32),
+        np.concatenate([one.words for one in prompts]).astype(np.int16),
+    )
+
+
+def _place(encoding: Any, text: str, word: str) -> int | None:
+    """Return the index of the piece that is the word in the place of the mask; None if there is none."""
+    filled, start = text.replace(MASK, word), text.index(MASK)
+    for i, (first, last) in enumerate(encoding.offsets):
+        if first <= start < last and filled[first:last].strip() == word:
+            return i
+    return None
+
+
+def _without(ids: Sequence[int], at: int) -> list[int]:
+    return [*ids[:at], *ids[at + 1 :]]
+
+
+@dataclass(frozen=True, eq=False)
+class WordOdds:
+    """The readout of two words at the mask of each text: the logit of the first minus that of the second.
+
+    Args:
+        text: The texts.
+        masks: Index of the mask token in each text, shape (n_sentences,).
+        words: Ids of the two words of each text, shape (n_sentences, 2).
+        head: The model's head.
+        name: Its name in tables.
+    """
+
+    text: MaskedText
+    masks: NDArray[np.int64]
+    words: NDArray[np.int64]
+    head: MaskedHead
+    name: str = WORDS
+
+    def layers(self, block: int) -> list[int]:
+        """Return the last layer."""
+        return [self.text.anatomy.n_layers]
+
+    def begin(self, layers: Sequence[int]) -> _OddsReading:
+        """Begin a reading of the last layer."""
+        return _OddsReading(self)
+
+    def intact(self) -> NDArray[np.float64]:
+        """Return the log odds by the intact model, shape (n_sentences,)."""
+        tokens = self.text.tokens
+        states = self.text.states(self.text.anatomy.n_layers)
+        at_masks = states[torch.from_numpy(tokens.offsets[:-1] + self.masks)]
+        return self.odds(at_masks.to(self.head.input_ids.device)).numpy()
+
+    @torch.inference_mode()
+    def odds(self, states: Tensor) -> Tensor:
+        """Return the log odds of each text's words, shape (n_sentences,), float64, on the CPU.
+
+        Args:
+            states: The last hidden state at each mask, shape (n_sentences, d_model).
+        """
+        words = torch.from_numpy(self.words)
+        at_once = max(1, LOGITS_AT_ONCE // int(self.head.encoder.config.vocab_size))  # type: ignore[union-attr,arg-type]
+        found = []
+        for part, asked in zip(states.split(at_once), words.split(at_once), strict=True):
+            first, second = self.head(part).cpu().double().gather(1, asked).T
+            found.append(first - second)
+        return torch.cat(found)
+
+
+class _OddsReading:
+    def __init__(self, readout: WordOdds) -> None:
+        self.readout = readout
+        self.last = readout.text.anatomy.n_layers
+        self.states: list[tuple[Tensor, Tensor]] = []
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        sentences = batch.sentences.cpu()
+        masks = torch.from_numpy(self.readout.masks)[sentences].to(batch.mask.device)
+        at_masks = states[self.last][torch.arange(len(sentences), device=masks.device), masks]
+        self.states.append((sentences, at_masks))
+
+    def sums(self) -> Tensor:
+        sentences, states = (torch.cat(parts) for parts in zip(*self.states, strict=True))
+        return self.readout.odds(states[sentences.argsort().to(states.device)])[None]

@@ -20,10 +20,9 @@ from probing.heads.position.offsets import OFFSETS, mass_at_offsets
 from probing.heads.position.position_parts import CLEAREST, MOST_HITS, MOST_MASS
 from probing.models.attention_heads import read_heads
 from probing.models.query_key import QueryKey
-from probing.readouts.forward import Readers
-from probing.readouts.readout import ReadableText
+from probing.readouts.forward import ReadableText, Readers
+from probing.readouts.names import CONTRAST, WORD_MASS
 from probing.readouts.text import Padded
-from probing.tables.readout_names import CONTRAST, WORD_MASS
 
 # What is read of each head, in the order of the rows that a reading gives.
 MEASURES = (CONTRAST, WORD_MASS)

@@ -1,13 +1,95 @@
-"""Tables in a terminal, whose headings and formats are those of the columns."""
+"""Tables in a terminal, cells of tables, and numbers and lists as people read them in a sentence."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from probing.results.cells import interval
 from probing.results.schema import RANGE, Column, Row, Schema
 from probing.runtime.terminal import plain_table
+
+
+def is_end(column: str) -> bool:
+    """Return whether a column holds an end of an interval; its cell is empty where there is no interval."""
+    return column.split("_")[-1] in ("low", "high")
+
+
+def without_nan(row: Row) -> dict[str, Any]:
+    """Return a row with None in place of NaN, which JSON does not have."""
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+
+
+def ends(row: Row, of: str = "") -> tuple[float, float] | None:
+    """Return both ends of an interval, or None where the row has none.
+
+    Args:
+        row: A row, from memory or from a file.
+        of: Name of the quantity; the columns are `OF_low` and `OF_high`, or `low` and `high` without a name.
+    """
+    low, high = (row.get(f"{of}_{end}".lstrip("_")) for end in ("low", "high"))
+    there = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
+    return (float(low), float(high)) if there else None  # type: ignore[arg-type]
+
+
+def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", times: float = 1) -> str:
+    """Return an interval as text, empty where the row has none.
+
+    Args:
+        row: A row, from memory or from a file.
+        of: Name of the quantity, as in `ends`.
+        between: Text between the ends.
+        form: Format of each end.
+        times: Factor by which each end is multiplied; below 0 the ends change places.
+    """
+    found = sorted(times * end for end in ends(row, of) or ())
+    return between.join(shown(end, form) for end in found)
+
+
+def shown(value: float, form: str) -> str:
+    """Return a number as text; one that is not 0 never looks like 0: it has as many digits as show its first one.
+
+    So an interval that leaves out 0 is seen to do so, such as `2e-05 to 0.0036` in place of `0.0000 to 0.0036`.
+
+    Args:
+        value: The number.
+        form: Its format, such as `.4f`.
+    """
+    text = format(value + 0.0 if value else 0.0, form)
+    if value and math.isfinite(value) and not set(text) & set("123456789"):
+        return format(value, f"{form[0] if form[0] == '+' else ''}.1g")
+    return text
+
+
+def in_brackets(*parts: str) -> str:
+    """Return the parts that are not empty in brackets after a space; an empty text if all are empty."""
+    said = "; ".join(part for part in parts if part)
+    return f" ({said})" if said else ""
+
+
+def two_decimals(value: float) -> str:
+    """Return a number with two decimals, and 0 without a sign."""
+    return f"{round(value, 2) + 0.0:.2f}"
+
+
+def listed(items: Sequence[object]) -> str:
+    """Return items as a list in a sentence."""
+    *first, last = map(str, items)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def layers_named(layers: Sequence[int]) -> str:
+    """Return layers, ascending, with their noun; several in a row by the first and the last."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    in_a_row = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
+    return f"layers {layers[0]} to {layers[-1]}" if in_a_row else f"layers {listed(layers)}"
+
+
+def count(n: int, one: str, many: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
 
 # Further columns by their headings, each with what returns a row's cell.
 Beside = Mapping[str, Callable[[Row], str]]

@@ -3,31 +3,180 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.cli.choices import FIGURE_FORMAT, figure_formats
-from probing.cli.option_values import number_problems
+from probing.cache.files import cache_folder, folder
+from probing.cli.option_types import FIGURE_FORMAT, figure_formats, number_problems
 from probing.cli.options import WandbOptions
-from probing.errors import refuse
+from probing.errors import UserError, as_clause, refuse
 from probing.models import layer_numbers
-from probing.results.csv_files import write_tables
+from probing.results.rows import write_tables
 from probing.results.schema import Row
-from probing.runs.folder import RunFolder
-from probing.runs.places import keep_inputs, only_accelerator, places, say_results
-from probing.runs.result import Result
-from probing.runs.study import Study
-from probing.runs.tracked import tracking
+from probing.results.shown import listed
+from probing.runs.folder import ResumableFolder, RunFolder, check_name
+from probing.runs.registry import study_names, study_of
+from probing.runs.study import Result, Study
 from probing.runtime import terminal
-from probing.runtime.distributed import refuse_several
-from probing.runtime.stopwatch import Stopwatch
-from probing.runtime.versions import versions
-from probing.tracking import resolve_mode
+from probing.runtime.installation import versions
+from probing.runtime.machine import Stopwatch
+from probing.runtime.processes import interrupt_behind, refuse_several
+from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:
     from probing.cache.source import ActivationSource
+
+
+@contextmanager
+def tracking(
+    folder: RunFolder | ResumableFolder | None, options: WandbOptions, config: Mapping[str, Any], light: bool = False
+) -> Iterator[Tracker | None]:
+    """Track the run on the first rank; a refused request leaves no folder behind, a failed run leaves a partial one.
+
+    Args:
+        folder: Folder of the run; None on other ranks than the first.
+        options: Where and how to track the run.
+        config: The run's resolved configuration.
+        light: Whether it is one of many runs, for which less is logged.
+    """
+    if folder is None:
+        yield None
+        return
+    from probing.runtime.terminal import say
+
+    tracker = None
+    try:
+        # Starting the tracker takes seconds and may be interrupted.
+        tracker = Tracker(options, folder.path, folder.final.name, config, say, light)
+        yield tracker
+    except BaseException as error:
+        if tracker:
+            tracker.finish(exit_code=1)
+        if interrupt := interrupt_behind(error):
+            raise type(interrupt)(f"the unfinished run is {folder.path}") from None
+        if isinstance(error, UserError | OSError):
+            folder.discard()
+        if isinstance(error, OSError):
+            raise UserError(
+                f"`--runs {folder.final.parent}`: the results could not be written ({error.strerror or error}); "
+                "make room, or name another folder, and run the same command again: the activations are cached."
+            ) from error
+        raise
+    tracker.finish()
+
+
+def runs_folder(runs: str) -> Path:
+    """Return the folder of runs, checked now because it may be written only hours later.
+
+    Raises:
+        UserError: If the path is a file or cannot be written.
+    """
+    return writable_folder(runs, f"--runs {runs}", "name a writable folder")
+
+
+def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
+    """Return the folder of the cache and the folder of runs, in which a run of that name can be made.
+
+    Raises:
+        UserError: If one is not a folder, runs cannot be written, or the name is taken or not a plain file name.
+    """
+    cached, place = cache_folder(cache, runs), runs_folder(runs)
+    if name is not None:
+        check_name(place, name)
+    return cached, place
+
+
+def keep_inputs(config: dict[str, Any], model: str, folder: RunFolder) -> list[Path]:
+    """Replace objects in the configuration by text: the model by its name, lists of sentences by files that hold them.
+
+    Args:
+        config: The configuration, which is changed.
+        model: The model's name.
+        folder: The run's folder, into which the sentences are written.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: If they cannot be written; the run's folder is then removed.
+    """
+    files = []
+    config["model"] = model
+    for option in ("corpus", "test_corpus", "fit_corpus"):
+        if isinstance(sentences := config.get(option), list):
+            files.append(folder.path / f"{option}.txt")
+            lines = "".join(f"{' '.join(text.split())}\n" for text in sentences)
+            try:
+                files[-1].write_text(lines, encoding="utf-8")
+            except OSError as error:
+                folder.discard()
+                raise UserError(f"`--runs {folder.final.parent}` cannot be written ({as_clause(error)}).") from None
+            config[option] = str(folder.final / files[-1].name)
+    return files
+
+
+def say_where(folder: Path, where: str | None) -> None:
+    """Print where the results are, the last line of every command that writes some.
+
+    Args:
+        folder: Folder on disk.
+        where: Address on Weights & Biases, or the command that uploads them; None if they are not tracked.
+    """
+    is_sent = where is not None and where.startswith("http")
+    there = f"; {'on' if is_sent else 'to upload to'} Weights & Biases: {where}" if where else ""
+    print(f"Results: {folder}{there}")
+
+
+def say_results(made: Result, where: str | None, quiet: bool) -> None:
+    """Print the tables, a sentence for each question, and where the results are.
+
+    Args:
+        made: The results.
+        where: Address on Weights & Biases, if they were logged there.
+        quiet: Whether the tables are left out.
+    """
+    from probing.runtime import terminal
+
+    if not quiet:
+        terminal.show(*made.tables())
+    for line in made.conclusions():
+        print(line)
+    say_where(made.folder, where)
+
+
+def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:
+    """Return the path of a folder that exists or can be made, and that can be written.
+
+    Raises:
+        UserError: If it is not a folder or cannot be written.
+    """
+    path = folder(path, typed)
+    there = next(part for part in (path, *path.parents) if part.exists())
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise UserError(f"`{typed}` cannot be written ({there} is read-only for you); {way_out}.")
+    return path
+
+
+def only_accelerator(trainer: Mapping[str, Any], what: str) -> None:
+    """Refuse arguments of the Trainer other than the accelerator, for a command that runs in one process.
+
+    Args:
+        trainer: The arguments.
+        what: The command.
+
+    Raises:
+        UserError: If there is another one than the accelerator.
+    """
+    if wrong := set(trainer) - {"accelerator"}:
+        several = ["`extract`", *(f"`{name}`" for name in study_names() if study_of(name).in_several_processes)]
+        raise UserError(
+            f"`--trainer.{min(wrong)}`: `{what}` runs in one process and takes only `--trainer.accelerator`; "
+            f"{listed(several)} run in several processes."
+        )
 
 
 @dataclass(frozen=True)

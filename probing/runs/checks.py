@@ -1,27 +1,73 @@
-"""What a run of `fit` or `probe` must hold to be read: the types of its documents, and that its files agree.
-
-A file that was cut, edited or taken from another run is refused here, where it is read, so that no number comes from
-it; a change within the last digits of a cell alone is not noticed.
-"""
+"""What a folder holds, and what a run of `fit` or `probe` must hold to be read."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.models.site_names import NEURON
-from probing.results.cells import without_nan
+from probing.errors import RunError, UserError, as_clause
+from probing.models.layers import NEURON
 from probing.results.schema import Row
-from probing.runs.reading import reading
-from probing.runtime.regular_files import regular
+from probing.results.shown import without_nan
+from probing.runs.folder import PARTIAL, read_json
+from probing.runtime.files import regular
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from probing.transforms.affine import Transform
+    from probing.probes.transforms import Transform
+
+
+def kind_of(folder: Path, wrote: str) -> str | None:
+    """Return what kind of results a folder holds, as its `results.json` names it; None for a run of `fit` or `probe`.
+
+    Args:
+        folder: The folder.
+        wrote: The commands that write such a folder, for the message.
+
+    Raises:
+        UserError: If it holds no finished results, or is damaged.
+    """
+    if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
+        partial = folder.with_name(folder.name + PARTIAL)
+        hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
+        found = "is no finished run" if folder.exists() else "does not exist"
+        raise UserError(f"`{folder}` {found}: expected a folder that {wrote} wrote{hint}.")
+    with reading(folder):
+        kind = read_json(folder / "results.json").get("kind")
+        if not isinstance(kind, str | None):
+            raise ValueError("results.json names no kind of results")
+        return kind
+
+
+def leaves_out_first(config: Mapping[str, Any]) -> bool:
+    """Return whether a run leaves out first tokens; runs of earlier versions, which lack the option, do not."""
+    return bool(config.get("first_token") == "exclude")
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turn any error while a folder is read, or its tables are shown, into a message that it is damaged.
+
+    Raises:
+        UserError: If something fails.
+    """
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except KeyError as error:
+        raise UserError(f"`{folder}` is damaged (there is no {error} in it); repeat the run.") from error
+    except OSError as error:
+        what = f"{Path(error.filename).name}: " if error.filename else ""
+        raise UserError(f"`{folder}` is damaged ({what}{as_clause(error)}); repeat the run.") from error
+    except Exception as error:  # what libraries raise of values that nobody foresaw
+        raise UserError(f"`{folder}` is damaged ({as_clause(error)}); repeat the run.") from error
+
 
 _LARGEST = 2**63 - 1
 # Columns that hold a finite number in every row.
@@ -243,7 +289,7 @@ def read_transforms(folder: Path, layers: Sequence[int], d_model: int) -> dict[i
     Raises:
         UserError: If one is missing, of another width, or has numbers that are not finite.
     """
-    from probing.transforms.affine import load
+    from probing.probes.transforms import load
 
     with reading(folder):
         found = load(regular(folder / "transform.safetensors"))

@@ -18,11 +18,10 @@ from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import LONGEST, tokenize
 from probing.cli.options import ProbeOptions, as_options
 from probing.comparison.matching import Method
+from probing.comparison.nulls import RotationNull, rotation_null
 from probing.comparison.pairs import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_clusters
-from probing.comparison.random_bases import RotationNull, rotation_null
 from probing.corpus import Corpus
-from probing.corpus.sides import read_corpora
-from probing.corpus.splits import Split
+from probing.corpus.splits import Split, read_corpora
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import label as label_tokens
 from probing.errors import RunError, UserError
@@ -35,16 +34,15 @@ from probing.models import (
     resolve_model,
     site_of,
 )
-from probing.probes.options import training_of
+from probing.probes.erasure import transformed
+from probing.probes.penalty_path import training_of
 from probing.probes.recipe import Progress, Training, no_progress
 from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
-from probing.runs.checks import read_transforms
-from probing.runs.reading import leaves_out_first
+from probing.runs.checks import leaves_out_first, read_transforms
 from probing.runs.run import Run, layers_of
 from probing.runtime.terminal import training_progress
 from probing.tasks import Labels, load_task, short_name
-from probing.transforms.of_examples import transformed
 
 Say = Callable[[str], None]
 

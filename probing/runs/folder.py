@@ -1,15 +1,104 @@
-"""The folder of a run that is being written: either whole or visibly partial."""
+"""Folders of results: whole or visibly partial, continued after an interruption; their documents are read strictly."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import shutil
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from probing.errors import RunError, UserError
+from probing.errors import RunError, UserError, as_clause
+from probing.runtime.files import regular
+
+# Most values of a document: the largest that is written has some ten thousand.
+MOST = 1_000_000
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file that holds a mapping.
+
+    Raises:
+        ValueError: If it holds something else, a name twice, or a number that is not finite; the message names it.
+        OSError: If it cannot be read.
+    """
+
+    def refused(text: str) -> Any:
+        raise ValueError(f"{text} is no number")
+
+    return _mapping(path, lambda text: json.loads(text, object_pairs_hook=_distinct, parse_constant=refused))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the content of a YAML file that holds a mapping.
+
+    Raises:
+        ValueError: If it holds something else, a name twice, or a number that is not finite; the message names it.
+        OSError: If it cannot be read.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            _distinct([(key.value, value) for key, value in node.value])
+            return super().construct_mapping(node, deep)
+
+    def load(text: str) -> Any:
+        try:
+            return Loader(text).get_single_data()
+        except yaml.YAMLError as error:
+            raise ValueError(" ".join(str(error).split())) from None
+
+    return _mapping(path, load)
+
+
+def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
+    text = regular(path).read_text(encoding="utf-8")
+    try:
+        found = load(text)
+        for n, value in enumerate(_values(found)):
+            if n >= MOST:
+                raise ValueError(f"more than {MOST:,} values")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{value} is no finite number")
+            if isinstance(value, str) and not _is_text(value):
+                raise ValueError(f"{value!r:.60} is no text")
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ValueError(f"{path.name} holds no names with values")
+    return found
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """Yield a value, the names and values in it, and so on."""
+    yield value
+    for part in (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _values(part)
+
+
+def _distinct(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1][:1] if len({*map(repr, names)}) < len(names) else []:
+        raise ValueError(f"`{twice[0]}` is there twice")
+    return dict(pairs)
+
+
+def _is_text(text: str) -> bool:
+    """Whether a text can be written in UTF-8, where names of files may have bytes that are none."""
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 PARTIAL = ".partial"
 
@@ -121,3 +210,108 @@ def _is_partial(final: Path) -> UserError:
         f"`--name {final.name}`: {final.with_name(final.name + PARTIAL)} exists: a run of this name is under way "
         "or was interrupted; remove that folder or choose another name."
     )
+
+
+_DEFINITION = "definition.json"
+
+
+class ResumableFolder:
+    """A folder that is new or continued.
+
+    Args:
+        runs: The folder of runs.
+        name: Its name.
+        definition: Everything that decides what is written into it.
+
+    Raises:
+        UserError: If the name is taken by something else, or the folder cannot be made.
+    """
+
+    # What the folder holds, and what it may belong to instead, for messages.
+    what, other = "run", "a run with other options, or of another text"
+    # The part of it without which nothing would be lost.
+    work = "checkpoints"
+    # What is removed when everything is whole.
+    temporary: tuple[str, ...] = (_DEFINITION,)
+
+    def __init__(self, runs: Path, name: str, definition: Mapping[str, Any]) -> None:
+        self.final = check_plain(runs, name)
+        self.path = self.final.with_name(name + PARTIAL)
+        self.definition = json.loads(json.dumps(definition, sort_keys=True, default=str))
+        if os.path.lexists(self.final):
+            raise UserError(
+                f"`--name {name}`: {self.final} exists and runs are never changed; choose another name for the "
+                f"{self.what}."
+            )
+        if self.path.exists() and self._stored() not in (None, self.definition):
+            raise UserError(f"`--name {name}`: {self.path} belongs to {self.other}; remove it or choose another name.")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the folder against other processes.
+
+        Raises:
+            UserError: If another process is writing it, or the folder cannot be made.
+        """
+        from filelock import FileLock, Timeout
+
+        try:
+            self.begin()
+            lock = FileLock(self.path / ".lock")
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError(
+                f"`--name {self.final.name}`: another process is running this {self.what} ({self.path}); wait for it, "
+                "or choose another name."
+            ) from None
+        except OSError as error:
+            raise UserError(
+                f"`--runs {self.final.parent}` cannot be written ({as_clause(error)}); name a writable folder."
+            ) from None
+        try:
+            if self._stored() is None:
+                temporary = self.path / f"{_DEFINITION}.new"
+                temporary.write_text(json.dumps(self.definition, indent=2), encoding="utf-8")
+                temporary.replace(self.path / _DEFINITION)
+            yield
+        finally:
+            lock.release()
+
+    def begin(self) -> None:
+        """Make the folder."""
+        (self.path / self.work).mkdir(parents=True, exist_ok=True)
+
+    def discard(self) -> None:
+        """Remove the folder if there is no work in it; otherwise the same command continues it."""
+        if self.is_empty():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def finish(self) -> Path:
+        """Rename the folder to its final name and return the new path.
+
+        Raises:
+            RunError: If something of that name has been made meanwhile.
+        """
+        for left in (".lock", *self.temporary):
+            (self.path / left).unlink(missing_ok=True)
+        return rename_whole(self.path, self.final, self.what)
+
+    def is_empty(self) -> bool:
+        """Return whether there is no work in the folder yet."""
+        return not any((self.path / self.work).glob("*"))
+
+    def _stored(self) -> Any:
+        """Return the definition in the folder, None if there is none yet."""
+        try:
+            return json.loads((self.path / _DEFINITION).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None if self.is_empty() else ()
+        except (OSError, ValueError):
+            return ()
+
+
+def free_name(runs: Path, stem: str) -> str:
+    """Return a name with the time that nothing in the folder of runs has."""
+    stem = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (stem, *(f"{stem}-{i}" for i in range(2, 1000)))
+    return next(name for name in names if not any(os.path.lexists(runs / (name + end)) for end in ("", PARTIAL)))

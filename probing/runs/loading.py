@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError
-from probing.runs.finished_rankings import read_rankings
-from probing.runs.reading import kind_of, reading
+from probing.runs.checks import kind_of, reading
+from probing.runs.rankings import read_rankings
 from probing.runs.registry import study_names, study_of_kind
 from probing.runs.run import read_run
 

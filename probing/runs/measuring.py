@@ -14,15 +14,14 @@ from probing.evidence.retraining import Retraining, strengthened
 from probing.evidence.stability import PENALTIES
 from probing.evidence.table import Evidence, collect_evidence
 from probing.probes.online_code import online_code
-from probing.probes.options import penalised
+from probing.probes.penalty_path import penalised
 from probing.probes.recipe import Lbfgs, Progress, Training
 from probing.probes.training import LayerFit, train_controls, train_probes
-from probing.rankings.contributions import mean_contribution
+from probing.rankings.contributions import control_task_shares, mean_contribution
 from probing.rankings.heads import head_rows
-from probing.rankings.selectivity import control_task_shares
 from probing.runs.numbers import measure_numbers
 from probing.runs.results import AnyMeasured, Measured
-from probing.runtime.stopwatch import Stopwatch
+from probing.runtime.machine import Stopwatch
 
 
 @dataclass(frozen=True)

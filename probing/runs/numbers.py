@@ -12,18 +12,18 @@ from torch import Tensor
 
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
-from probing.evidence.leave_one_out import with_corrected
 from probing.evidence.numbers import (
     NumberEvidence,
     collect_number_evidence,
     with_number_removals,
     with_number_replicates,
 )
+from probing.evidence.removal import with_corrected
 from probing.evidence.table import neuron_table
 from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
 from probing.rankings.contributions import class_contributions, mean_contribution
 from probing.rankings.heads import head_contributions
-from probing.runtime.stopwatch import Stopwatch
+from probing.runtime.machine import Stopwatch
 from probing.statistics.intervals import ratio_interval
 from probing.statistics.sample_size import size_columns
 from probing.tables.columns import r2_flag

@@ -15,20 +15,19 @@ from torch import Tensor
 from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.corpus.cells import check_text
+from probing.corpus.rows import check_text
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Activations, Examples, read
-from probing.data.sentences import SentenceVectors
+from probing.data.words import SentenceVectors
 from probing.errors import UserError
 from probing.models import ModelSource, SiteName, resolve_model, site_of
+from probing.probes.erasure import Changed
 from probing.results.rows import Table
-from probing.runs.checks import read_transforms
-from probing.runs.reading import leaves_out_first
+from probing.runs.checks import leaves_out_first, read_transforms
 from probing.runtime import terminal
-from probing.runtime.distributed import refuse_several
-from probing.schemas.probes import PREDICTIONS
+from probing.runtime.processes import refuse_several
+from probing.tables.schema import PREDICTIONS
 from probing.tasks import SentenceTask, TokenTask, load_task
-from probing.transforms.erasure import Changed
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from probing.data.examples import Sides
-from probing.rankings import evaluation, neuron_counts
+from probing.rankings import evaluation
+from probing.rankings import evaluation as neuron_counts
 from probing.rankings.methods import METHODS, LayerData, Ranking, read_layer
 from probing.runs.finished import check_contributions, penalty_of, probe_weight
 from probing.runs.rankings import ranking_rows

@@ -1,18 +1,20 @@
-"""The folder `rankings` of a run: each file is replaced as a whole and keeps the rows of earlier commands."""
+"""The rankings that `rank` made of a run: their files, and their form in Python."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from probing.errors import UserError
-from probing.results.csv_files import read_csv, write_csv
+from probing.results.rows import Table, read_csv, read_measured, write_csv
 from probing.results.schema import Schema
-from probing.runs.run import Row, Run
-from probing.runtime.replaced_files import replacing
-from probing.schemas.probes import CURVES
+from probing.runs.checks import check_ranking
+from probing.runs.run import Row, Run, layers_of
+from probing.runs.study import Result, Study
+from probing.runtime.files import replacing
+from probing.tables.schema import CURVES, ERASURE, EVALUATION, RANKING
 from probing.tasks import short_name
 
 RANKING_KEY = ("layer", "neuron")
@@ -76,3 +78,65 @@ def _merged(path: Path, rows: Sequence[Row], schema: Schema, key: Sequence[str])
     new = {identity(row) for row in rows}
     kept = [row for row in read_csv(path, schema) if identity(row) not in new] if path.is_file() else []
     return sorted([*kept, *rows], key=lambda row: int(row["layer"]))
+
+
+class Rank(Study):
+    """Rankings of a finished run by other methods, and what probes read from their first neurons."""
+
+    name, kind, title = "rank", "rankings", "Rankings"
+    function = "probing.studies.fit.rank:rank"
+    schemas = RANKING, EVALUATION, ERASURE, CURVES
+    page = "rankings.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "curves_LL.png, .pdf": "Accuracy with, and without, the first k neurons of each ranking."
+    }
+
+    def tables(self, made: Result) -> list[Any]:
+        """Return the rankings side by side, and what was measured of them."""
+        from probing.tables.rankings import curves_tables, erasure_tables, evaluation_tables, rankings_tables
+
+        return [
+            *rankings_tables(vars(made)["rankings"]),
+            *evaluation_tables(made.evaluation),
+            *erasure_tables(made.erasure),
+            *curves_tables(made.curves),
+        ]
+
+    def conclusions(self, made: Result) -> list[str]:
+        """Return how many neurons of each ranking are enough."""
+        from probing.tables.rankings import curves_lines
+
+        return curves_lines(made.curves)
+
+
+RANK = Rank()
+
+
+class Rankings(Result):
+    """The rankings that `rank` made of a run, and what it measured of them.
+
+    Args:
+        run: The run.
+        folder: Folder of the rankings, `rankings` in the run's folder.
+        rankings: For each method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
+        others: The tables `evaluation`, `erasure` and `curves`, where they were asked for.
+    """
+
+    def __init__(self, run: Run, folder: Path, rankings: Mapping[str, Table], others: Mapping[str, Table]) -> None:
+        super().__init__(RANK, folder, run.config, run.results, others)
+        self.rankings = dict(rankings)
+
+
+def read_rankings(folder: Path, run: Run) -> Rankings:
+    """Read everything that `rank` has added to a run.
+
+    Raises:
+        ValueError: If a ranking does not rank every neuron of its layers.
+    """
+    others = {schema.name: schema for schema in (EVALUATION, ERASURE, CURVES)}
+    found = {path.stem: read_measured(path, others.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
+    rankings = {name: table for name, table in found.items() if name not in others}
+    for name, rows in rankings.items():
+        ranked = list(dict.fromkeys(row["layer"] for row in rows))
+        check_ranking(f"{name}.csv", rows, [layer for layer in layers_of(run) if layer in ranked])
+    return Rankings(run, folder, rankings, {name: table for name, table in found.items() if name in others})

@@ -14,19 +14,19 @@ GROUP = "probing.studies"
 # The studies of this package in the order of the usage text, imported when they are asked for.
 _OWN = {
     "fit": "probing.runs.run:FIT",
-    "rank": "probing.runs.finished_rankings:RANK",
-    "compare": "probing.studies.compare:COMPARE",
-    "sweep": "probing.studies.sweep:SWEEP",
-    "geometry": "probing.studies.geometry:GEOMETRY",
-    "attention": "probing.studies.attention:ATTENTION",
-    "disable": "probing.studies.disabling:DISABLE",
-    "hierarchy": "probing.studies.hierarchy:HIERARCHY",
-    "cloze": "probing.studies.cloze:CLOZE",
-    "pretrain": "probing.studies.pretrain:PRETRAIN",
-    "series": "probing.studies.series:SERIES",
-    "wic": "probing.studies.downstream:WIC",
-    "sts": "probing.studies.downstream:STS",
-    "reproduce": "probing.studies.claims:REPRODUCE",
+    "rank": "probing.runs.rankings:RANK",
+    "compare": "probing.studies.compare.study:COMPARE",
+    "sweep": "probing.studies.sweep.study:SWEEP",
+    "geometry": "probing.studies.geometry.study:GEOMETRY",
+    "attention": "probing.studies.attention.study:ATTENTION",
+    "disable": "probing.studies.disable.study:DISABLE",
+    "hierarchy": "probing.studies.hierarchy.study:HIERARCHY",
+    "cloze": "probing.studies.cloze.study:CLOZE",
+    "pretrain": "probing.studies.pretrain.study:PRETRAIN",
+    "series": "probing.studies.series.study:SERIES",
+    "wic": "probing.studies.similarity.study:WIC",
+    "sts": "probing.studies.similarity.study:STS",
+    "reproduce": "probing.studies.claims.study:REPRODUCE",
 }
 
 

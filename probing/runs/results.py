@@ -13,34 +13,31 @@ import torch
 import yaml
 from torch import Tensor
 
-from probing.cache.tensor_files import tensor_file
-from probing.data.constant_answer import constant_cross_entropy_by_sentence
+from probing.cache.files import tensor_file
 from probing.data.examples import Examples, Sides
-from probing.evidence.leave_one_out import with_corrected
-from probing.evidence.separation_given import compared_with
-from probing.evidence.table import Evidence, neuron_table
+from probing.data.labelling import constant_cross_entropy_by_sentence
+from probing.evidence.removal import with_corrected
+from probing.evidence.table import Evidence, compared_with, neuron_table
 from probing.figures.formats import USUAL
 from probing.figures.probes import write_figures
+from probing.probes.erasure import Changed
 from probing.probes.online_code import CodeLength
 from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit
-from probing.rankings.by_class import class_rows
-from probing.rankings.contributions import class_contributions
-from probing.results.cells import without_nan
-from probing.results.csv_files import write_csv
+from probing.probes.transforms import Transform
+from probing.rankings.contributions import class_contributions, class_rows
+from probing.results.rows import write_csv
+from probing.results.shown import without_nan
 from probing.runs.numbers import MeasuredNumbers
-from probing.runtime.versions import versions
-from probing.schemas.probes import ACCURACY, CLASSES, HEADS, NEURONS, NUMBER_NEURONS, NUMBERS, POSITIONS
-from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval
-from probing.statistics.neighbours import correlation_of_neighbours
-from probing.statistics.random_draws import widened
+from probing.runtime.installation import versions
+from probing.statistics.chance import correlation_of_neighbours
+from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval, widened
 from probing.statistics.sample_size import size_columns
 from probing.tables.columns import (
     accuracy_flag,
 )
+from probing.tables.schema import ACCURACY, CLASSES, HEADS, NEURONS, NUMBER_NEURONS, NUMBERS, POSITIONS
 from probing.tasks import short_name
-from probing.transforms.affine import Transform
-from probing.transforms.erasure import Changed
 
 
 @dataclass(frozen=True)

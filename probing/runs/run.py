@@ -8,29 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from probing.errors import UserError
-from probing.models.site_names import site_of, what_is_a_neuron
-from probing.results.csv_files import read_csv
-from probing.results.rows import Table
+from probing.models.layers import site_of, what_is_a_neuron
+from probing.results.rows import Table, read_csv
 from probing.results.schema import Row, Schema
-from probing.runs.checks import check_documents, check_parts, check_tables, check_tensors, read_tensor
-from probing.runs.documents import read_json, read_yaml
-from probing.runs.reading import kind_of, reading
-from probing.runs.result import Result
-from probing.runs.study import Study
-from probing.schemas.probes import ACCURACY, CLASSES, HEADS, NEURONS, NUMBER_NEURONS, NUMBERS, POSITIONS
+from probing.runs.checks import check_documents, check_parts, check_tables, check_tensors, kind_of, read_tensor, reading
+from probing.runs.folder import read_json, read_yaml
+from probing.runs.study import Result, Study
+from probing.tables.schema import ACCURACY, CLASSES, HEADS, NEURONS, NUMBER_NEURONS, NUMBERS, POSITIONS
 from probing.tasks import short_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from probing.corpus.sides import GroupBy
+    from probing.corpus.splits import GroupBy
 
 
 class Fit(Study):
     """Probes of each layer, and the neurons that they read."""
 
     name, kind, title = "fit", "run", "Probes"
-    function = "probing.commands.fit:fit"
+    function = "probing.studies.fit.command:fit"
     in_several_processes = True
     schemas = ACCURACY, NEURONS, POSITIONS, CLASSES, HEADS
     page = "concepts.md"
@@ -59,7 +56,7 @@ class Fit(Study):
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what the accuracies say, and then the rankings, layer by layer."""
-        from probing.tables.run_conclusions import ranking_conclusions
+        from probing.tables.conclusions import ranking_conclusions
 
         task = short_name(made.config)
         ranked = ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config)
@@ -170,7 +167,7 @@ class Run(Result):
         Raises:
             UserError: If the run was made from arrays, or its corpus has changed or is gone.
         """
-        from probing.corpus.sides import read_corpora
+        from probing.corpus.splits import read_corpora
 
         of_text(self)
         try:

@@ -14,8 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from probing.errors import RunError, as_clause
-from probing.runtime.distributed import is_main_process
-from probing.runtime.memory import heap_is_set_aside, set_heap_aside
+from probing.runtime.machine import heap_is_set_aside, set_heap_aside
+from probing.runtime.processes import is_main_process
 
 # Width of tables where the output is not a terminal.
 PLAIN_WIDTH = 110

@@ -13,8 +13,8 @@ import pytorch_lightning as pl
 import torch
 
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
-from probing.runtime.distributed import end_together, launched
-from probing.runtime.float64 import float64_device
+from probing.runtime.arithmetic import float64_device
+from probing.runtime.processes import end_together, launched
 
 # Arguments of Lightning's Trainer that both solvers honour. Adam, which trains on mini-batches, honours further ones.
 HONOURED = {

@@ -10,6 +10,7 @@ and their simulated coverage.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -312,3 +313,21 @@ def few_sentences(n: int, what: str = "test sentence") -> str | None:
         return None
     found = f"1 {what} is" if n == 1 else f"{n} {what}s are"
     return FEW.format(found=found, least=MIN_SENTENCES)
+
+
+def widened(value: float, interval: tuple[float, float], draws: Sequence[float]) -> tuple[float, float]:
+    """Widen an interval that holds for the given draws only, so that it also covers the variation between draws.
+
+    At each end, the distances of two intervals from the value are combined as the root of their sum of squares (Zou &
+    Donner 2008): the distance of the given interval, and that of Student's t interval for the mean over draws.
+
+    Args:
+        value: The estimate that the interval belongs to.
+        interval: Lower and upper end.
+        draws: Estimate of each draw. A single draw does not show how much draws vary, and leaves the interval as it is.
+    """
+    if len(draws) < 2:
+        return interval
+    reach = stdtrit(len(draws) - 1, (1 + LEVEL) / 2) * np.std(draws, ddof=1) / math.sqrt(len(draws))
+    low, high = interval
+    return value - math.hypot(value - low, reach), value + math.hypot(high - value, reach)

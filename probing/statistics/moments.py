@@ -1,15 +1,77 @@
-"""Moments of a layer's neurons, streamed."""
+"""Moments of a layer's neurons, streamed: of all tokens and of classes, and the scaled space that they define."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from probing.statistics.running_mean import ROWS, RunningMean
+# Number of vectors to multiply at a time: intermediate results then stay in the processor's cache, and no sum of
+# float32 products is longer.
+ROWS = 2048
+
+
+class RunningMean:
+    """Takes batches of vectors and returns rows whose outer products add up to the scatter matrix of all vectors.
+
+    Two sets of vectors, of n and m members, together have the scatter S + T + n m / (n + m) d d', where S and T are
+    their scatters and d is the difference of their means (Chan, Golub & LeVeque 1979, equation 1.5). The last term is
+    the outer product of one more row. A scatter is thus a sum of outer products, and nothing is ever subtracted from
+    it. So no sum of squares is negative, a neuron that never varies has exactly 0 if its value is a float32 number, and
+    a neuron that hardly varies around a large mean keeps its precision.
+
+    Args:
+        shape: Shape of the mean, such as (d_model,) or (n_layers, d_model).
+    """
+
+    def __init__(self, *shape: int) -> None:
+        self.n = 0
+        self.mean = torch.zeros(shape, dtype=torch.float64)
+
+    def update(self, vectors: Tensor) -> Tensor:
+        """Add vectors and return their deviations.
+
+        Args:
+            vectors: Shape (..., n, d_model), float32 or float64; n may be 0.
+
+        Returns:
+            Shape (..., n + 1, d_model), of the same dtype: each vector minus the mean of the batch, and one row for the
+            distance of that mean from the mean of all earlier batches. Without vectors there are no rows.
+        """
+        n, dtype = vectors.shape[-2], vectors.dtype
+        if n == 0:
+            return vectors
+        mean = vectors.mean(-2, dtype=torch.float64)
+        difference, total = mean - self.mean, self.n + n
+        deviations = vectors.new_empty(*mean.shape[:-1], n + 1, mean.shape[-1])
+        own, rounded = deviations[..., :n, :], mean.to(dtype)
+        # In two steps: the first is exact where a neuron hardly varies, the second corrects the rounding of the mean.
+        torch.sub(vectors, rounded.unsqueeze(-2), out=own)
+        own -= (mean - rounded).to(dtype).unsqueeze(-2)
+        deviations[..., n, :] = difference * (self.n * n / total) ** 0.5
+        self.mean += difference * (n / total)
+        self.n = total
+        return deviations
+
+    def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+        """All-reduce number and mean of the vectors of all processes.
+
+        Args:
+            sum_over_ranks: Returns the sum of a tensor over all processes.
+
+        Returns:
+            A row, shape (..., 1, d_model), float64. Each process adds its outer product to its own scatter before the
+            scatters of all processes are summed.
+        """
+        n, own = self.n, self.mean
+        self.n = int(sum_over_ranks(torch.tensor(n)))
+        self.mean = sum_over_ranks(n * own) / max(self.n, 1)
+        return (own - self.mean).unsqueeze(-2) * n**0.5
+
 
 # A neuron is dead whose sd is at most this fraction of its size: ten times the rounding error of a float32 constant. So
 # is one whose sd is at most this fraction of the median, which is lost where it is added to others in float32.
@@ -184,3 +246,128 @@ def hardly_vary(sd: Tensor, size: Tensor) -> Tensor:
         size: Its root mean square or absolute mean, shape (d_model,).
     """
     return sd <= ROUNDING * torch.maximum(sd.median(), size)
+
+
+@dataclass(frozen=True)
+class ClassMoments:
+    """Mean and scatter matrix of the tokens of each class.
+
+    Args:
+        counts: Number of tokens of each class, shape (n_classes,), float64.
+        mean: Mean of each class, shape (n_classes, d_model), float64; 0 for a class without tokens.
+        scatter: Sum over the class's tokens of (v - mean)(v - mean)', shape (n_classes, d_model, d_model), float64.
+    """
+
+    counts: Tensor
+    mean: Tensor
+    scatter: Tensor
+
+    @property
+    def within(self) -> Tensor:
+        """Sum of squares within classes, shape (d_model,)."""
+        return self.scatter.diagonal(dim1=1, dim2=2).sum(0)
+
+    @property
+    def between(self) -> Tensor:
+        """Sum of squares of the class means around the mean of all tokens, shape (d_model,)."""
+        mean = (self.counts @ self.mean) / self.counts.sum()
+        return self.counts @ (self.mean - mean).square()
+
+    @cached_property
+    def pooled(self) -> Tensor:
+        """Covariance within classes, pooled over all classes, shape (d_model, d_model)."""
+        return self.scatter.sum(0) / self.counts.sum()
+
+
+class ClassMomentsAccumulator:
+    """Takes batches of one layer and returns the moments of its classes; holds n_classes x d_model^2 numbers.
+
+    Everything is summed in float64 because scatter matrices are inverted: where neurons nearly repeat each other,
+    rounding to float32 can leave a matrix that is singular or not positive definite.
+
+    Args:
+        d_model: Number of neurons.
+        n_classes: Number of classes.
+    """
+
+    def __init__(self, d_model: int, n_classes: int) -> None:
+        self.means = [RunningMean(d_model) for _ in range(n_classes)]
+        self.scatter = torch.zeros(n_classes, d_model, d_model, dtype=torch.float64)
+
+    def update(self, hidden_states: Tensor, labels: Tensor) -> None:
+        """Add tokens and their labels, shapes (n, d_model) and (n,); tokens labelled -1 are ignored."""
+        by_class = labels.argsort(stable=True)[int((labels < 0).sum()) :]
+        counts = labels[by_class].bincount(minlength=len(self.means))
+        parts = hidden_states[by_class].split(counts.tolist())
+        for mean, scatter, states in zip(self.means, self.scatter, parts, strict=True):
+            deviations = mean.update(states.double())
+            scatter.addmm_(deviations.T, deviations)
+
+    def result(self) -> ClassMoments:
+        """Return the moments of all tokens added."""
+        counts = torch.tensor([mean.n for mean in self.means], dtype=torch.float64)
+        return ClassMoments(counts, torch.stack([mean.mean for mean in self.means]), self.scatter)
+
+
+PenaltySpace = Literal["sd", "rms", "raw"]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Divides each neuron of a layer by its scale; a dead neuron becomes 0.
+
+    With u the scaled weight and s the scale, the weight on raw hidden states is w = u / s, so that both give the same
+    logits: u . (v / s) = w . v.
+
+    Args:
+        moments: Moments of the layer's training tokens.
+        space: `sd` divides by the standard deviation, `rms` by the root mean square, `raw` by nothing.
+    """
+
+    moments: Moments
+    space: PenaltySpace
+
+    @property
+    def inverse(self) -> Tensor:
+        """1 / scale of each neuron, and 0 for dead neurons, shape (d_model,), float64."""
+        sd = self.moments.sd
+        scale = {"sd": sd, "rms": self.moments.rms, "raw": torch.ones_like(sd)}[self.space]
+        return torch.where(self.moments.dead, 0.0, 1 / scale)
+
+    def features(self, hidden_states: Tensor) -> Tensor:
+        """Return scaled hidden states, shape (..., d_model)."""
+        return hidden_states * self.inverse.to(hidden_states)
+
+    def products(self, products: Tensor) -> Tensor:
+        """Return second moments or covariances of scaled neurons.
+
+        Args:
+            products: The same of raw hidden states, shape (..., d_model, d_model).
+        """
+        inverse = self.inverse.to(products)
+        return inverse[:, None] * products * inverse
+
+    @property
+    def axes(self) -> PrincipalAxes:
+        """Principal axes of the second moment of scaled neurons, computed once for these moments."""
+        kept = self.moments.axes
+        if self.space not in kept:
+            kept[self.space] = PrincipalAxes.of(self.products(self.moments.second_moment))
+        return kept[self.space]
+
+    def scaled_weight(self, weight: Tensor) -> Tensor:
+        """Return the weight on scaled neurons, 0 for dead ones.
+
+        Args:
+            weight: Weight on raw hidden states, shape (..., d_model).
+        """
+        inverse = self.inverse.to(weight)
+        return torch.where(inverse > 0, weight / inverse, 0.0)
+
+    def raw_weight(self, scaled_weight: Tensor) -> Tensor:
+        """Return the weight on raw hidden states, 0 for dead neurons.
+
+        Args:
+            scaled_weight: Weight on scaled neurons, shape (..., d_model).
+        """
+        return scaled_weight * self.inverse.to(scaled_weight)

@@ -1,4 +1,4 @@
-"""Sentences on what the numbers of a layer support: on its first neuron, and compared with its controls."""
+"""Sentences on what the numbers of a layer and the rankings of a run support, and what its intervals hold for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.cells import ends, in_brackets, interval, shown
+from probing.results.schema import Row
+from probing.results.shown import ends, in_brackets, interval, layers_named, listed, shown
+from probing.statistics.intervals import few_sentences
 from probing.statistics.rank_similarity import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES
 from probing.tables.columns import (
     BELOW_RESOLUTION,
@@ -20,7 +22,6 @@ from probing.tables.columns import (
     with_intercept,
 )
 from probing.tables.evidence_sentences import ALPHA, say
-from probing.tables.wording import layers_named, listed
 
 # A centred contribution within this share of the contribution itself counts as nearly unchanged.
 UNCHANGED = 0.05
@@ -299,3 +300,74 @@ def _called(name: str, words: str) -> str:
         "others_clipped": "other neurons clipped", "given": "what is held fixed alone",
     }  # fmt: skip
     return noun.get(name, f"the {words}")
+
+
+def few_clusters(results: Mapping[str, Any]) -> str | None:
+    """Return a sentence that tells the reader why a run has no intervals; None where it has them.
+
+    Args:
+        results: The content of the run's `results.json`.
+    """
+    over = _over(results)
+    return few_sentences(over["n"], f"test {over['unit']}")
+
+
+def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
+    """Return what a run's intervals are over, or why there are none, and what speaks against independent units.
+
+    Args:
+        results: The content of the run's `results.json`.
+        test_corpus: Name of the test corpus, if it is not the training corpus.
+    """
+    return " ".join(filter(None, (_held_over(results, test_corpus), _dependence(results))))
+
+
+def _held_over(results: Mapping[str, Any], test_corpus: str | None) -> str:
+    if few := few_clusters(results):
+        return few
+    over = _over(results)
+    if over["unit"] in ("row", "group"):  # from arrays, whose origin is not known
+        return say("over_arrays", **over)
+    if not test_corpus:
+        if over["unit"] == "document":
+            return say("over_documents" if results.get("split_by") == "document" else "over_shared_documents", **over)
+        if n_documents := results.get("cache", {}).get("test", {}).get("n_documents"):
+            return say("over_sentences_of_documents", **over, n_documents=n_documents)
+    of = test_corpus if test_corpus else "the same corpus; --test_corpus tests on another text"
+    return say("over_units", **over, of=of)
+
+
+def _dependence(results: Mapping[str, Any]) -> str | None:
+    if (correlation := results.get("correlation_of_neighbours")) is None:
+        return None
+    unit = _over(results)["unit"]
+    advice = say("give_groups" if unit == "row" else "mark_documents")
+    return say("neighbours", unit=unit, correlation=correlation, advice=advice)
+
+
+def _over(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    # Earlier versions did not record it: their intervals are over sentences.
+    over: Mapping[str, Any] | None = results.get("intervals_over")
+    return over or {"unit": "sentence", "n": results["n_sentences"]["test"]}
+
+
+def ranking_conclusions(
+    accuracy: Sequence[Row], neurons: Sequence[Row], task: str, results: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[str]:
+    """Return the conclusion on the ranking of each layer, and what all of them hold for.
+
+    Args:
+        accuracy: Rows of `accuracy.csv`.
+        neurons: Rows of `neurons.csv`.
+        task: Name of the task.
+        results: The content of `results.json`.
+        config: The resolved configuration.
+    """
+    lines: list[str] = []
+    for row, fitted in zip(accuracy, results["layers"], strict=True):
+        ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
+        lines += [conclusion(ranked, task, row, given_words(config)), overlaps(row, len(ranked))]
+        if not fitted["converged"]:
+            lines.append(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))
+    lines += [*basis(accuracy, task), held_fixed(results, config), scope(results, config["test_corpus"])]
+    return [line for line in lines if line]

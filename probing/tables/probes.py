@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.models.site_names import what_is_a_neuron
-from probing.results.cells import in_brackets, interval, shown
+from probing.models.layers import what_is_a_neuron
 from probing.results.schema import Row
+from probing.results.shown import in_brackets, interval, shown
 from probing.runtime.terminal import plain_table
-from probing.schemas.probes import NEURONS
+from probing.statistics.sample_size import label, size_lines
 from probing.tables.columns import (
     BELOW_RESOLUTION,
     NEGLIGIBLE,
@@ -22,6 +22,7 @@ from probing.tables.columns import (
     with_intercept,
 )
 from probing.tables.evidence_sentences import say
+from probing.tables.schema import NEURONS
 
 # What the headings of the table of accuracies mean.
 _MEANINGS = {
@@ -263,3 +264,43 @@ def _without(row: Row) -> str:
     if NEGLIGIBLE in row["removed"]:
         return NEGLIGIBLE
     return "unresolved" if BELOW_RESOLUTION in row["removed"] else shown(row[score_of_neurons(row).without], "+.4f")
+
+
+MORE_SENTENCES = "Train on more sentences."
+# Adjectives for what `fit --transform` did.
+_DONE = {
+    "clip": "clipped",
+    "whiten": "whitened",
+    "standardise": "standardised",
+    "center": "centred",
+    "all_but_the_top": "without the first components",
+}
+
+
+def transform_lines(transform: str, accuracy: Sequence[Row]) -> list[str]:
+    """Return a line per layer on how the transform of `fit --transform` changed accuracy; nothing for other runs.
+
+    Args:
+        transform: Value of `--transform` in the run's configuration.
+        accuracy: Rows of the run's `accuracy.csv`.
+    """
+    done = _DONE.get(transform)
+    if done is None:
+        return []
+    return [*(_transform_line(row, label(done, [row])) for row in accuracy), *transform_sizes(transform, accuracy)]
+
+
+def transform_sizes(transform: str, accuracy: Sequence[Row]) -> list[str]:
+    """Return on how much text the transform of `fit --transform` was fitted, if it uses a covariance."""
+    return size_lines(({**row, "transform": transform} for row in accuracy), MORE_SENTENCES)
+
+
+def _transform_line(row: Row, done: str) -> str:
+    difference = interval(row, "above_untransformed", " to ", "+.3f")
+    score = score_of(row)
+    plain, others = row[f"untransformed_{score.name}"], f"others_clipped_{score.name}"
+    clipped = say("others_clipped", value=row[others]) if others in row else ""
+    return say(
+        "transformed", layer=row["layer"], done=done, words=score.words, value=row[score.name], plain=plain,
+        difference=in_brackets(difference and f"difference {difference}"), others=clipped,
+    )  # fmt: skip

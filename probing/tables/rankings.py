@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from probing.results.cells import interval
 from probing.results.schema import Row
+from probing.results.shown import interval
 from probing.runtime.terminal import plain_table
 from probing.tables.evidence_sentences import say
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from probing.tasks.base import Labels, Pooling, SentenceTask, Task, TokenTask, has_label, predicts_numbers
-from probing.tasks.checks import classes_of, labels_of, sentences_of, unit_of
-from probing.tasks.loading import GROUP, described, load_task
-from probing.tasks.names import short_name
+from probing.tasks.loading import GROUP, described, load_task, short_name
+from probing.tasks.values import classes_of, labels_of, sentences_of, unit_of
 
 __all__ = [
     "GROUP", "Labels", "Pooling", "SentenceTask", "Task", "TokenTask", "classes_of", "described", "has_label",

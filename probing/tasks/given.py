@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.tasks.base import SentenceTask, TokenTask, predicts_numbers
-from probing.tasks.checks import unit_of
 from probing.tasks.loading import installed, is_own, load_task
+from probing.tasks.values import unit_of
 
 # What stands for the token itself.
 TOKEN = "token"

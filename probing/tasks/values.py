@@ -1,15 +1,19 @@
-"""Labels that a task or an array gives, checked and brought into one form: text, whole numbers, or true and false."""
+"""What a task or an array gives as labels or numbers, checked and brought into one form."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.corpus.cells import check_label, label_of, text_of
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.corpus.rows import check_label, label_of, text_of
 from probing.errors import UserError
+from probing.tasks.base import Labels, SentenceTask, TokenTask, predicts_numbers
 
 # Kinds of numpy arrays in words, for messages.
 _KINDS = {"c": "complex numbers", "S": "bytes", "M": "dates", "m": "durations"}
@@ -41,7 +45,7 @@ class Given(NamedTuple):
 def class_values(values: Any, given: Given) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return labels as one array of int64, bool, or strings as objects, and where there is one.
 
-    What is missing is told by `probing.corpus.cells`: None, NaN, blank text, whole numbers below 0 and masked values.
+    What is missing is told by `probing.corpus.rows`: None, NaN, blank text, whole numbers below 0 and masked values.
     Whole numbers are the same with and without a fraction of 0.
 
     Args:
@@ -135,3 +139,135 @@ def _kind(value: Any) -> type | None:
     if isinstance(value, int | np.integer):
         return int
     return float if isinstance(value, float | np.floating) else None
+
+
+def one_number(unit: str) -> str:
+    """Return what is expected of a task of numbers, for messages."""
+    return f"one finite number for each {unit}, None where there is none"
+
+
+def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the numbers to predict, shape (n,), and where there is one; a number that is not finite is missing.
+
+    Args:
+        values: A list, a tuple, an array, a masked array or a tensor.
+        given: Where it comes from.
+
+    Raises:
+        UserError: If a value is something else than a number or None, or the shape is wrong.
+    """
+    expected = f"{given.verb} {one_number(given.unit)}"
+    if values is None or isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        what = "nothing" if values is None else f"a value of the type {type(values).__name__}"
+        raise UserError(f"{given.subject} {what}; {given.verb} a list or an array with {one_number(given.unit)}.")
+    if isinstance(values, np.ma.MaskedArray):
+        values = values.tolist()
+    array = np.asarray(values, dtype=object if isinstance(values, list | tuple) else None)
+    if array.ndim != 1:
+        raise UserError(f"{given.subject} an array of shape {array.shape}; {expected}, shape (n_{given.unit}s,).")
+    if array.dtype.kind not in "iuf":
+        cells = array.tolist()
+        for i, value in enumerate(cells):
+            if text_of(value) is None:
+                cells[i] = None
+            elif isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+                raise UserError(
+                    f"{given.subject} {value!r:.60} of the type {type(value).__name__} for {given.unit} {i}, counted "
+                    f"from 0, and `numbers` says that labels are numbers; {expected}."
+                )
+        array = np.array(cells, dtype=object)
+    found = array.astype(np.float64)
+    return found, np.isfinite(found)
+
+
+def unit_of(task: TokenTask) -> str:
+    """Return what has a label: a token, or a sentence."""
+    return "sentence" if isinstance(task, SentenceTask) else "token"
+
+
+def sentences_of(task: TokenTask, tokens: Tokens) -> NDArray[np.integer[Any]]:
+    """Return the sentence of each label that a task gives, shape (n_tokens,), or (n_sentences,)."""
+    return np.arange(tokens.n_sentences) if isinstance(task, SentenceTask) else tokens.sentences
+
+
+def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
+    """Return the labels that a task gives, as int64, as an object array of strings, or as float64 where it has numbers.
+
+    Labels of tokens that are true or false are left out at special tokens and at later pieces of words; labels of
+    sentences are left out where a sentence has only special tokens. Tokens that are set aside have no label.
+
+    Returns:
+        Shape (n_tokens,), or (n_sentences,) for a task of sentences.
+
+    Raises:
+        UserError: If the task returns something else than one label for each token or sentence, or sentences are to be
+            pooled by a first token that is not special.
+    """
+    n, given = len(sentences_of(task, tokens)), _given(task, "labels")
+    values = task.labels(tokens, corpus)
+    found: Labels
+    found, is_example = (numbers_of if predicts_numbers(task) else class_values)(values, given)
+    if len(found) != n:
+        is_without = given.unit == "token" and len(found) == n - int(tokens.special.sum())
+        special = " (special tokens count)" if is_without else ""
+        expected = f"return {one_number(given.unit)}" if predicts_numbers(task) else given.expected
+        raise UserError(
+            f"{given.subject} {len(found)} labels for the {n} {given.unit}s of `{corpus.name}`{special}; {expected}."
+        )
+    if isinstance(task, SentenceTask):
+        if task.pooling == "cls" and not tokens.measured.all():
+            raise UserError(
+                "`--task_args.pooling cls` takes the first token, which `--first_token exclude` leaves out; give mean "
+                "or max, or leave out one of the two."
+            )
+        if task.pooling == "cls" and not tokens.special[tokens.offsets[:-1]].all():
+            raise UserError(
+                "`--task_args.pooling cls`: the model's tokenizer puts no special token before a sentence; "
+                "give mean or max."
+            )
+        is_example = is_example & (np.bincount(tokens.sentences[~tokens.special], minlength=n) > 0)
+    else:
+        is_example = is_example & (tokens.first_pieces if found.dtype.kind == "b" else tokens.measured)
+    if found.dtype.kind == "b":
+        found = found.astype(np.int64)
+        found = found if task.ordinal else np.array(["False", "True"], dtype=object)[found]
+    absent: Any = {"O": "", "f": np.nan}.get(found.dtype.kind, -1)
+    found = np.where(is_example, found, absent)
+    if task.ordinal and found.dtype.kind == "f":
+        raise UserError(
+            f"the task {type(task).__name__} has `numbers = True` and `ordinal = True`; its labels are either numbers "
+            "to predict as such, or classes with distances: leave one out."
+        )
+    if task.ordinal and found.dtype.kind == "O":
+        raise UserError(
+            f"{given.subject} text, and its `ordinal` says that labels are numbers; "
+            "return whole numbers, or set `ordinal = False`."
+        )
+    return found
+
+
+def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
+    """Return the labels that a task makes classes, ascending, in the form of the labels.
+
+    Args:
+        task: The task.
+        labels: Labels of the training tokens, as `labels_of` returns them.
+        n_sentences: Number of training sentences.
+
+    Raises:
+        UserError: If the task returns anything but a list or an array of values of the type of its labels.
+    """
+    given = _given(task, "classes")
+    chosen = task.classes(labels, n_sentences)
+    if isinstance(chosen, Sequence) and not len(chosen):
+        return labels[:0]
+    values, is_known = class_values(chosen, given)
+    found = np.unique(values[is_known])
+    if len(found) and found.dtype.kind != labels.dtype.kind:
+        raise UserError(f"{given.subject} values of another type than `labels`; return some of the labels.")
+    return found.astype(labels.dtype)
+
+
+def _given(task: TokenTask, method: str) -> Given:
+    way_out = "or set `numbers = True` to have numbers predicted"
+    return Given(f"the task {type(task).__name__}: `{method}` returned", "return", unit_of(task), way_out)

@@ -5,8 +5,8 @@ before they are logged, so a failure of W&B (no network, a server that does not 
 warning. Tested with wandb 0.31; comments name the behaviour of the client that each precaution is for.
 """
 
+from probing.tracking.client import one_service
 from probing.tracking.mode import resolve_mode
-from probing.tracking.service import one_service
 from probing.tracking.tracker import Tracker
 
 __all__ = ["Tracker", "one_service", "resolve_mode"]

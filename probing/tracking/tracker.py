@@ -15,12 +15,17 @@ from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
 from probing.cli.options import WandbOptions
-from probing.tracking.environment import variables
-from probing.tracking.logger import Call, guarded_logger
+from probing.tracking.client import (
+    Call,
+    background_process,
+    close_service,
+    guarded_logger,
+    own_temporary_folder,
+    variables,
+    within,
+)
 from probing.tracking.mode import Mode, credentials, resolve_mode
 from probing.tracking.results import by_layer, log_results, repair_artifacts
-from probing.tracking.service import background_process, close_service, within
-from probing.tracking.temporary import own_temporary_folder
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger

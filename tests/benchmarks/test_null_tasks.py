@@ -9,7 +9,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from probing.data.null_labels import token_types
+from probing.data.controls import token_types
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]

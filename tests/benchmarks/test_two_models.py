@@ -16,7 +16,7 @@ from benchmarks.two_models import Asked, depths, make, options_of
 from benchmarks.two_models_page import write_all
 from conftest import BARE
 from probing import WandbOptions, fit
-from probing.downstream.sts.dataset import read_sts
+from probing.downstream.sts_dataset import read_sts
 
 MODELS = ("small", "large")
 

@@ -23,7 +23,10 @@ from probing.models.examination import largest_change
 from probing.models.objects import ModelObject
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 CPU = {"accelerator": "cpu"}
 # Families with products of float32 in the midst of others, which torch refuses.

@@ -34,8 +34,8 @@ from probing.corpus import from_sentences
 from probing.errors import RunError, UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import Anatomy
-from probing.models.copies import with_the_same_weights
-from probing.runtime.memory import give_back_memory
+from probing.models.examination import with_the_same_weights
+from probing.runtime.machine import give_back_memory
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")

@@ -23,7 +23,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import from_sentences
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine
-from probing.statistics.permutation import permute_within_sentences
+from probing.statistics.chance import permute_within_sentences
 from synthetic import LIGHTNING_WARNINGS, make_tokens, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from probing.cache import plan
 from probing.cache.plan import Plan, batches, divide, fingerprint, shard_tokens
 
+pytestmark = pytest.mark.numeric
+
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=60).map(lambda values: np.array(values, dtype=np.int32))
 
 

@@ -16,7 +16,7 @@ import torch
 import fault_loop
 from fault_loop import contents, extract_with_small_shards, in_two_ranks, processes
 from probing.cache import ActivationStore
-from probing.runtime.distributed import is_main_process
+from probing.runtime.processes import is_main_process
 
 LAYERS = [0, 1, 2, 3]
 SHARD_TOKENS = 300
@@ -103,7 +103,7 @@ def tell_what_is_there(results: Any) -> None:
     import gc
     import sys
 
-    results.put(("probing.commands.fit" in sys.modules, gc.get_freeze_count() > 100_000))
+    results.put(("probing.studies.fit.command" in sys.modules, gc.get_freeze_count() > 100_000))
 
 
 def test_processes_start_with_everything_imported_and_out_of_the_searches_for_garbage() -> None:
@@ -192,7 +192,7 @@ def type_extract(args: list[str], shard_tokens: int | None) -> int:
     """Type `probing extract` in a rank; the second one is slow, so that the first has done its share long before."""
     from probing.__main__ import COMMANDS
     from probing.cli.commandline import run
-    from probing.runtime.distributed import is_main_process
+    from probing.runtime.processes import is_main_process
 
     if shard_tokens:
         fault_loop.small_shards(shard_tokens)

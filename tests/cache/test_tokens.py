@@ -16,6 +16,8 @@ from probing.cache.tokens import ADDED_SET_ASIDE, LONGEST, SET_ASIDE, Tokens, to
 from probing.corpus import from_pairs, from_sentences, from_words
 from probing.models import load_tokenizer, resolve_model
 
+pytestmark = pytest.mark.numeric
+
 
 def tokenizer_of(folder: Path) -> Any:
     return load_tokenizer(resolve_model(str(folder)))

@@ -15,6 +15,8 @@ from probing.cache.word_counts import count_words
 from probing.cache.words_of_tokens import assign
 from probing.corpus import from_pairs, from_sentences, from_words
 
+pytestmark = pytest.mark.numeric
+
 TEXT = ["the cat sat on the mat", "in the hat of the big cat", "on the mat"]
 
 

@@ -19,15 +19,14 @@ import yaml
 from conftest import ROOT
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse, with_underscores
-from probing.cli.commandline import run
+from probing.cli.commandline import run, without_display
 from probing.cli.options import ProbeOptions
-from probing.cli.variables import without_display
 from probing.commands.cache import prune
-from probing.commands.compare import compare
-from probing.commands.fit import fit
-from probing.commands.pretrain import pretrain
 from probing.errors import UserError
-from probing.runtime.interrupts import interrupts_pass
+from probing.runtime.processes import interrupts_pass
+from probing.studies.compare.command import compare
+from probing.studies.fit.command import fit
+from probing.studies.pretrain.command import pretrain
 
 EXPERIMENTS = sorted((ROOT / "conf" / "experiments").glob("*.yaml"))  # sweeps are read by `sweep`
 
@@ -283,7 +282,7 @@ def test_a_window_system_that_there_is_not_does_not_matter(monkeypatch: pytest.M
 
 def test_public_names_are_what_they_say() -> None:
     import probing
-    from probing.commands.extract import extract
+    from probing.studies.fit.command import extract
 
     assert probing.extract is extract
     assert probing.UserError is UserError

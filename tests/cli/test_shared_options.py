@@ -16,9 +16,8 @@ import pytest
 
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import Parser, option_types
-from probing.cli.option_values import resolved
-from probing.cli.options import WandbOptions
-from probing.cli.shared_options import DESCRIPTIONS, WIDTH, complete, with_shared_help
+from probing.cli.option_types import resolved
+from probing.cli.options import DESCRIPTIONS, WIDTH, WandbOptions, complete, with_shared_help
 from probing.errors import UserError
 
 ROOT = Path(__file__).parent.parent.parent

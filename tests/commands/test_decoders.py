@@ -16,8 +16,8 @@ from families import untouched
 from probing import Result, Run, WandbOptions, attention, fit, rank, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.commands.geometry import geometry
 from probing.models import load_tokenizer, resolve_model
+from probing.studies.geometry.command import geometry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

@@ -12,9 +12,9 @@ from conftest import BARE, ROOT
 from probing import Run, compare, fit, load_run, rank, sweep
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run as run_command
-from probing.cli.hints import option_types
+from probing.cli.option_types import option_types
 from probing.cli.python_calls import unchecked
-from probing.commands.geometry import geometry
+from probing.studies.geometry.command import geometry
 
 NO_WANDB = {"mode": "disabled"}
 # What the commands that draw take beside the option, to be refused for nothing else.

@@ -23,10 +23,10 @@ from conftest import make_sentences
 from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore
 from probing.cli.commandline import run
-from probing.cli.hints import option_types
-from probing.commands.fit import fit
+from probing.cli.option_types import option_types
 from probing.errors import UserError
 from probing.runs.loading import load_run
+from probing.studies.fit.command import fit
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

@@ -20,9 +20,9 @@ from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore
 from probing.cli.commandline import _load
 from probing.cli.python_calls import unchecked
-from probing.commands.extract import extract
-from probing.commands.geometry import geometry
 from probing.errors import UserError
+from probing.studies.fit.command import extract
+from probing.studies.geometry.command import geometry
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 

@@ -8,9 +8,11 @@ from numpy.typing import NDArray
 from scipy.stats import hypergeom, kstest
 
 from probing.comparison.agreement import PERSISTENCE, Agreement, agreement, holm, permutations_for
-from probing.comparison.permutation_null import STATISTICS, Settings, paired_similarities, similarities
+from probing.comparison.nulls import STATISTICS, Settings, paired_similarities, similarities
 from probing.statistics.bootstrap import resampled_means
 from probing.statistics.rank_similarity import neuron_ranks, rank_biased_overlap
+
+pytestmark = pytest.mark.numeric
 
 N = 60
 

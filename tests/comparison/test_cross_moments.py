@@ -8,10 +8,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from probing.comparison.cross_moments import CrossMoments, CrossMomentsAccumulator
+from probing.comparison.matching import CrossMoments, CrossMomentsAccumulator
 from probing.comparison.pairs import cross_moments
 from probing.errors import UserError
-from probing.runtime import memory
+from probing.runtime import machine as memory
+
+pytestmark = pytest.mark.numeric
 
 D = 12
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from probing.comparison.agreement import agreement, holm
-from probing.comparison.label_null import label_chance, max_p_values
+from probing.comparison.nulls import label_chance, max_p_values
+
+pytestmark = pytest.mark.numeric
 
 N_DRAWS = 19
 

@@ -13,6 +13,8 @@ from scipy.stats import kstest
 from probing.comparison.agreement import agreement
 from probing.comparison.matching import Method, judge, match
 
+pytestmark = pytest.mark.numeric
+
 D = 12
 
 

@@ -13,13 +13,14 @@ from torch.nn.functional import layer_norm
 from torch.testing import assert_close
 
 from probing.comparison.agreement import agreement
-from probing.comparison.cross_moments import CrossMomentsAccumulator
-from probing.comparison.matching import holds, judge, match
+from probing.comparison.matching import CrossMomentsAccumulator, holds, judge, match
+from probing.comparison.nulls import RotationNull, random_bases, rotation_null
 from probing.comparison.pairs import Ranked, compare_pair
-from probing.comparison.random_bases import RotationNull, random_bases, rotation_null
 from probing.data.labelling import label
 from probing.rankings.contributions import neuron_contributions
 from synthetic import CORPUS, make_splits, make_store, make_tokens
+
+pytestmark = pytest.mark.numeric
 
 D = 40
 

@@ -11,13 +11,12 @@ import pytest
 from probing import Run, WandbOptions, fit
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.commands.rank import rank
 from probing.corpus import Corpus, from_sentences, from_words, load_corpus
-from probing.corpus.sides import intervals_by_document, splits_by_document, splits_of
-from probing.corpus.splits import assign_splits
+from probing.corpus.splits import assign_splits, intervals_by_document, splits_by_document, splits_of
 from probing.errors import UserError
 from probing.statistics.intervals import MIN_SENTENCES, accuracy_interval
-from probing.tables.scope import scope
+from probing.studies.fit.rank import rank
+from probing.tables.conclusions import scope
 from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]

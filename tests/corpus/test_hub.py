@@ -15,9 +15,9 @@ import pytest
 from conftest import BARE
 from probing import WandbOptions, fit
 from probing.cache.tokens import Tokens
-from probing.commands.extract import extract
 from probing.corpus import from_words, load_corpus
 from probing.errors import UserError
+from probing.studies.fit.command import extract
 from probing.tasks import load_task
 from synthetic import make_tokens
 

@@ -16,6 +16,8 @@ from probing.data.arrays import ArrayActivations, sides_of_arrays
 from probing.data.examples import read
 from probing.errors import UserError
 
+pytestmark = pytest.mark.numeric
+
 N, WIDTH = 600, 5
 SIDES = ("train", "validation", "test")
 

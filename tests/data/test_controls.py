@@ -28,10 +28,10 @@ from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import train_controls, train_probes
 from probing.runs.results import Measured
-from probing.schemas.probes import GIVEN, NEURONS
+from probing.tables.schema import GIVEN, NEURONS
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
 NO_WANDB = WandbOptions(mode="disabled")
 LENGTHS = np.random.default_rng(0).integers(6, 14, 200).tolist()

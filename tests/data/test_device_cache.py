@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from probing.data.device_cache import DeviceCache
 from probing.data.examples import Batch, ShardBatches
+from probing.data.module import DeviceCache
 from synthetic import make_store, make_tokens, sides
+
+pytestmark = pytest.mark.numeric
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from synthetic import CORPUS, make_splits, make_store, make_tokens, sides
 
+pytestmark = pytest.mark.numeric
+
 LENGTHS = np.random.default_rng(0).integers(6, 12, 60).tolist()
 
 

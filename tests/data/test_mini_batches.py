@@ -13,8 +13,10 @@ from scipy.stats import chisquare
 
 from probing.cache.store import ActivationStore
 from probing.data.examples import Activations, Batch, Examples
-from probing.data.mini_batches import WINDOW, MiniBatches
+from probing.data.module import WINDOW, MiniBatches
 from synthetic import make_store, make_tokens, sides
+
+pytestmark = pytest.mark.numeric
 
 SIZE = 16
 LENGTHS = np.random.default_rng(0).integers(6, 12, 60).tolist()

@@ -9,7 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
-from probing.data.null_labels import LEAST_TYPES, permute_among_types, token_types
+from probing.data.controls import LEAST_TYPES, permute_among_types, token_types
+
+pytestmark = pytest.mark.numeric
 
 Labels = NDArray[np.int64]
 

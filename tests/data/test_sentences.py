@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from probing.data import sentences
-from probing.data.sentences import SentenceVectors, exchanged, one_token_each
+from probing.data import words as sentences
+from probing.data.words import SentenceVectors, exchanged, one_token_each
 from probing.tasks import Pooling
 from synthetic import make_store, make_tokens
+
+pytestmark = pytest.mark.numeric
 
 LENGTHS = [5, 3, 9, 2, 4] * 20
 

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from probing.data.words import common_words, pool_words
 
+pytestmark = pytest.mark.numeric
+
 # A sentence of [CLS] one two-piece word, a word of one piece, [SEP]; then one whose second word was cut off.
 WORDS = np.array([-1, 0, 0, 1, -1, -1, 0, -1], dtype=np.int16)
 SENTENCES = np.array([4, 4, 4, 4, 4, 5, 5, 5], dtype=np.int32)

@@ -13,6 +13,8 @@ from probing.disabling.effects import Measured, better_without_rows, effect_rows
 from probing.disabling.units import Job
 from probing.statistics.intervals import difference_interval, difference_p_value, mean_interval
 
+pytestmark = pytest.mark.numeric
+
 N = np.full(60, 10)
 
 

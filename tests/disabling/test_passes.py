@@ -18,12 +18,14 @@ from probing.disabling.store import fingerprint_of
 from probing.disabling.units import KINDS, OF_HEADS, Job, all_jobs
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
-from probing.readouts.forward import Readers
+from probing.readouts.forward import Readers, Readout
 from probing.readouts.frozen_probes import ProbeReadout, Probes
-from probing.readouts.readout import Readout
 from probing.readouts.text import Text, draw_text
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
+]
 
 N_CLASSES = 9
 

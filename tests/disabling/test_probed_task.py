@@ -17,6 +17,8 @@ from probing.runs.run import Run
 from probing.tasks import load_task
 from synthetic import make_tokens
 
+pytestmark = pytest.mark.numeric
+
 
 @dataclass
 class Store:

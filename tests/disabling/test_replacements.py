@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probing.disabling.replacements import Replacements, replacing, uniform_outputs
+from probing.disabling.passes import Replacements, replacing, uniform_outputs
+
+pytestmark = pytest.mark.numeric
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

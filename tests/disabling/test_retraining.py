@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
-from probing.disabling import retraining
+from probing.disabling import probed_task as retraining
 from probing.disabling.passes import Passes
-from probing.disabling.retraining import Labelled, chosen_units, retrained
+from probing.disabling.probed_task import Labelled, chosen_units, retrained
 from probing.disabling.units import Job, all_jobs
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
+]
 
 TRAINING = Training(Penalty(0.0, 1e-3), Lbfgs(1e-4), trainer={"accelerator": "cpu"})
 

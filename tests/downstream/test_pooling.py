@@ -16,7 +16,7 @@ from probing.downstream.pooling import cosines, has_first_special, has_pieces, s
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")]
 
 LAYERS = [0, 1, 2]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probing.cli.choices import chosen
+from probing.cli.option_types import chosen
+from probing.downstream.names import SPACES
 from probing.downstream.spaces import Fitting, fitted
 from probing.errors import UserError
 from probing.statistics.moments import CovarianceAccumulator
-from probing.tables.space_names import SPACES
+
+pytestmark = pytest.mark.numeric
 
 
 def moments(states: torch.Tensor) -> CovarianceAccumulator:

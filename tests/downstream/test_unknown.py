@@ -9,7 +9,9 @@ import pytest
 
 from family_tokenizers import make_tokenizer
 from probing.cache.tokens import tokenize
-from probing.downstream.unknown import known_tokens, unknown_sentences, unknown_words
+from probing.downstream.pooling import known_tokens, unknown_sentences, unknown_words
+
+pytestmark = pytest.mark.numeric
 
 SENTENCES = ["the cat sat", "☃ ☂", "☃ cat", "the ☂"]
 

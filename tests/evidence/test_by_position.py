@@ -10,12 +10,12 @@ import torch
 
 from probing import ProbeOptions, Run, WandbOptions, fit
 from probing.evidence.by_position import accuracy_by_position, position_line
-from probing.schemas.probes import POSITIONS
 from probing.statistics.intervals import accuracy_interval
+from probing.tables.schema import POSITIONS
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
 from written import read_csv
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 LENGTHS = np.random.default_rng(0).integers(4, 12, 300).tolist()
 
 

@@ -11,19 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.evidence.leave_one_out import AblationEffect, ablation_effect, matched, unique, without
+from probing.evidence.removal import AblationEffect, ablation_effect, matched, unique, weights_without
 from probing.evidence.retraining import Retraining, with_removals, with_replicates
 from probing.evidence.table import collect_evidence, neuron_table
-from probing.probes.problem import Problem
 from probing.probes.recipe import Lbfgs, Training
-from probing.probes.solvers import Penalty
+from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, train_variants
-from probing.statistics.moments import MomentsAccumulator
-from probing.statistics.scaling import PenaltySpace, Scaling
+from probing.statistics.moments import MomentsAccumulator, PenaltySpace, Scaling
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 L2 = 1e-3
 LENGTHS = np.random.default_rng(0).integers(6, 14, 240).tolist()
 
@@ -70,7 +68,7 @@ def test_what_others_say_exactly_is_read_off_them() -> None:
     states = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
     states[:, 4] = 2 * states[:, 0] - states[:, 3]
     weight = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-    (start,) = without(weight, [4], scaling_of(states), 1e-9)
+    (start,) = weights_without(weight, [4], scaling_of(states), 1e-9)
     assert (start[:, 4] == 0).all()
     torch.testing.assert_close(states @ start.T, states @ weight.T, rtol=1e-3, atol=1e-3)
 
@@ -167,7 +165,7 @@ def data(tmp_path: Path) -> Data:
 def test_a_probe_that_may_not_use_a_neuron_is_the_probe_of_the_others(data: Data) -> None:
     fits = data.fit(tolerance=1e-6)
     neurons = torch.arange(8) != 2
-    start = without(fits[0].weight, [2], Scaling(fits[0].moments, "sd"), L2)[0]
+    start = weights_without(fits[0].weight, [2], Scaling(fits[0].moments, "sd"), L2)[0]
     (changed,) = train_variants(
         data, [0], fits, [Problem("without", 0, Penalty(0.0, L2), start, neurons)], training(), test=True
     )

@@ -9,16 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from probing.data.given_values import with_given
-from probing.evidence import separation_given as module
-from probing.evidence.separation_given import compared_with, separation_given
-from probing.statistics.conditional_separation import (
-    ConditionalAccumulator,
-    StratumMeans,
-    WithinStrata,
-    strata_with_several,
-)
+from probing.data.controls import with_given
+from probing.evidence import table as module
+from probing.evidence.table import compared_with, separation_given
+from probing.statistics.separation import ConditionalAccumulator, StratumMeans, WithinStrata, strata_with_several
 from synthetic import Data, make_store, make_tokens, positional, sides
+
+pytestmark = pytest.mark.numeric
 
 
 @pytest.fixture

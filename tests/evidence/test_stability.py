@@ -11,6 +11,8 @@ from probing.evidence.stability import bootstrap, penalty_problems, penalty_stab
 from probing.probes.solvers import Penalty
 from synthetic import Data, make_store, make_tokens, positional, sides
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Data:

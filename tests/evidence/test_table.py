@@ -19,12 +19,12 @@ from probing.data.examples import Examples
 from probing.data.layer_moments import layer_moments
 from probing.evidence.table import collect_evidence, flags, neuron_table, order
 from probing.statistics import separation
-from probing.statistics.permutation import permute_within_sentences
+from probing.statistics.chance import permute_within_sentences
 from probing.statistics.separation import SeparationAccumulator
 from probing.tables.conclusions import conclusion
 from synthetic import LIGHTNING_WARNINGS, Array, Data, make_splits, make_store, make_tokens, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 LENGTHS = np.random.default_rng(0).integers(8, 13, 200).tolist()
 N_NOISE = 20
 

@@ -18,13 +18,12 @@ from probing.evidence.with_intercept import is_far, moments_with_constant, with_
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.runtime.terminal import render
-from probing.statistics.moments import MomentsAccumulator
-from probing.statistics.scaling import PenaltySpace, Scaling
+from probing.statistics.moments import MomentsAccumulator, PenaltySpace, Scaling
 from probing.tables.conclusions import conclusion
 from probing.tables.probes import neurons_table
 from synthetic import LIGHTNING_WARNINGS, Array, Data, make_store, make_tokens, positional, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
 L2 = 1e-3
 LENGTHS = np.random.default_rng(0).integers(6, 14, 150).tolist()

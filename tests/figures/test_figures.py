@@ -15,12 +15,12 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from probing.downstream.figures import write_sts_figure, write_wic_figure
 from probing.figures import probes as figures
 from probing.figures import style
-from probing.figures.paper import COLUMN, LETTERS, PAGE, fit_to_paper
-from probing.layer_geometry import figures as geometry_figures
-from probing.sweeps.figures import write_sweep_figure
+from probing.figures.style import COLUMN, LETTERS, PAGE, fit_to_paper
+from probing.studies.geometry import figures as geometry_figures
+from probing.studies.similarity.results import write_sts_figure, write_wic_figure
+from probing.studies.sweep.figures import write_sweep_figure
 
 Row = dict[str, Any]
 Drawn = list[Figure]

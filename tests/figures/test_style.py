@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from probing.cli.choices import FIGURE_FORMAT, FORMATS, figure_formats
+from probing.cli.option_types import FIGURE_FORMAT, FORMATS, figure_formats
 from probing.errors import UserError
+from probing.figures.axes import spaced_layers
 from probing.figures.formats import USUAL
-from probing.figures.layer_labels import spaced_layers
 from probing.figures.style import drawing, name_layers
 from rendering import rendered
 

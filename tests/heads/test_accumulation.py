@@ -22,13 +22,15 @@ from probing.corpus import Corpus, from_sentences
 from probing.errors import RunError, UserError
 from probing.heads import accumulation
 from probing.heads.accumulation import accumulate
-from probing.heads.measures import BlockMeasure, Kept, Measure
-from probing.heads.reading import Attention, Batch
+from probing.heads.reading import Attention, Batch, BlockMeasure, Kept, Measure
 from probing.heads.sums import SumsStore
 from probing.models import load_tokenizer, resolve_model
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 CPU = {"accelerator": "cpu"}
 CAUSAL = ("openai-gpt", "gpt2", "gpt_neox", "llama")

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from probing.figures.style import GREY
-from probing.heads.examples.example_maps import ClassExample, Example, Examples, ExampleSentence
-from probing.heads.figures import class_examples, relation_map, write_figures
+from probing.heads.example_maps import ClassExample, Example, Examples, ExampleSentence
+from probing.studies.attention.figures import class_examples, relation_map, write_figures
 from rendering import rendered
 
 TOKENS = ["[CLS]", "$", "5", "and", "$", "6", "[SEP]"]

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from probing.heads.means import Sentences
-from probing.heads.rows import class_rows, measure_rows, type_rows
-from probing.heads.survey.patterns import CLASSES
+from probing.heads.patterns import CLASSES
+from probing.heads.rows import Sentences, class_rows, measure_rows, type_rows
 from probing.statistics.bootstrap import percentile_interval, resampled_means
 
 LENGTHS = np.arange(5, 45)

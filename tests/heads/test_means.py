@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from probing.heads import means
-from probing.heads.means import Sentences
+from probing.heads import rows as means
+from probing.heads.rows import Sentences
 from probing.statistics.bootstrap import sentence_counts
 from probing.statistics.intervals import ENDS, MIN_SENTENCES
+
+pytestmark = pytest.mark.numeric
 
 
 def test_means_and_ends_are_those_of_a_loop_over_draws(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,10 @@ from probing.heads.subject import Subject
 from probing.models import resolve_model
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "xlnet"])

@@ -13,10 +13,9 @@ from probing.cache import Request
 from probing.corpus import from_pairs, from_sentences
 from probing.heads import accumulation
 from probing.heads.accumulation import accumulate
-from probing.heads.means import Sentences
+from probing.heads.patterns import BLOCK, PATTERNS, STRIPES, exchanged, patterns
 from probing.heads.reading import Attention, Batch
-from probing.heads.rows import class_rows
-from probing.heads.survey.patterns import BLOCK, PATTERNS, STRIPES, exchanged, patterns
+from probing.heads.rows import Sentences, class_rows
 from probing.models import load_tokenizer, resolve_model
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.

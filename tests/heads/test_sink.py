@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from probing.heads.measures import BlockMeasure, Kept, Measure
-from probing.heads.reading import Attention, Batch, attention_of
-from probing.heads.sink import SINK, WithoutFirst, sink
-from probing.heads.survey.attended import attended
-from probing.heads.survey.patterns import PATTERNS
-from probing.heads.survey.profile import PROFILE
-from probing.heads.survey.rollout import Rollout
-from probing.heads.survey.similarity import Similarity
-from probing.heads.syntax.word_maps import NONE, MostAttended
+from probing.heads.attended import SINK, WithoutFirst, attended, sink
+from probing.heads.patterns import PATTERNS, PROFILE
+from probing.heads.reading import Attention, Batch, BlockMeasure, Kept, Measure, attention_of
+from probing.heads.rollout import Rollout
+from probing.heads.similarity import Similarity
+from probing.heads.syntax.arcs import NONE, MostAttended
 from probing.models.attention_heads import OutputProjection
+
+pytestmark = pytest.mark.numeric
 
 LENGTHS, HEADS, WIDTH = (8, 5, 2, 1), 3, 5
 LONGEST = max(LENGTHS)

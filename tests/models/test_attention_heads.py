@@ -20,6 +20,8 @@ from probing.models.anatomy import examine
 from probing.models.attention_heads import find_heads, read_heads
 from probing.models.sites import find_site
 
+pytestmark = pytest.mark.numeric
+
 # Half of what ConvBERT's output projection reads is made by a convolution. XLNet's is no module, but an `einsum`.
 N_HEADS_OF = {"convbert": 1}
 WITHOUT_PROJECTION = {"xlnet"}

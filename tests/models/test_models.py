@@ -23,7 +23,6 @@ from probing.errors import UserError
 from probing.models import (
     ALIASES,
     BUILTIN_PACKAGE,
-    copies,
     load_config,
     load_encoder,
     load_masked_lm,
@@ -32,9 +31,10 @@ from probing.models import (
     parse_layers,
     resolve_model,
 )
+from probing.models import examination as copies
 from probing.models.anatomy import examine, hidden_states
-from probing.models.inputs import n_token_types
-from probing.runtime import memory
+from probing.models.behaviour import n_token_types
+from probing.runtime import machine as memory
 
 # The same products in float32 in other shapes: a few units in the last place of values around 1 to 10.
 ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}

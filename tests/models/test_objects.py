@@ -18,9 +18,9 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from conftest import make_sentences
 from families import masked_lm
 from probing.cache import ActivationStore
-from probing.commands.extract import extract
 from probing.errors import UserError
 from probing.models import find_model
+from probing.studies.fit.command import extract
 
 Change = Callable[[Any], Any]
 

@@ -20,10 +20,9 @@ from probing.errors import UserError
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.models.attention_heads import find_heads, read_heads
-from probing.models.examination import examination_inputs
-from probing.models.outputs import Unreadable, run, vectors_given, vectors_in, with_vectors
+from probing.models.examination import Unreadable, examination_inputs, run, vectors_given, vectors_in, with_vectors
+from probing.models.residual_stream import word_table
 from probing.models.sites import find_site
-from probing.models.word_table import word_table
 
 _HALVES: dict[str, Any] = {
     "d_model": D_MODEL, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": N_HEADS,

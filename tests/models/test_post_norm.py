@@ -13,7 +13,9 @@ from scipy.stats import norm
 
 from families import untouched
 from probing.models.anatomy import examine
-from probing.models.post_norm import NotPostNorm, find_blocks, largest_slope
+from probing.models.norms import NotPostNorm, find_blocks, largest_slope
+
+pytestmark = pytest.mark.numeric
 
 # Where the parts are, by the names that the families' own code gives them.
 BERT = (

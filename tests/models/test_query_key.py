@@ -17,6 +17,8 @@ from probing.models.anatomy import examine, hidden_states
 from probing.models.attention_heads import find_heads, read_heads
 from probing.models.query_key import find_query_keys
 
+pytestmark = pytest.mark.numeric
+
 # Relative positions by content, rotary ones, or a convolution among the keys.
 WITHOUT = {"deberta", "deberta-v2", "modernbert", "convbert", "xlnet", "gpt_neox", "llama"}
 WITH_NORM = {"gpt2", "t5"}

@@ -13,6 +13,8 @@ from families import untouched
 from probing.models.anatomy import examine
 from probing.models.residual_stream import NotFound, Site, Tap, find_norms, find_path, watching
 
+pytestmark = pytest.mark.numeric
+
 IDS = torch.arange(7, 16)[None]
 TERMS = ("word", "position", "type", "attention", "feed_forward")
 POST = ("attention", "sum_attention", "norm_1", "feed_forward", "sum_feed_forward", "norm_2")

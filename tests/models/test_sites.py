@@ -19,7 +19,7 @@ from families import FAMILIES as ALL_FAMILIES
 from probing.errors import UserError
 from probing.models import load_encoder, parse_layers, resolve_model
 from probing.models.anatomy import Anatomy, examine
-from probing.models.site_names import SiteName
+from probing.models.layers import SiteName
 from probing.models.sites import activations, find_site
 
 # Families whose neurons of a site cannot be told: the half of what ConvBERT's output projection reads is made by a

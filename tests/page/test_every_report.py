@@ -17,7 +17,7 @@ from downstream_data import word_pairs, write_sts, write_wic
 from families import masked_lm
 from probing.results.rows import Table
 from probing.runs.registry import study_names, study_of
-from probing.runs.result import Result
+from probing.runs.study import Result
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -27,26 +27,44 @@ from probing import compare, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse
 from probing.cli.commandline import run
-from probing.cli.option_values import plain
+from probing.cli.option_types import plain
 from probing.errors import UserError
-from probing.internals.inside_report import interventions_conclusion, interventions_tables
 from probing.page import answers
-from probing.page.charts.class_chart import class_chart
-from probing.page.charts.heat_map import heat_map
-from probing.page.charts.line_chart import LEFT, RIGHT, WIDTH, Line, line_chart, x, y
-from probing.page.charts.neuron_map import neuron_map, ratio_shades, ratios
-from probing.page.class_data import class_data
-from probing.page.neuron_table import FIRST, first_rows, packed_rows
-from probing.page.packing import pack_floats, pack_halves, pack_integers, shades, unpack
-from probing.page.sections.reproduce import command_line
-from probing.page.sections.run import script_data
+from probing.page.lines import LEFT, RIGHT, WIDTH, Line, line_chart, x, y
+from probing.page.neurons import (
+    FIRST,
+    class_chart,
+    class_data,
+    first_rows,
+    neuron_map,
+    pack_floats,
+    pack_halves,
+    pack_integers,
+    packed_rows,
+    ratio_shades,
+    ratios,
+    shades,
+    unpack,
+)
+from probing.page.reproduce import command_line
+from probing.page.run import script_data
 from probing.page.sources import Subject, read_sources
 from probing.results.markup import element
 from probing.results.rows import Table
-from probing.schemas.downstream import STS, STS_CHOSEN, WIC, WIC_CHOSEN
-from probing.schemas.geometry import GEOMETRY, INTERVENTIONS
+from probing.studies.compare.section import heat_map
+from probing.studies.geometry.inside.report import interventions_conclusion, interventions_tables
+from probing.studies.geometry.schema import GEOMETRY, INTERVENTIONS
+from probing.studies.similarity.tables import (
+    STS,
+    STS_CHOSEN,
+    WIC,
+    WIC_CHOSEN,
+    sts_lines,
+    sts_tables,
+    wic_lines,
+    wic_tables,
+)
 from probing.tables.conclusions import not_above
-from probing.tables.downstream import sts_lines, sts_tables, wic_lines, wic_tables
 from report_runs import QUICKLY, make_run
 from written import complete, read_csv, results_of, write_csv
 

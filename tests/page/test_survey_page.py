@@ -15,8 +15,8 @@ import pytest
 
 from probing import Result, fit, load_run, report
 from probing.errors import UserError
-from probing.heads.examples.example_maps import Example, Examples, read_examples, write_examples
-from probing.page.charts.arcs import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
+from probing.heads.example_maps import Example, Examples, read_examples, write_examples
+from probing.studies.attention.section import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
 from probing.tables.heads import conclusions, of_heads
 from report_runs import QUICKLY, make_survey
 from written import read_csv, write_csv

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.probes.class_curvature import MOST_BYTES, ClassCurvature, ClassCurvatureAccumulator, fits, steps
-from probing.statistics.moments import Moments
-from probing.statistics.scaling import Scaling
+from probing.probes.curvature import MOST_BYTES, ClassCurvature, ClassCurvatureAccumulator, fits, steps
+from probing.statistics.moments import Moments, Scaling
+
+pytestmark = pytest.mark.numeric
 
 N, K, D, L2 = 400, 4, 6, 1e-2
 

@@ -12,7 +12,9 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
 from probing.probes.gaussian import SHARED, GaussianProbe, choose_shared, entropy, information, select
-from probing.statistics.class_moments import ClassMoments, ClassMomentsAccumulator
+from probing.statistics.moments import ClassMoments, ClassMomentsAccumulator
+
+pytestmark = pytest.mark.numeric
 
 N_CLASSES, D_MODEL = 3, 6
 

@@ -12,6 +12,8 @@ from torch.testing import assert_close
 
 from probing.probes.history import LONGEST, History
 
+pytestmark = pytest.mark.numeric
+
 
 def two_loops(
     steps: list[Tensor], changes: list[Tensor], gradient: Tensor, initial: Callable[[Tensor], Tensor]

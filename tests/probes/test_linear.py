@@ -15,8 +15,7 @@ from probing.data.module import ActivationDataModule
 from probing.probes.descent import Descent
 from probing.probes.full_passes import FullPasses
 from probing.probes.linear import LinearProbe
-from probing.probes.problem import Problem
-from probing.probes.solvers import Penalty
+from probing.probes.solvers import Penalty, Problem
 from probing.runtime.trainer import build_trainer
 from probing.statistics.moments import Moments, MomentsAccumulator
 from synthetic import (

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from probing.probes import midway_curvature
-from probing.probes.class_curvature import ClassCurvature
-from probing.probes.midway_curvature import JUDGED_BY, MidwayCurvature, Visited, passes_left
+from probing.probes import curvature as midway_curvature
+from probing.probes.curvature import JUDGED_BY, ClassCurvature, MidwayCurvature, Visited, passes_left
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 SHAPE = torch.Size((3, 4))
 
 

@@ -7,6 +7,8 @@ import torch
 
 from probing.probes.objective import MOST_ROWS, SAMPLED, Workspace, cross_entropy_sums
 
+pytestmark = pytest.mark.numeric
+
 # Sums of float64 terms in two orders: a few units in the last place of values near 10.
 EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-11}
 

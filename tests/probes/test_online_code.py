@@ -20,7 +20,7 @@ from probing.runtime.terminal import render
 from probing.tables.probes import accuracy_table
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, optimum, positional, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
 TRAINING = Training(Penalty(0, 1e-4), Lbfgs(1e-6))
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from probing.data.constant_answer import constant_cross_entropy_by_sentence, prior_cross_entropy_by_sentence
 from probing.data.examples import Sides
+from probing.data.labelling import constant_cross_entropy_by_sentence, prior_cross_entropy_by_sentence
 from probing.data.layer_moments import layer_moments
 from probing.probes.penalty_path import (
     FIRST,
@@ -25,9 +25,8 @@ from probing.probes.penalty_path import (
     strength,
     walk,
 )
-from probing.probes.problem import problem_of_layer
 from probing.probes.recipe import Lbfgs, Training
-from probing.probes.solvers import Penalty
+from probing.probes.solvers import Penalty, problem_of_layer
 from probing.probes.training import train_problems
 from probing.tables.probes import penalty_lines
 from synthetic import (
@@ -41,7 +40,7 @@ from synthetic import (
     sides,
 )
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
 TRAINING = Training(Penalty(0, 1e-4), Lbfgs(1e-4))
 

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 import probing
-from probing.probes.precision import distance, dtype_that_solves
+from probing.probes.objective import distance, dtype_that_solves
 from probing.statistics.moments import Moments, MomentsAccumulator
 from synthetic import objective
+
+pytestmark = pytest.mark.numeric
 
 L2, N_CLASSES = 1e-3, 3
 

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from sklearn.linear_model import Ridge
 
 from probing.data.arrays import sides_of_arrays
-from probing.data.numbers import Standard
+from probing.data.labelling import Standard
 from probing.evidence.numbers import collect_number_evidence, with_number_removals, without
 from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
+
+pytestmark = pytest.mark.numeric
 
 L2 = 0.01
 SPLIT = np.repeat(["train", "validation", "test"], [300, 60, 60])

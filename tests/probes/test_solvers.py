@@ -12,6 +12,8 @@ from sklearn.linear_model import LogisticRegression
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from synthetic import objective, optimum
 
+pytestmark = pytest.mark.numeric
+
 
 def problem(
     seed: int, n: int = 150, d: int = 6, n_classes: int = 4, scales: NDArray[Any] | None = None

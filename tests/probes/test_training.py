@@ -13,13 +13,12 @@ from probing.cache.store import ActivationStore
 from probing.data.controls import shuffled
 from probing.data.layer_moments import layer_moments
 from probing.errors import UserError
-from probing.probes.problem import Problem
 from probing.probes.recipe import Lbfgs, Training
-from probing.probes.solvers import Penalty
+from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, train_problems
-from probing.runtime.distributed import launched
+from probing.runtime.processes import launched
 from probing.runtime.trainer import algorithms_kept, check_trainer_options
-from probing.statistics.scaling import PenaltySpace
+from probing.statistics.moments import PenaltySpace
 from synthetic import (
     LIGHTNING_WARNINGS,
     Data,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from probing.rankings.by_class import MOST, class_rows
-from probing.rankings.contributions import MagnitudeAccumulator
-from probing.schemas.probes import CLASSES
+from probing.rankings.contributions import MOST, MagnitudeAccumulator, class_rows
+from probing.tables.schema import CLASSES
+
+pytestmark = pytest.mark.numeric
 
 
 def test_each_class_has_its_own_ranking() -> None:

@@ -14,6 +14,8 @@ from probing.rankings.contributions import (
     neuron_contributions,
 )
 
+pytestmark = pytest.mark.numeric
+
 # Sums of at most 60 float64 terms near 1, in another order.
 EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 N_CLASSES, D_MODEL = 4, 5

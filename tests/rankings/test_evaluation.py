@@ -16,7 +16,7 @@ from probing.rankings.methods import METHODS, read_layer
 from probing.statistics.intervals import LEVEL, accuracy_interval
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
 N_NEURONS, INFORMATIVE = 40, (3, 17)
 JUDGED = ("weight", "probeless_standardised", "anova")

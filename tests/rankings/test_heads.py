@@ -16,7 +16,7 @@ from probing.probes.solvers import Penalty
 from probing.rankings.heads import head_accuracies, head_contributions, head_rows, heads_of
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
 N_HEADS, WIDTH, PLANTED = 5, 8, 3
 TRAINING = Training(Penalty(0.0, 1e-2), Lbfgs(1e-5))

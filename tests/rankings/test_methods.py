@@ -13,14 +13,13 @@ import pytest
 import torch
 from sklearn.feature_selection import f_classif
 
-from probing.data.subsample import load, thin
+from probing.data.preparation import load, thin
 from probing.probes.solvers import Penalty
-from probing.rankings import elastic_net
-from probing.rankings.elastic_net import entries
-from probing.rankings.methods import METHODS, LayerData, Ranking, by_score, mean_differences, read_layer
+from probing.rankings import methods as elastic_net
+from probing.rankings.methods import METHODS, LayerData, Ranking, by_score, entries, mean_differences, read_layer
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, scaled_features, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 LENGTHS = np.random.default_rng(0).integers(8, 13, 200).tolist()
 D_MODEL, INFORMATIVE, CONSTANT, DEAD = 20, 4, 9, 7
 

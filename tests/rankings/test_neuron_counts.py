@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from probing.data.subsample import load
+from probing.data.preparation import load
 from probing.figures.probes import write_curves_figure
 from probing.probes.solvers import Penalty
 from probing.rankings import evaluation
+from probing.rankings.evaluation import CURVE_KEY, curves
 from probing.rankings.methods import METHODS, LayerData, read_layer
-from probing.rankings.neuron_counts import CURVE_KEY, curves
 from probing.runtime.terminal import render
 from probing.tables.rankings import curves_lines, curves_tables, smallest
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 LENGTHS = np.random.default_rng(0).integers(8, 13, 200).tolist()
 D_MODEL, INFORMATIVE, L2 = 24, [4, 9, 17], 1e-3
 SIZES = (1, 2, 8, 16)
@@ -138,7 +138,7 @@ def test_what_is_shown_says_what_was_found(rows: list[dict[str, Any]], tmp_path:
 
 
 def test_tokens_are_thinned_and_counted(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
-    from probing.rankings import neuron_counts as module
+    from probing.rankings import evaluation as module
 
     monkeypatch.setattr(module, "MOST_TOKENS", 500)
     made = curves({"anova": METHODS["anova"](planted[0])}, *planted, [12], 1)

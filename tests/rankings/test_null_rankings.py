@@ -16,7 +16,7 @@ from probing.rankings.contributions import mean_contribution
 from probing.rankings.null_rankings import null_rankings, shuffled_among_types
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
 D = 12
 TRAINING = Training(Penalty(0.0, 1e-2), Lbfgs(1e-6))

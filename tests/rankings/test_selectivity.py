@@ -11,11 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from probing.data.examples import Examples
-from probing.rankings.contributions import neuron_contributions
-from probing.rankings.selectivity import control_task_shares
+from probing.rankings.contributions import control_task_shares, neuron_contributions
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
 
 def test_shares_are_means_over_draws_of_the_contributions_to_their_probes(tmp_path: Path) -> None:

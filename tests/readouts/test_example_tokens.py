@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from probing.cache.tokens import Tokens
-from probing.readouts.example_tokens import at_tokens, means, spread, standing_for
+from probing.readouts.frozen_probes import at_tokens, means, spread, standing_for
 from probing.tasks import SentenceTask, Task
+
+pytestmark = pytest.mark.numeric
 
 # Two sentences with special tokens at both ends, an empty one, and one of special tokens alone.
 WORDS = [[-1, 0, 0, 1, 2, 2, 2, -1], [-1, 0, 1, 1, -1], [], [-1, -1]]

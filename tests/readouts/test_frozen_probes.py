@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
-from probing.readouts.example_tokens import at_tokens, standing_for
-from probing.readouts.frozen_probes import ProbeReadout, Probes, probe_loss
+from probing.readouts.frozen_probes import ProbeReadout, Probes, at_tokens, probe_loss, standing_for
 from probing.readouts.text import padded_batches
 from probing.tasks import SentenceTask, Task
 from synthetic import make_tokens
+
+pytestmark = pytest.mark.numeric
 
 
 @dataclass

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from families import FAMILIES
-from probing.disabling.replacements import replacing, uniform_outputs
+from probing.disabling.passes import replacing, uniform_outputs
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.readouts.later_blocks import LaterBlocks
+
+pytestmark = pytest.mark.numeric
 
 # Blocks or heads cannot be told: ConvBERT's and XLNet's values or hidden states take another way.
 REFUSED = {

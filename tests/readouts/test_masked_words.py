@@ -13,14 +13,16 @@ from torch import Tensor
 
 from families import masked_lm
 from probing.cache.tokens import tokenize
-from probing.disabling.importance import head_gradients
-from probing.disabling.replacements import replacing
+from probing.disabling.passes import replacing
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.readouts.forward import Forward, Intact, Readers
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.masked_words import MaskedWordLoss, masked_lm_of
 from probing.readouts.text import Padded, padded
+from probing.studies.disable.importance import head_gradients
+
+pytestmark = pytest.mark.numeric
 
 
 class WithoutHead:

@@ -14,16 +14,30 @@ from torch import Tensor
 from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
-from probing.disabling.importance import importance
-from probing.downstream.wic.dataset import WordPairs
+from probing.downstream.wic_dataset import WordPairs
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.readouts.forward import Forward, Intact, Readers
-from probing.readouts.pair_cosines import PairsReadout, draw_pairs
-from probing.readouts.sentence_similarity import drawn, halves, read_similarity, similarity_readout
+from probing.readouts.pair_cosines import (
+    READ,
+    TRAIN,
+    PairsReadout,
+    Rule,
+    draw_pairs,
+    drawn,
+    halves,
+    read_senses,
+    read_similarity,
+    rule_of,
+    senses_readout,
+    similarity_readout,
+)
 from probing.readouts.text import padded
-from probing.readouts.word_senses import READ, TRAIN, Rule, read_senses, rule_of, senses_readout
+from probing.studies.disable.importance import importance
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
+]
 
 
 class Case:

@@ -10,6 +10,8 @@ import torch
 
 from probing.readouts.position_heads import at_offset
 
+pytestmark = pytest.mark.numeric
+
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("offset", [-2, 1])

@@ -6,7 +6,9 @@ import pytest
 
 from families import FAMILIES
 from family_tokenizers import make_tokenizer
-from probing.readouts.prompts import Prompt, prompt_of, tokens_of_prompts
+from probing.readouts.masked_words import Prompt, prompt_of, tokens_of_prompts
+
+pytestmark = pytest.mark.numeric
 
 KNOWN = ["The layer reads the token.", "The neuron reads the layer.", "Every probe reads the word that is here."] * 9
 

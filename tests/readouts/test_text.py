@@ -13,6 +13,8 @@ from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.readouts.text import draw_text
 
+pytestmark = pytest.mark.numeric
+
 LENGTHS = np.array([3, 0, 5, 2, 4, 6, 1, 3], dtype=np.int32)
 
 

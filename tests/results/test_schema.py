@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from probing.results.csv_files import read_csv, write_csv, write_tables
+from probing.results.rows import read_csv, write_csv, write_tables
 from probing.results.schema import Column, Schema, layer_number, measured, number, text, whole
 from probing.runs.registry import study_names, study_of
-from probing.schemas.compare import TOP_EVERYWHERE
-from probing.schemas.sweep import SWEEP
+from probing.studies.compare.tables import TOP_EVERYWHERE
+from probing.studies.sweep.tables import SWEEP
 from written import schemas
 
 ONE = Schema("one", "a row per thing", (

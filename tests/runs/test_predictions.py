@@ -12,10 +12,12 @@ import pytest
 
 from conftest import BARE
 from probing import Run, WandbOptions, fit, load_run, probe
-from probing.corpus.sides import read_corpora
+from probing.corpus.splits import read_corpora
 from probing.errors import UserError
 from probing.results.rows import Table
 from written import type_of
+
+pytestmark = pytest.mark.numeric
 
 HOW: Any = {"quiet": True, "wandb": WandbOptions(mode="disabled"), **BARE}
 NOUNS, VERBS = ["the", "neurons", "probe", "layers", "of", "a", "model"], ["reads", "shows", "ranks", "learns", "finds"]

@@ -9,7 +9,7 @@ import pytest
 from probing.errors import UserError
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.loading import load_run
-from probing.schemas.probes import ACCURACY
+from probing.tables.schema import ACCURACY
 from written import read_csv, write_csv
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from probing.rankings.contributions import MagnitudeAccumulator
-from probing.runtime.distributed import lost_rank, rank_and_world_size, sum_over_ranks
-from probing.statistics.label_codes import LabelCodes
+from probing.runtime.processes import lost_rank, rank_and_world_size, sum_over_ranks
+from probing.statistics.label_scores import LabelCodes
 from probing.statistics.moments import CovarianceAccumulator, MomentsAccumulator
 from probing.statistics.separation import SeparationAccumulator
 

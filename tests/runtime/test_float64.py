@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from fake_mps import DEVICE, fake_mps
-from probing.runtime.float64 import float64_device, on_float64_device, to_float64
+from probing.runtime.arithmetic import float64_device, on_float64_device, to_float64
+
+pytestmark = pytest.mark.numeric
 
 
 @pytest.mark.parametrize("name", ["cpu", "meta"])

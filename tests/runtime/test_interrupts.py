@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from probing.runtime.interrupts import Terminated, interrupts_pass, signals_interrupt
+from probing.runtime.processes import Terminated, interrupts_pass, signals_interrupt
 
 
 @pytest.fixture(autouse=True)

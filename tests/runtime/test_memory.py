@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from probing.runtime import memory
+from probing.runtime import machine as memory
 
 
 def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

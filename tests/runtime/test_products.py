@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from probing.runtime import products
-from probing.runtime.products import LEAST, add_product, fast_linear_maps, is_onednn_faster, product
+from probing.runtime import arithmetic as products
+from probing.runtime.arithmetic import LEAST, add_product, fast_linear_maps, is_onednn_faster, product
+
+pytestmark = pytest.mark.numeric
 
 
 @pytest.fixture

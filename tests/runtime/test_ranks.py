@@ -27,7 +27,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.cli.options import ProbeOptions
 from probing.errors import UserError
-from probing.runtime.distributed import launched
+from probing.runtime.processes import launched
 
 pytestmark = [
     pytest.mark.slow,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probing.runtime.rates import rate, undisturbed_rate
+from probing.runtime.machine import rate, undisturbed_rate
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_a_rate_is_amounts_per_second(attempts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # A clock that goes on with the work and with nothing else: on a busy machine a pause may take any time.
     clock = [0.0]
-    monkeypatch.setattr("probing.runtime.rates.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
 
     def work() -> None:
         clock[0] += 0.01
@@ -22,7 +22,7 @@ def test_a_rate_is_amounts_per_second(attempts: int, monkeypatch: pytest.MonkeyP
 
 def test_the_best_of_several_attempts_leaves_out_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, took = [0.0], iter([0.01, 1.0] + [0.01] * 1000)
-    monkeypatch.setattr("probing.runtime.rates.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
 
     def work() -> None:
         clock[0] += next(took)
@@ -32,7 +32,7 @@ def test_the_best_of_several_attempts_leaves_out_a_pause(monkeypatch: pytest.Mon
 
 def test_an_undisturbed_rate_is_that_of_the_fastest_call(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, took = [0.0], iter([5.0] + [0.02] * 20 + [0.01] + [3.0] * 1000)
-    monkeypatch.setattr("probing.runtime.rates.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
 
     def work() -> None:
         clock[0] += next(took)
@@ -42,7 +42,7 @@ def test_an_undisturbed_rate_is_that_of_the_fastest_call(monkeypatch: pytest.Mon
 
 def test_a_processors_rate_is_that_of_one_thread_times_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, seen, before = [0.0], set[int](), torch.get_num_threads()
-    monkeypatch.setattr("probing.runtime.rates.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
 
     def work() -> None:
         seen.add(torch.get_num_threads())

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from probing.runtime import stopwatch
+from probing.runtime import machine as stopwatch
 
 
 def test_stages_follow_one_another_and_the_total_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from probing import fit
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.cache import ls
-from probing.commands.extract import extract
 from probing.errors import UserError
 from probing.runtime.terminal import (
     escaped_output,
@@ -31,6 +30,7 @@ from probing.runtime.terminal import (
     visible,
     visible_output,
 )
+from probing.studies.fit.command import extract
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
@@ -92,7 +92,7 @@ def test_so_does_one_that_is_refused(
 FREEZING = """
 import gc
 from importlib import import_module
-from probing.runtime.memory import set_heap_aside
+from probing.runtime.machine import set_heap_aside
 from probing.runtime.terminal import _without_garbage_collection
 
 def n_frozen_after(*modules):

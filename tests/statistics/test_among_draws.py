@@ -7,9 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from probing.statistics.among_draws import percentile_of, rank_p
+from probing.statistics.chance import percentile_of, rank_p
 from probing.statistics.outliers import deviations_of
 from probing.statistics.rank_similarity import kendall, neuron_ranks, spearman
+
+pytestmark = pytest.mark.numeric
 
 
 def test_a_value_is_ranked_among_draws_with_ties_against_it() -> None:

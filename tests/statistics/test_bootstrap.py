@@ -8,6 +8,8 @@ import pytest
 from probing.statistics.bootstrap import percentile_interval, percentiles, resampled_means
 from probing.statistics.intervals import MIN_SENTENCES
 
+pytestmark = pytest.mark.numeric
+
 
 def test_redrawn_means_are_those_of_the_sentences_drawn() -> None:
     generator = np.random.default_rng(5)

@@ -10,15 +10,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from probing.statistics import conditional_separation
-from probing.statistics.conditional_separation import (
+from probing.statistics import separation as conditional_separation
+from probing.statistics.label_scores import LabelCodes
+from probing.statistics.separation import (
     ConditionalAccumulator,
+    Separation,
+    SeparationAccumulator,
     StratumMeans,
     WithinStrata,
     strata_with_several,
 )
-from probing.statistics.label_codes import LabelCodes
-from probing.statistics.separation import Separation, SeparationAccumulator
+
+pytestmark = pytest.mark.numeric
 
 Rows = NDArray[Any]
 

@@ -24,6 +24,8 @@ from probing.statistics.intervals import (
     ratio_p_value,
 )
 
+pytestmark = pytest.mark.numeric
+
 Counts = NDArray[np.int64]
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from probing.statistics.label_codes import LabelCodes
+from probing.statistics.label_scores import LabelCodes
+
+pytestmark = pytest.mark.numeric
 
 SENTENCES = np.repeat(np.arange(100), 10).astype(np.int32)
 

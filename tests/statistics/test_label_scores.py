@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from probing.statistics.label_codes import LabelCodes
-from probing.statistics.label_scores import Divided, ExchangedSums, ScoreSums
+from probing.statistics.label_scores import Divided, ExchangedSums, LabelCodes, ScoreSums
+
+pytestmark = pytest.mark.numeric
 
 
 def scores(n: int, seed: int = 0) -> torch.Tensor:

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from probing.statistics.moments import Moments, MomentsAccumulator
-from probing.statistics.scaling import Scaling
+from probing.statistics.moments import Moments, MomentsAccumulator, Scaling
+
+pytestmark = pytest.mark.numeric
 
 
 def moments(hidden_states: torch.Tensor, *cuts: int) -> Moments:

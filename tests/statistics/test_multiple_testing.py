@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from probing.statistics.multiple_testing import discovery_rates, holm
+from probing.statistics.chance import discovery_rates, holm
+
+pytestmark = pytest.mark.numeric
 
 
 def by_definition(p: list[float]) -> list[float]:

@@ -7,8 +7,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from probing.statistics.label_codes import LabelCodes
-from probing.statistics.neighbours import correlation_of_neighbours
+from probing.statistics.chance import correlation_of_neighbours
+from probing.statistics.label_scores import LabelCodes
+
+pytestmark = pytest.mark.numeric
 
 
 def found(labels: NDArray[np.int64], units: NDArray[np.int64] | None = None) -> float | None:

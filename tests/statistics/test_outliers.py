@@ -9,6 +9,8 @@ import torch
 from probing.statistics import outliers
 from probing.statistics.outliers import Outlier, Profile, ProfileAccumulator
 
+pytestmark = pytest.mark.numeric
+
 D = 100
 
 

@@ -3,9 +3,12 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from probing.statistics.permutation import permute_within_sentences
+from probing.statistics.chance import permute_within_sentences
+
+pytestmark = pytest.mark.numeric
 
 
 def corpus(

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from probing.statistics.random_draws import widened
+from probing.statistics.intervals import widened
+
+pytestmark = pytest.mark.numeric
 
 
 def test_an_interval_of_no_width_becomes_students() -> None:

@@ -12,6 +12,8 @@ from scipy.stats import kendalltau, rankdata, spearmanr
 
 from probing.statistics.rank_similarity import kendall, neuron_ranks, rank_biased_overlap, spearman, top_overlap
 
+pytestmark = pytest.mark.numeric
+
 # Sums of some hundred terms near 1, in another order.
 EXACT: dict[str, Any] = {"rel": 1e-12, "abs": 1e-12}
 

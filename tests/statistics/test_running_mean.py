@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.statistics.running_mean import RunningMean
+from probing.statistics.moments import RunningMean
+
+pytestmark = pytest.mark.numeric
 
 CUTS = [(), (1,), (0, 1, 7, 7, 299), (150, 151, 152)]
 

@@ -11,15 +11,16 @@ import torch
 from conftest import BARE
 from downstream_data import word_pairs, write_sts, write_wic
 from probing import fit, sts, wic
-from probing.commands.geometry import geometry
 from probing.page.answers import answer
-from probing.page.sections.evaluation import similarity_section
-from probing.page.sections.geometry import geometry_section
 from probing.page.sources import read_sources
+from probing.probes.transforms import whiten
 from probing.statistics.moments import CovarianceAccumulator
 from probing.statistics.sample_size import ENOUGH, SampleSize, label, size_columns, size_lines, size_of
-from probing.tables.geometry import conclusions, transform_lines
-from probing.transforms.affine import whiten
+from probing.studies.geometry.command import geometry
+from probing.studies.geometry.section import geometry_section
+from probing.studies.geometry.tables import conclusions
+from probing.studies.similarity.section import similarity_section
+from probing.tables.probes import transform_lines
 from synthetic import LIGHTNING_WARNINGS
 from written import read_csv
 

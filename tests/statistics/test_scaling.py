@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.statistics.moments import MomentsAccumulator
-from probing.statistics.scaling import PenaltySpace, Scaling
+from probing.statistics.moments import MomentsAccumulator, PenaltySpace, Scaling
+
+pytestmark = pytest.mark.numeric
 
 DEAD = 6
 

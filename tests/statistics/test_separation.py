@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from scipy.stats import pearson3, pearsonr
 
 from probing.statistics import separation
-from probing.statistics.label_codes import LabelCodes
+from probing.statistics.label_scores import LabelCodes
 from probing.statistics.separation import Separation, SeparationAccumulator, neurons_at_a_time, upper_tail
+
+pytestmark = pytest.mark.numeric
 
 Rows = NDArray[Any]
 

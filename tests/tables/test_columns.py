@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from probing.results.cells import interval, shown
+from probing.results.shown import interval, shown
 from probing.tables.columns import UNINFORMATIVE, accuracy_flag, r2_flag
 
 

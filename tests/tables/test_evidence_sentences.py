@@ -16,31 +16,32 @@ from scipy.stats import spearmanr
 
 import probing
 from probing import Run
-from probing.commands.fit import _report
 from probing.evidence.by_position import position_line
-from probing.evidence.leave_one_out import ablation_effect, corrected
+from probing.evidence.removal import ablation_effect, corrected
 from probing.page.answers import agreements, answer
 from probing.page.sources import source_of
-from probing.results.cells import ends
 from probing.results.rows import Table
-from probing.runs.result import Result
-from probing.statistics.among_draws import rank_p
+from probing.results.shown import ends
+from probing.runs.study import Result
+from probing.statistics.chance import rank_p
 from probing.statistics.intervals import difference_interval
+from probing.studies.compare.tables import everywhere_sentence, unread_lines
+from probing.studies.fit.command import _report
 from probing.tables import probes
-from probing.tables.agreement import everywhere_sentence, unread_lines
 from probing.tables.conclusions import (
     basis,
     carries_it,
     conclusion,
+    few_clusters,
     held_against,
     held_fixed,
     not_above,
     overlaps,
+    scope,
 )
 from probing.tables.evidence_sentences import SENTENCES, say
-from probing.tables.geometry import transform_lines
+from probing.tables.probes import transform_lines
 from probing.tables.rankings import evaluation_tables
-from probing.tables.scope import few_clusters, scope
 from written import results_of
 
 ROOT = Path(__file__).parents[2]
@@ -524,13 +525,13 @@ FILLED_IN = {
     "the same corpus; --test_corpus tests on another text",
     "value from a probe with an intercept",
 }
-WHOLE = ("probing/tables/conclusions.py", "probing/tables/scope.py")
+WHOLE = ("probing/tables/conclusions.py", "probing/tables/conclusions.py")
 SPEAKERS = {
-    "probing/commands/fit.py": {"_report"},
-    "probing/commands/compare.py": {"_said"},
+    "probing/studies/fit/command.py": {"_report"},
+    "probing/studies/compare/command.py": {"_said"},
     "probing/evidence/by_position.py": {"position_line"},
-    "probing/tables/agreement.py": {"unread_lines", "everywhere_sentence"},
-    "probing/tables/geometry.py": {"transform_lines", "_transform_line"},
+    "probing/studies/compare/tables.py": {"unread_lines", "everywhere_sentence"},
+    "probing/studies/geometry/tables.py": {"transform_lines", "_transform_line"},
     "probing/tables/probes.py": {"neurons_table", "heads_table", "penalty_lines", "_uninformative"},
     "probing/tables/rankings.py": {"_evaluation_table"},
     "probing/page/answers.py": {"answer", "_on_neurons", "conclusions", "_agreement"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from probing.tables.agreement import everywhere_sentence, unread_lines
+from probing.studies.compare.tables import everywhere_sentence, unread_lines
 
 CHANCE = {"chance_mean": 37.578947, "chance_low": 30.0, "chance_high": 45.55, "chance_p_value": 0.05}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from probing.tables.disabling import conclusions
+from probing.studies.disable.tables import conclusions
 
 
 @pytest.mark.parametrize(

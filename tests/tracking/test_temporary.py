@@ -9,7 +9,7 @@ from pathlib import Path
 MAKE = """
 import os, sys, tempfile
 sys.modules.pop("wandb", None)
-from probing.tracking.temporary import own_temporary_folder
+from probing.tracking.client import own_temporary_folder
 with own_temporary_folder():
     left = tempfile.mkdtemp("wandb-media")
 assert tempfile.gettempdir() == os.environ["TMPDIR"]

@@ -18,8 +18,8 @@ from probing.heads.accumulation import AttentionReader
 from probing.models import length_limits, load_config, load_tokenizer
 from probing.models.anatomy import Anatomy, examine, hidden_states
 from probing.models.attention_heads import Heads, read_heads
-from probing.models.copies import with_the_same_weights
-from probing.runtime.float64 import on_float64_device
+from probing.models.examination import with_the_same_weights
+from probing.runtime.arithmetic import on_float64_device
 
 # Sizes that must be equal in two checkpoints: the name in the configuration, and the words for messages.
 _SIZES = {

@@ -19,8 +19,7 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.heads.change.checkpoints import Checkpoint
-from probing.heads.measures import Accumulator, Kept
-from probing.heads.reading import Attention, Batch
+from probing.heads.reading import Accumulator, Attention, Batch, Kept
 from probing.heads.rows import Rows
 from probing.heads.sums import SumsStore
 from probing.statistics.intervals import mean_interval

@@ -16,10 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from probing.cache import tokens_of
 from probing.cli.options import ProbeOptions
 from probing.comparison.agreement import holm
 from probing.data.examples import Activations, Examples, Sides
 from probing.data.layer_moments import layer_moments
+from probing.data.preparation import example_checks, label_sides
+from probing.errors import UserError, as_clause
 from probing.heads.fusion.fused import FusedStates, Fusion, Largest, Weighted, states_of
 from probing.heads.fusion.fusion_training import (
     BLOCK_BYTES,
@@ -32,15 +35,21 @@ from probing.heads.fusion.fusion_training import (
     learn,
     weighted_family,
 )
-from probing.probes.options import penalised
+from probing.heads.rows import Rows
+from probing.heads.subject import Part, Subject
+from probing.heads.sums import SumsStore
+from probing.models import load_tokenizer
+from probing.probes.penalty_path import penalised
 from probing.probes.recipe import Training, no_progress
 from probing.probes.training import LayerFit, train_probes
+from probing.runtime.terminal import silence
 from probing.statistics.intervals import (
     accuracy_interval,
     difference_interval,
     difference_p_value,
     mean_interval,
 )
+from probing.tasks import TokenTask, load_task
 
 Row = dict[str, Any]
 # Numbers of the fusions beside those of layers, and their names.
@@ -247,3 +256,55 @@ def _pair_cosines(vectors: torch.Tensor, sentences: torch.Tensor, n_sentences: i
     n = sentences.bincount(minlength=n_sentences).double()
     squares = _sums(units, sentences, n_sentences).square().sum(1)
     return torch.where(n > 1, (squares - n) / (n * (n - 1)).clamp_min(1), 0.0).numpy()
+
+
+NAME = "fusion"
+TASKS = ("upos", "deprel", "position")
+
+
+def tasks_of(subject: Subject) -> tuple[dict[str, TokenTask], str]:
+    """Return the tasks whose labels the corpora have in every part, and what the last of the others lacks."""
+    found: dict[str, TokenTask] = {}
+    lack = ""
+    requests = subject.requests
+    tokens = [tokens_of(request, load_tokenizer(request.source)) for request in requests]
+    for name in TASKS:
+        task = load_task(name)
+        corpora = [request.corpus for request in requests]
+        checks = example_checks(task, corpora, subject.asked.splits, ProbeOptions(), silence)
+        try:
+            for check, own in zip(checks, tokens, strict=True):
+                check(own)
+        except UserError as error:
+            lack = as_clause(error)
+        else:
+            found[name] = task
+    return found, lack
+
+
+def _lacks(subject: Subject) -> str | None:
+    if len(subject.layers) < 2:
+        return f"at least two layers to fuse, and `--layer {subject.layers[0]}` is one"
+    found, lack = tasks_of(subject)
+    return None if found else f"labels of {', '.join(TASKS[:-1])} or {TASKS[-1]}, and {lack}"
+
+
+def _tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    layers, states = list(subject.layers), subject.hidden_states
+    is_test = subject.tested[1]
+    corpora, splits = [request.corpus for request in subject.requests], subject.asked.splits
+    rows: Rows = []
+    single = zip(layers, torch.eye(len(layers)), strict=True)
+    shared: dict[int, Fusion] = {layer: Weighted(one) for layer, one in single}
+    for name, task in tasks_of(subject)[0].items():
+        sides = label_sides(states, corpora, splits, task)
+        tested = compare_fusions(sides, layers, subject.source.trainer, subject.seed)
+        rows += accuracy_rows(name, tested)
+        learned = {number: tested.fusions[number] for number in (CONCAT, GATE)}
+        rows += similarity_rows(states[-1], is_test, layers, learned, task=name)
+    shared |= {EQUAL: Weighted.equal(len(layers)), LARGEST: Largest()}
+    rows += similarity_rows(states[-1], is_test, layers, shared)
+    return {NAME: corrected(rows)}
+
+
+FUSION = Part(NAME, _lacks, lambda subject: [], _tables, by_name_only=True, trains=True)

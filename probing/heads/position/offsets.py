@@ -11,9 +11,8 @@ from torch import Tensor
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.heads.measures import Accumulator, BlockMeasure, Kept
-from probing.heads.reading import Attention, Batch
-from probing.statistics.permutation import permute_within_sentences
+from probing.heads.reading import Accumulator, Attention, Batch, BlockMeasure, Kept
+from probing.statistics.chance import permute_within_sentences
 
 # In tokens, from query to key. 0 is left out: a head may find the token itself by what it is.
 OFFSETS = tuple(offset for offset in range(-10, 11) if offset)

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.comparison.random_bases import random_bases
+from probing.comparison.nulls import random_bases
 from probing.errors import UserError, as_clause
-from probing.heads.means import Sentences
+from probing.heads.position.contrast import SampledWords, sample_requests
 from probing.heads.position.offsets import AT_OFFSETS, OFFSETS, ToldOffsets
 from probing.heads.position.position_heads import Block
-from probing.heads.position.position_sample import SampledWords, sample_requests
-from probing.heads.rows import Rows
+from probing.heads.rows import Rows, Sentences
 from probing.heads.subject import STATES, Part, Reading, Subject
 from probing.heads.sums import SumsStore
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.errors import UserError
-from probing.models.site_names import site_of
+from probing.models.layers import site_of
 
 if TYPE_CHECKING:
     from probing.runs.run import Run

@@ -45,12 +45,9 @@ from torch import Tensor
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.heads.measures import Accumulator, Kept
-from probing.heads.reading import Attention, Batch
-from probing.heads.roles.framenet import Span
-from probing.heads.roles.placements import Kind, Place, Placements, draw_placements, indexed
-from probing.heads.roles.resampling import Resampled
-from probing.heads.roles.role_files import RoleLinks, distance
+from probing.heads.reading import Accumulator, Attention, Batch, Kept
+from probing.heads.roles.resampling import Kind, Place, Placements, Resampled, draw_placements, indexed
+from probing.heads.roles.role_files import RoleLinks, Span, distance
 from probing.heads.sums import SumsStore
 from probing.statistics.intervals import mean_interval
 

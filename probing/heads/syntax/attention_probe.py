@@ -18,8 +18,7 @@ from torch import Tensor
 
 from probing.corpus import Corpus
 from probing.heads.sums import SumsStore
-from probing.heads.syntax.arcs import Arcs, arcs_of
-from probing.heads.syntax.pairs import NO_PAIR, HeadPairs
+from probing.heads.syntax.arcs import NO_PAIR, Arcs, HeadPairs, arcs_of
 from probing.heads.syntax.relations import OFFSETS, Row, by_sentence, compared, with_interval
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from probing.results.schema import ALL_LAYERS

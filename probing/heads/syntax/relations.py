@@ -8,14 +8,14 @@ the test sentences. Clark et al. 2019 choose on the sentences that they report, 
 Two nulls are tested. Against the best offset: does the attention head find the relation more often than a fixed
 distance does? It may, and know nothing of syntax: a word that is drawn at random is always in the sentence, which an
 offset is not, and some words are the syntactic heads of many. Against permuted syntactic heads
-(`probing.heads.syntax.permuted`): is its lead over the offset larger than if the syntactic heads of a sentence were
+(`probing.heads.syntax.relations`): is its lead over the offset larger than if the syntactic heads of a sentence were
 given to its dependents at random?
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,10 +25,85 @@ from numpy.typing import NDArray
 from probing.comparison.agreement import holm
 from probing.corpus import Corpus
 from probing.heads.sums import SumsStore
-from probing.heads.syntax.arcs import Arcs, WordRows, arcs_of
-from probing.heads.syntax.permuted import DRAWS, Finder, compare_leads
-from probing.heads.syntax.word_maps import NONE, MostAttended
+from probing.heads.syntax.arcs import NONE, Arcs, MostAttended, WordRows, arcs_of
 from probing.statistics.intervals import accuracy_interval, difference_interval, difference_p_value
+
+DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Finder:
+    """An attention head and an offset that look for the syntactic heads of some words.
+
+    Args:
+        arcs: Indices of the arcs, shape (n,).
+        found: The word that the attention head finds for each, shape (n,).
+        offset: The offset from dependent to head.
+    """
+
+    arcs: NDArray[np.int64]
+    found: NDArray[np.int64]
+    offset: int
+
+    def lead(self, dependents: NDArray[np.int64], heads: NDArray[np.int64]) -> float:
+        """Return by how much more often the attention head is right than the offset, given all arcs."""
+        own = heads[self.arcs]
+        at_offset = own - dependents[self.arcs] == self.offset
+        return float((np.count_nonzero(self.found == own) - np.count_nonzero(at_offset)) / len(own))
+
+
+@dataclass(frozen=True)
+class Leads:
+    """The leads of finders with permuted syntactic heads.
+
+    Args:
+        permuted: Mean lead of each finder over the permutations, shape (n_finders,).
+        p_value: Whether its lead is larger with the true ones: one-sided, corrected for the number of finders by the
+            largest standardised lead of each permutation, shape (n_finders,).
+    """
+
+    permuted: NDArray[np.float64]
+    p_value: NDArray[np.float64]
+
+
+def compare_leads(arcs: Arcs, finders: Sequence[Finder], seed: int, n_draws: int = DRAWS) -> Leads:
+    """Compare the leads of finders with those under permuted syntactic heads.
+
+    Args:
+        arcs: All arcs of the sentences.
+        finders: The finders.
+        seed: Seed of the permutations.
+        n_draws: Number of permutations.
+    """
+    arrangements = [arcs.heads, *permuted_heads(arcs, n_draws, np.random.default_rng(seed))]
+    leads = np.array([[one.lead(arcs.dependents, heads) for one in finders] for heads in arrangements])
+    # With the true arrangement among those that standardise, all are treated alike.
+    sd = leads.std(0)
+    z = np.where(sd > 0, (leads - leads.mean(0)) / np.where(sd > 0, sd, 1.0), 0.0)
+    beyond = (z[1:].max(1)[:, None] >= z[0] - 1e-9).sum(0)
+    return Leads(leads[1:].mean(0), (1 + beyond) / (1 + n_draws))
+
+
+def permuted_heads(arcs: Arcs, n_draws: int, generator: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    """Yield the syntactic heads of arcs in random arrangements, each of shape (n_arcs,).
+
+    Args:
+        arcs: The arcs of some sentences, in their order.
+        n_draws: Number of arrangements.
+        generator: The source of randomness.
+    """
+    sentences = np.unique(arcs.sentences, return_inverse=True)[1]
+    for _ in range(n_draws):
+        heads, left = arcs.heads.copy(), np.arange(len(arcs))
+        # The true arrangement is permitted, so that every sentence has one that is.
+        while len(left):
+            # Sentences stand in their order, so that sorting by sentence shuffles within sentences alone.
+            heads[left] = heads[left[np.argsort(sentences[left] + generator.random(len(left)))]]
+            own = np.zeros(sentences[-1] + 1, dtype=bool)
+            own[sentences[left[heads[left] == arcs.dependents[left]]]] = True
+            left = left[own[sentences[left]]]
+        yield heads
+
 
 # Fewest arcs of a relation in the training and in the test part.
 LEAST_ARCS = 100

@@ -14,16 +14,14 @@ from numpy.typing import NDArray
 
 from probing.cache import Request
 from probing.corpus import Corpus
-from probing.heads.measures import Measure
+from probing.heads.reading import Measure
 from probing.heads.rows import Rows
 from probing.heads.subject import TEST, UNTRAINED, Part, Reading, Subject
 from probing.heads.sums import SumsStore
-from probing.heads.syntax.arcs import Arcs, arcs_of, has_arcs
+from probing.heads.syntax.arcs import Arcs, HeadPairs, MostAttended, arcs_of, has_arcs, sample_sentences
 from probing.heads.syntax.attention_probe import Answers, answers_of, probe_row
-from probing.heads.syntax.pairs import HeadPairs, sample_sentences
 from probing.heads.syntax.relations import LEAST_ARCS, head_relation_rows, relation_rows, scored
 from probing.heads.syntax.trees import Trees, scored_trees, tree_rows
-from probing.heads.syntax.word_maps import MostAttended
 
 _Self = TypeVar("_Self")
 Stores = Mapping[str, SumsStore]

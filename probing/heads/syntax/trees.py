@@ -21,12 +21,10 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.comparison.agreement import holm
 from probing.corpus import Corpus
-from probing.heads.measures import Accumulator, Kept
-from probing.heads.reading import Attention, Batch
+from probing.heads.reading import Accumulator, Attention, Batch, Kept
 from probing.heads.sums import SumsStore
-from probing.heads.syntax.arcs import Arcs, WordRows, arcs_of, punctuation_of
+from probing.heads.syntax.arcs import NONE, Arcs, WordBatch, WordRows, arcs_of, punctuation_of
 from probing.heads.syntax.relations import Row, by_sentence, compared, with_interval
-from probing.heads.syntax.word_maps import NONE, WordBatch
 
 # Name of the undirected unlabelled attachment score.
 UUAS = "uuas"

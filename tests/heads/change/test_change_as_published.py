@@ -16,16 +16,19 @@ from probing.cache import Request
 from probing.corpus import from_sentences
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
-from probing.heads.change import change_as_published
-from probing.heads.change.change_as_published import PublishedChange, check_padding, published_rows
+from probing.heads.change import states as change_as_published
 from probing.heads.change.checkpoints import Checkpoint
 from probing.heads.change.maps import OTHER_HEADS, SAME, Change, map_rows
-from probing.heads.measures import Measure
+from probing.heads.change.states import PublishedChange, check_padding, published_rows
+from probing.heads.reading import Measure
 from probing.models import load_tokenizer
 from tuned import asked, other_padding, other_queries, tuned
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 BLOCKS = [1, 2, 3]
 

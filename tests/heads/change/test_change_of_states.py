@@ -12,14 +12,17 @@ import torch
 
 from families import untouched
 from probing.heads.accumulation import accumulate
-from probing.heads.change.change_of_states import OTHER_TOKENS, StateChange, parameter_rows, row_cosines, state_rows
 from probing.heads.change.checkpoints import Checkpoint
 from probing.heads.change.maps import SAME
+from probing.heads.change.states import OTHER_TOKENS, StateChange, parameter_rows, row_cosines, state_rows
 from probing.models import load_tokenizer
 from tuned import CHANGED, asked, other_queries, tuned
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 
 @torch.no_grad()

@@ -17,6 +17,8 @@ from probing.errors import UserError
 from probing.heads.change.checkpoints import Checkpoint, check_comparable
 from tuned import asked, tuned
 
+pytestmark = pytest.mark.numeric
+
 
 def check(one: Path, other: Path) -> None:
     check_comparable(asked(one), Checkpoint(asked(one)).heads, Checkpoint(asked(other)))

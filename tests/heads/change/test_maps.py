@@ -32,7 +32,10 @@ from probing.models import load_tokenizer
 from tuned import CHANGED, asked, other_queries, tuned
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 Rows = list[dict[str, Any]]
 BLOCKS = (1, 2, 3)

@@ -13,6 +13,8 @@ from probing.heads.fusion import fused as module
 from probing.heads.fusion.fused import FusedStates, Fusion, Gated, Largest, Weighted, states_of
 from synthetic import make_store, make_tokens
 
+pytestmark = pytest.mark.numeric
+
 N_LAYERS, N, WIDTH = 3, 7, 4
 STATES = torch.randn(N_LAYERS, N, WIDTH, generator=torch.Generator().manual_seed(0))
 

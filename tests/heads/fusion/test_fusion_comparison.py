@@ -33,7 +33,7 @@ from probing.probes.training import train_probes
 from probing.statistics.intervals import difference_interval
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
 LAYERS, WIDTH = (0, 1, 2), 6
 

@@ -33,7 +33,7 @@ from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_probes
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
 
-pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
 LAYERS, WIDTH, L2 = (0, 1, 2), 6, 1e-3
 EQUAL = -1

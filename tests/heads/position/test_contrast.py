@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from probing.heads.position.contrast import LEAST, LagMoments, PositionMeans, Shares, Words, contrast_without
-from probing.heads.position.ranking_agreement import Agreement, contributions_in_bases
+from probing.heads.position.position_heads import Agreement, contributions_in_bases
 from probing.heads.position.removal import HeadScores, as_masks, matched_sets, random_sets, top_neurons, word_mass
-from probing.statistics.among_draws import rank_p
+from probing.statistics.chance import rank_p
+
+pytestmark = pytest.mark.numeric
 
 D, D_HEAD = 40, 12
 PLANTED = tuple(range(3, 33, 3))

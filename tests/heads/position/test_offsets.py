@@ -17,7 +17,10 @@ from probing.heads.accumulation import accumulate
 from probing.heads.position.offsets import AT_OFFSETS, OFFSETS, ToldOffsets, mass_at_offsets, told_positions
 from probing.models import load_tokenizer, resolve_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 
 def by_loops(maps: Tensor, ordinary: Tensor) -> dict[str, Tensor]:

@@ -9,8 +9,9 @@ from math import comb, prod
 import numpy as np
 import pytest
 
-from probing.heads.roles.placements import Placements
-from probing.heads.roles.resampling import Resampled, at_one_length, draw, slope_of
+from probing.heads.roles.resampling import Placements, Resampled, at_one_length, draw, slope_of
+
+pytestmark = pytest.mark.numeric
 
 
 def placements(stratum: np.ndarray, linked: np.ndarray, log_ways: np.ndarray) -> Placements:

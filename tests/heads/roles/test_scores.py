@@ -21,7 +21,10 @@ from probing.models.anatomy import examine
 from probing.models.attention_heads import find_heads, read_heads
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 N_SENTENCES, N_WORDS, N_LAYERS, N_HEADS = 40, 9, 2, 3
 

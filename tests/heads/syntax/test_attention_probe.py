@@ -15,15 +15,16 @@ from probing.corpus import Corpus
 from probing.heads import accumulation
 from probing.heads.accumulation import accumulate
 from probing.heads.sums import SumsStore
-from probing.heads.syntax.arcs import arcs_of
+from probing.heads.syntax.arcs import NO_PAIR, HeadPairs, MostAttended, arcs_of, sample_sentences
 from probing.heads.syntax.attention_probe import L2, Answers, Candidates, answers_of, candidates_of, fit, probe_row
-from probing.heads.syntax.pairs import NO_PAIR, HeadPairs, sample_sentences
-from probing.heads.syntax.word_maps import MostAttended
 from probing.models import resolve_model
 from treebanks import treebank
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 N_HEADS = 3
 

@@ -6,12 +6,14 @@ from collections import Counter
 from itertools import permutations
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from probing.heads.syntax.arcs import Arcs
-from probing.heads.syntax.permuted import Finder, compare_leads, permuted_heads
-from probing.heads.syntax.relations import Scored, relation_rows
+from probing.heads.syntax.relations import Finder, Scored, compare_leads, permuted_heads, relation_rows
 from probing.tables.heads import beats_offset, finds_relation
+
+pytestmark = pytest.mark.numeric
 
 
 def arcs_of_heads(*sentences: list[int]) -> Arcs:

@@ -17,16 +17,18 @@ from probing.errors import UserError
 from probing.heads import accumulation
 from probing.heads.accumulation import accumulate
 from probing.heads.reading import attention_of
-from probing.heads.syntax.arcs import Arcs, arcs_of, has_arcs
+from probing.heads.syntax.arcs import Arcs, MostAttended, WordBatch, arcs_of, has_arcs, most_attended
 from probing.heads.syntax.relations import OFFSETS, Scored, by_sentence, head_relation_rows, relation_rows, scored
-from probing.heads.syntax.word_maps import MostAttended, WordBatch, most_attended
 from probing.models import resolve_model
 from probing.statistics.intervals import difference_p_value
 from probing.tables.heads import beats_offset
 from treebanks import MapsOf, batch_of, kept_of, random_maps, tokens_of_words, treebank
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 
 def test_words_and_what_they_attend_to_are_those_of_a_loop() -> None:

@@ -14,14 +14,16 @@ from torch import Tensor
 from probing.cache import Request
 from probing.heads.accumulation import accumulate
 from probing.heads.reading import attention_of
-from probing.heads.syntax.arcs import arcs_of, punctuation_of
+from probing.heads.syntax.arcs import NONE, WordBatch, arcs_of, punctuation_of
 from probing.heads.syntax.trees import Trees, TreeScores, scored_trees, spanning_trees, tree_rows
-from probing.heads.syntax.word_maps import NONE, WordBatch
 from probing.models import resolve_model
 from treebanks import batch_of, kept_of, random_maps, tokens_of_words, treebank
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.numeric,
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -1,1 +1,0 @@
-"""Claims of papers: what each says, what is measured of it, and the verdict."""

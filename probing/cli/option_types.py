@@ -1,0 +1,279 @@
+"""Types of options: as a signature states them, as messages say them, and as a run's configuration has them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from functools import wraps
+from inspect import signature
+from os import PathLike
+from types import FunctionType, NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from probing.cli.options import ProbeOptions, are_options, as_options
+from probing.errors import UserError, did_you_mean, out_of_range
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    Model: TypeAlias = str | PathLike[str] | PreTrainedModel
+    Tokenizer: TypeAlias = Any
+    Source: TypeAlias = str | PathLike[str] | list[str]
+
+
+# Formats of figures: an image for the screen and for W&B, and vector forms for a paper.
+FORMATS: tuple[Literal["png", "pdf", "svg"], ...] = ("png", "pdf", "svg")
+# How `--figure_format` is typed, and its default.
+FigureFormat = str | list[str]
+FIGURE_FORMAT = "png,pdf"
+
+_Name = TypeVar("_Name", bound=str)
+
+
+def chosen(option: str, typed: str | Sequence[str], known: Sequence[_Name], nothing: str | None = None) -> list[_Name]:
+    """Return the requested names: some, separated by commas, or all.
+
+    Args:
+        option: The option, such as `--pooling`, for messages.
+        typed: The value that the user typed.
+        known: All known names.
+        nothing: The word that stands for none of them, if none is allowed.
+
+    Raises:
+        UserError: If a name is unknown.
+    """
+    names = [name.strip() for name in typed.split(",")] if isinstance(typed, str) else list(typed)
+    if names == ["all"]:
+        return list(known)
+    if nothing is not None and names == [nothing]:
+        return []
+    for name in names or [""]:
+        if name not in known:
+            words = ", ".join([*known, "all", *([nothing] if nothing else [])])
+            near = did_you_mean(name, known)
+            raise UserError(f"`{option} {name}` is not one of {words}{near}; give one or more of these.")
+    return [name for name in known if name in names]
+
+
+def chosen_with_data(
+    option: str, typed: str | Sequence[str], known: Mapping[_Name, str | None]
+) -> dict[_Name, str | None]:  # fmt: skip
+    """Return the requested names in the order of tables, with the data of those that need some, typed as NAME=DATA.
+
+    Args:
+        option: The option, such as `--readouts`, for messages.
+        typed: The value that the user typed: several are separated by commas.
+        known: All known names, each with what its data is called in messages; None if it needs no data.
+
+    Raises:
+        UserError: If a name is unknown or there twice, or data is missing or not needed.
+    """
+    parts = [part.strip() for part in typed.split(",")] if isinstance(typed, str) else list(typed)
+    found: dict[str, str | None] = {}
+    for part in parts or [""]:
+        name, equals, data = part.partition("=")
+        if name not in known:
+            forms = ", ".join(one if what is None else f"{one}={what}" for one, what in known.items())
+            raise UserError(f"`{option} {part}` is not one of {forms}{did_you_mean(name, known)}; give some of these.")
+        what = known[cast(Any, name)]
+        if name in found:
+            raise UserError(f"`{option} {part}`: {name} is there twice; name it once.")
+        if what is None and equals:
+            raise UserError(f"`{option} {part}`: {name} takes no data; give {name} alone.")
+        if what is not None and not data:
+            raise UserError(f"`{option} {part}` needs its data; give {name}={what}.")
+        found[name] = data if equals else None
+    return {name: found[name] for name in known if name in found}
+
+
+def figure_formats(typed: str | Sequence[str]) -> list[str]:
+    """Return the formats that `--figure_format` names.
+
+    Raises:
+        UserError: If one is unknown.
+    """
+    return list(chosen("--figure_format", typed, FORMATS))
+
+
+class PythonOnly:
+    """Stands for the type of an argument that a command takes from Python alone."""
+
+
+def python_only(function: Callable[..., Any]) -> set[str | int]:
+    """Return the names of a command's arguments that have no form on the command line."""
+    return {name for name, hint in get_type_hints(function).items() if hint is PythonOnly}
+
+
+def option_types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotation of each option of a function or class; nested dataclasses give dotted names.
+
+    A class whose objects only Python can give is left out of an annotation that also allows text.
+    """
+    types: dict[str, Any] = {}
+    for name, hint in _hints(function).items():
+        if dataclasses.is_dataclass(hint):
+            types |= {f"{name}.{inner}": inner_hint for inner, inner_hint in get_type_hints(hint).items()}
+        elif name != "return" and hint is not PythonOnly:
+            types[name] = _without_objects(hint)
+    return types
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations of a function's arguments, or of those that make an object of a class."""
+    if not isinstance(function, type):
+        return get_type_hints(function)
+    own_init = "__init__" in vars(function) and "__dataclass_fields__" not in vars(function)
+    hints = get_type_hints(vars(function)["__init__"]) if own_init else get_type_hints(function)
+    return {name: hints.get(name, Any) for name in signature(function).parameters}
+
+
+def _without_objects(hint: Any) -> Any:
+    """Return an annotation for the command line: if it allows text, without all classes that are not built in."""
+    parts = get_args(hint)
+    if get_origin(hint) not in (Union, UnionType) or str not in parts:
+        return hint
+    objects = [part for part in parts if isinstance(part, type) and part.__module__ != "builtins"]
+    return Union[tuple(part for part in parts if part not in objects)] if objects else hint  # noqa: UP007
+
+
+def as_typed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as the command line sees it, where options that also take objects take text alone.
+
+    The parser would import the class that a text names, build an object of it, and list all classes in the help.
+    """
+    hints = get_type_hints(function)
+    seen = {name: _without_objects(hint) for name, hint in hints.items()}
+    if seen == hints or not isinstance(function, FunctionType):
+        return function
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__doc__, copy.__module__, copy.__kwdefaults__ = function.__doc__, function.__module__, function.__kwdefaults__
+    copy.__dict__.update(function.__dict__)  # the signature that a decorator gave it
+    copy.__annotations__ = seen
+    return copy
+
+
+def expected(hint: Any) -> str:
+    """Describe the values of a type in words."""
+    kind = get_origin(hint) or hint
+    if kind is Literal:
+        return _either(map(str, get_args(hint)))
+    if kind in (Union, UnionType):
+        return _either(expected(part) for part in get_args(hint) if part is not NoneType)
+    words = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text, in quotes if need be",
+        list: "a list such as [a, b]",
+        dict: "names with values",
+    }
+    return words.get(kind, "another value")
+
+
+def is_mapping(hint: Any) -> bool:
+    """Return whether an option takes names with values."""
+    return any((get_origin(part) or part) is dict for part in (hint, *get_args(hint)))
+
+
+def admits_none(hint: Any) -> bool:
+    """Return whether an option may be None."""
+    return hint is Any or NoneType in get_args(hint)
+
+
+def _either(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+FirstToken = Literal["include", "exclude"]
+
+Layers = int | list[int] | str
+
+# Types of options that take a name on the command line, and also an object in Python. The parser of arguments sees only
+# the type of the name.
+
+# The largest seed that all random number generators accept.
+LAST_SEED = 2**63 - 1
+
+
+_Options = ParamSpec("_Options")
+_Result = TypeVar("_Result")
+
+
+def resolved(command: Callable[Concatenate[dict[str, Any], _Options], _Result]) -> Callable[_Options, _Result]:
+    """Give a command its resolved options as its first argument, which its callers do not see.
+
+    These are all options as plain values, without the run's name, for `config.yaml` and W&B. A group of options that
+    is given as a mapping, as in a run's configuration, is converted to its dataclass. Formats of figures, which
+    are written after all other work, are checked here.
+    """
+    whole: Callable[..., _Result] = command
+    config, *options = signature(command).parameters.values()
+    public = signature(command).replace(parameters=options)
+
+    @wraps(command)
+    def run(*args: _Options.args, **keywords: _Options.kwargs) -> _Result:
+        try:
+            given = public.bind(*args, **keywords)
+        except TypeError as error:
+            raise TypeError(f"{command.__name__}() {error}") from None
+        given.apply_defaults()
+        if "figure_format" in given.arguments:
+            figure_formats(given.arguments["figure_format"])
+        for option in options:
+            if is_dataclass(option.default):
+                value = given.arguments[option.name]
+                given.arguments[option.name] = as_options(type(option.default), value, option.name)
+        return whole(plain(given.arguments), *given.args, **given.kwargs)
+
+    run.__annotations__ = {name: hint for name, hint in command.__annotations__.items() if name != config.name}
+    run.__signature__ = public  # type: ignore[attr-defined]
+    return run
+
+
+def number_problems(seed: int, max_length: int | None, batch_tokens: int | None) -> list[str]:
+    """Return the problems with these numbers that are known without the model."""
+    return [
+        *out_of_range("seed", seed, 0, LAST_SEED),
+        *out_of_range("max_length", max_length, 1),
+        *out_of_range("batch_tokens", batch_tokens, 1, LAST_SEED),
+    ]
+
+
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the defaults of a command's options as plain values, groups of options as mappings."""
+    return plain({name: parameter.default for name, parameter in signature(function).parameters.items()})
+
+
+def plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as plain values, for YAML and W&B, without the run's name and a tokenizer."""
+    values = {k: asdict(v) if are_options(v) else v for k, v in options.items()}
+    mappings = {k: dict(values[k] or {}) for k in ("trainer", "task_args") if k in values}
+    return {k: v for k, v in values.items() if k not in ("name", "tokenizer")} | mappings
+
+
+def option_problems(
+    probe: ProbeOptions, seed: int, max_length: int | None, batch_tokens: int | None, replicates: int
+) -> list[str]:
+    """Return the problems with these numbers that are known without the model and the corpus."""
+    problems = probe.problems() + number_problems(seed, max_length, batch_tokens)
+    if replicates == 1:
+        return [*problems, "`--replicates 1` is too few: a single bootstrap has no range, so expected 0 or at least 2"]
+    return problems + out_of_range("replicates", replicates, 0)

@@ -1,1 +1,0 @@
-"""What a model predicts at a mask: between two words, and in text that was changed."""

@@ -1,1 +1,0 @@
-"""Does a probe that was trained where two rules agree generalise by linear order, or by hierarchy?"""

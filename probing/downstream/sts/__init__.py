@@ -1,1 +1,0 @@
-"""Semantic textual similarity: how similar in meaning are two sentences?"""

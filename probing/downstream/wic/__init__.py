@@ -1,1 +1,0 @@
-"""Words in Context: does a word have the same sense in two sentences?"""

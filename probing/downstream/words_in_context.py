@@ -1,0 +1,270 @@
+"""How well the cosine of a word's two vectors predicts whether its sense is the same, by thresholds on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.comparison.agreement import holm
+from probing.statistics.bootstrap import DRAWS, percentile_interval
+from probing.statistics.intervals import MIN_SENTENCES, NO_INTERVAL, binomial_interval, difference_interval
+
+# The thresholds of Luo, Kulmizev & Mao (2021), who took the best of these and of all layers on the training set.
+PUBLISHED_THRESHOLDS = tuple(round(0.1 * k, 1) for k in range(1, 10))
+
+Scores = NDArray[np.float64]
+Labels = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A threshold and its accuracy.
+
+    Args:
+        threshold: A score above it means yes.
+        accuracy: Share of correct labels on the pairs that it was chosen on, and therefore too high.
+    """
+
+    threshold: float
+    accuracy: float
+
+
+def best_threshold(scores: Scores, labels: Labels) -> Rule:
+    """Return the threshold with the most correct labels, among those between any two scores and beyond both ends.
+
+    If several thresholds are equally good, the lowest is returned; NaN if a score is not finite.
+
+    Args:
+        scores: Score of each pair, shape (n,).
+        labels: Label of each pair, shape (n,).
+    """
+    if not np.isfinite(scores).all():  # sorted, NaN would be the largest score
+        return Rule(float("nan"), float("nan"))
+    values, group = np.unique(scores, return_inverse=True)
+    yes = np.bincount(group, weights=labels, minlength=len(values))
+    no = np.bincount(group, weights=~labels, minlength=len(values))
+    # Number of correct labels if the threshold is above the k lowest values: the noes among these and the yeses among
+    # the other values.
+    right = np.concatenate([[0.0], np.cumsum(no)]) + np.concatenate([[0.0], np.cumsum(yes[::-1])])[::-1]
+    best = int(right.argmax())
+    # Halfway between neighbouring values; the lower value if no floating-point number lies between them.
+    halfway = np.minimum((values[:-1] + values[1:]) / 2, np.nextafter(values[1:], -np.inf))
+    thresholds = np.concatenate([[values[0] - 1], halfway, [values[-1]]])
+    return Rule(float(thresholds[best]), float(right[best] / len(labels)))
+
+
+def best_published_threshold(scores: Scores, labels: Labels) -> Rule:
+    """Return the best of the nine thresholds .1 to .9, the lowest of equally good ones.
+
+    Such a coarse grid favours spaces whose cosines spread over the range of the thresholds.
+    """
+    accuracies = [accuracy(scores, labels, threshold) for threshold in PUBLISHED_THRESHOLDS]
+    best = int(np.argmax(accuracies))
+    return Rule(PUBLISHED_THRESHOLDS[best], accuracies[best])
+
+
+def accuracy(scores: Scores, labels: Labels, threshold: float) -> float:
+    """Return the share of correct labels under a threshold; NaN if a score is not finite."""
+    return float(((scores > threshold) == labels).mean()) if np.isfinite(scores).all() else float("nan")
+
+
+def exact_interval(n_right: int, n: int) -> tuple[float, float]:
+    """Return the exact interval of a share (Clopper & Pearson 1934); NaN where there are too few pairs.
+
+    It takes pairs to be independent; some share a sentence or a word, so the correct interval is slightly wider.
+    """
+    return NO_INTERVAL if n < MIN_SENTENCES else binomial_interval(n_right, n)
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """McNemar's test of two rules on the same pairs.
+
+    Args:
+        gained: Number of pairs that only the second rule gets right.
+        lost: Number of pairs that only the first rule gets right.
+        p_value: Two-sided exact p-value.
+    """
+
+    gained: int
+    lost: int
+    p_value: float
+
+
+def mcnemar(first: Labels, second: Labels) -> McNemar:
+    """Return the exact test of McNemar (1947), which compares two rules on the pairs that only one of them gets right.
+
+    Args:
+        first: Whether the first rule is right about each pair, shape (n,).
+        second: Whether the second rule is right about each pair, shape (n,).
+    """
+    from scipy.stats import binomtest
+
+    gained, lost = int((second & ~first).sum()), int((first & ~second).sum())
+    p_value = float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    return McNemar(gained, lost, p_value)
+
+
+def area_under_curve(scores: Scores, labels: Labels) -> Scores:
+    """Return the area under the ROC curve: the probability that a yes scores higher than a no, ties counting half.
+
+    It is computed from ranks (Mann & Whitney 1947) and needs no threshold; NaN where all labels are equal, or a score
+    is not finite.
+
+    Args:
+        scores: Scores of the pairs, shape (..., n).
+        labels: Labels of the pairs, shape (..., n).
+
+    Returns:
+        Shape (...).
+    """
+    from scipy.stats import rankdata
+
+    n_yes = labels.sum(-1)
+    n_no = labels.shape[-1] - n_yes
+    above = (rankdata(scores, axis=-1) * labels).sum(-1) - n_yes * (n_yes + 1) / 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(np.isfinite(scores).all(-1), above / (n_yes * n_no), np.nan)
+
+
+def area_interval(scores: Scores, labels: Labels, seed: int, n_draws: int = DRAWS) -> tuple[float, float]:
+    """Return the percentile interval of the area under the curve over resampled pairs; NaN for too few pairs.
+
+    Args:
+        scores: Score of each pair, shape (n,).
+        labels: Label of each pair, shape (n,).
+        seed: Seed of the draws; every layer and transform resamples the same pairs, so that they compare.
+        n_draws: Number of bootstrap draws.
+    """
+    drawn = np.random.default_rng(seed).integers(len(labels), size=(n_draws, len(labels)))
+    return percentile_interval(area_under_curve(scores[drawn], labels[drawn]), len(labels))
+
+
+def gain_interval(first: Labels, second: Labels) -> tuple[float, float]:
+    """Return the interval of the second rule's accuracy minus the first's; NaN for too few pairs.
+
+    Args:
+        first: Whether the first rule is right about each pair, shape (n,).
+        second: Whether the second rule is right about each pair, shape (n,).
+    """
+    difference = second.astype(np.int64) - first
+    return difference_interval(difference, np.ones_like(difference))
+
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The cosines of all pairs in one layer and space.
+
+    Args:
+        layer: Layer number.
+        transform: Name of the space.
+        train: Cosines of the training part, shape (n_train_pairs,).
+        reported: Cosines of the part that is reported on, shape (n_pairs,).
+        clipped: Neurons that were set to 0.
+    """
+
+    layer: int
+    transform: str
+    train: Scores
+    reported: Scores
+    clipped: Sequence[int]
+
+
+def by_layer(scored: Sequence[Scored], train: Labels, reported: Labels, seed: int) -> list[Row]:
+    """Return a row for each layer and space, as in `wic.csv`, with its threshold chosen on the training part.
+
+    Args:
+        scored: Cosines in every layer and space.
+        train: Labels of the training part.
+        reported: Labels of the part that is reported on.
+        seed: Seed of the bootstraps.
+    """
+    return [_row(one, train, reported, seed) for one in scored]
+
+
+def _row(one: Scored, train: Labels, reported: Labels, seed: int) -> Row:
+    rule, published = best_threshold(one.train, train), best_published_threshold(one.train, train)
+    right = (one.reported > rule.threshold) == reported
+    low, high = exact_interval(int(right.sum()), len(right))
+    auc_low, auc_high = area_interval(one.reported, reported, seed)
+    return {
+        "layer": one.layer,
+        "transform": one.transform,
+        "threshold": rule.threshold,
+        "train_accuracy": rule.accuracy,
+        "accuracy": float(right.mean()),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "auc": float(area_under_curve(one.reported, reported)),
+        "auc_low": auc_low,
+        "auc_high": auc_high,
+        "train_auc": float(area_under_curve(one.train, train)),
+        "published_threshold": published.threshold,
+        "published_accuracy": published.accuracy,
+        "constant_true_accuracy": float(reported.mean()),
+        "n_clipped": len(one.clipped),
+        "clipped": " ".join(map(str, one.clipped)),
+        "n_train_pairs": len(train),
+        "n_pairs": len(reported),
+    }
+
+
+def chosen(
+    scored: Sequence[Scored], rows: Sequence[Mapping[str, Any]], train: Labels, reported: Labels, part: str, seed: int
+) -> list[Row]:
+    """Return the result of each space under each protocol, and that of always answering yes, as in `chosen.csv`.
+
+    Under `held_out`, each space is compared with the plain one by McNemar's test; p-values are corrected for the number
+    of spaces (Holm).
+
+    Args:
+        scored: Cosines in every layer and space.
+        rows: Result of `by_layer` for them.
+        train: Labels of the training part.
+        reported: Labels of the part that is reported on.
+        part: Name of that part.
+        seed: Seed of the bootstraps.
+    """
+    names = list(dict.fromkeys(one.transform for one in scored))
+    indices = {name: [i for i, one in enumerate(scored) if one.transform == name] for name in names}
+    best = {name: max(indices[name], key=lambda i: rows[i]["train_accuracy"]) for name in names}
+    right = {name: (scored[i].reported > rows[i]["threshold"]) == reported for name, i in best.items()}
+    found = [_chosen_row("held_out", name, rows[i], _rule(rows[i], ""), part, right[name]) for name, i in best.items()]
+    for row in found:
+        if "none" in right and row["transform"] != "none":
+            test = mcnemar(right["none"], right[row["transform"]])
+            row["gain"] = float(right[row["transform"]].mean() - right["none"].mean())
+            row["gain_low"], row["gain_high"] = gain_interval(right["none"], right[row["transform"]])
+            row |= {"n_gained": test.gained, "n_lost": test.lost, "p_value": test.p_value}
+    compared = [row for row in found if "p_value" in row]
+    for row, p_value in zip(compared, holm([row["p_value"] for row in compared]), strict=True):
+        row["p_value"] = float(p_value)
+    for name in names:
+        i = max(indices[name], key=lambda i: rows[i]["published_accuracy"])
+        rule = _rule(rows[i], "published_")
+        found.append(
+            _chosen_row("published", name, rows[i], rule, "train", (scored[i].train > rule.threshold) == train)
+        )
+    constant = {"protocol": "constant_true", "reported_on": part}
+    return [*found, constant | _measured(reported)]
+
+
+def _rule(row: Mapping[str, Any], prefix: str) -> Rule:
+    return Rule(row[f"{prefix}threshold"], row[f"{prefix}accuracy"])
+
+
+def _chosen_row(protocol: str, name: str, row: Mapping[str, Any], rule: Rule, reported_on: str, right: Labels) -> Row:
+    start = {"protocol": protocol, "transform": name, "layer": row["layer"], "threshold": rule.threshold}
+    return start | {"reported_on": reported_on, "n_clipped": row["n_clipped"]} | _measured(right)
+
+
+def _measured(right: Labels) -> Row:
+    low, high = exact_interval(int(right.sum()), len(right))
+    return {"accuracy": float(right.mean()), "accuracy_low": low, "accuracy_high": high, "n_pairs": len(right)}

@@ -1,0 +1,280 @@
+"""How the attention of two checkpoints differs as it was published, and how their hidden states and parameters do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from probing.cache import tokens_of
+from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
+from probing.errors import UserError
+from probing.heads.change.checkpoints import Checkpoint, check_comparable
+from probing.heads.change.maps import (
+    OTHER_HEADS,
+    SAME,
+    Change,
+    change_row,
+    head_rows,
+    map_cosines,
+    map_rows,
+    other_head_cosines,
+)
+from probing.heads.reading import Accumulator, Attention, Batch, Kept, Measure
+from probing.heads.rows import Rows
+from probing.heads.subject import Part, Subject
+from probing.heads.sums import SumsStore
+from probing.models import length_limits
+
+OTHER_TOKENS = "other tokens"
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """The measure: each token's hidden states compared with those in another checkpoint.
+
+    Args:
+        model: A checkpoint.
+        against: The other one, on the same sentences.
+    """
+
+    model: Checkpoint
+    against: Checkpoint
+    name: str = "change_of_states"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Everything other than model and corpus that changes the sums."""
+        return {"version": 1, "against": self.against.request.key()}
+
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+        """Load both checkpoints, and return what makes an accumulator for each batch."""
+        both = self.model.prepared(), self.against.prepared()
+        return lambda batch: _Compared(both, batch)
+
+
+class _Compared:
+    def __init__(self, both: Sequence[Checkpoint], batch: Batch) -> None:
+        self.both, self.batch = both, batch
+
+    def add(self, attention: Attention) -> None:
+        """Hidden states are read by forward passes of their own."""
+
+    @torch.inference_mode()
+    def kept(self) -> Kept:
+        mask = self.batch.mask
+        ours, theirs = (one.states(self.batch.inputs) for one in self.both)
+        same, next_one = [], []
+        for layer, a in ours.items():
+            b = theirs[layer]
+            same.append(torch.where(mask, row_cosines(a, b), 0.0).sum(1))
+            next_one.append(torch.where(mask[:, 1:], row_cosines(a[:, :-1], b[:, 1:]), 0.0).sum(1))
+        return Kept({"same": torch.stack(same, 1), "next": torch.stack(next_one, 1)})
+
+
+def state_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
+    """Return the mean cosine of each token's hidden states in both checkpoints, and of a token and the next one.
+
+    Args:
+        store: The sums of `StateChange`.
+        layers: Layer numbers, from 0.
+    """
+    lengths = store.tokens.lengths.astype(np.int64)
+    comparisons = ((SAME, "same", lengths), (OTHER_TOKENS, "next", np.maximum(lengths - 1, 0)))
+    return [
+        change_row("hidden_states", of, layer, None, store.by_sentence(name)[:, layer].numpy(), n)
+        for of, name, n in comparisons
+        for layer in layers
+    ]
+
+
+def parameter_rows(model: Checkpoint, against: Checkpoint) -> Rows:
+    """Return the cosine of each matrix of parameters in both checkpoints; `of` is its name.
+
+    Matrices that have no counterpart of the same shape are left out.
+
+    Args:
+        model: A checkpoint.
+        against: The other one.
+    """
+    theirs = {name: matrix for name, (_, matrix) in against.matrices().items()}
+    rows = []
+    for name, (layer, matrix) in model.matrices().items():
+        if name in theirs and theirs[name].shape == matrix.shape:
+            flat = (values.cpu().reshape(1, -1) for values in (matrix, theirs[name]))
+            value = row_cosines(*flat).numpy()
+            rows.append(change_row("parameters", name, layer, None, value, np.ones(1, dtype=np.int64)))
+    return rows
+
+
+def row_cosines(a: Tensor, b: Tensor) -> Tensor:
+    """Return the cosine of vectors along the last axis, float64; exactly 1 for equal ones.
+
+    Args:
+        a: Shape (..., d).
+        b: Of the same shape.
+    """
+    product, *squares = (_products(x, y) for x, y in ((a, b), (a, a), (b, b)))
+    return (product / (squares[0] * squares[1]).sqrt().clamp_min(torch.finfo(torch.float64).tiny)).clamp(-1, 1)
+
+
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    """Return inner products in float64, in pieces, because matrices of parameters are large."""
+    pieces = zip(x.split(2**20, dim=-1), y.split(2**20, dim=-1), strict=True)
+    return torch.stack([(p.double() * q.double()).sum(-1) for p, q in pieces]).sum(0)
+
+
+# Number of tokens to which each sentence is padded, and maximum number of sentences that are compared.
+PUBLISHED_LENGTH, PUBLISHED_SENTENCES = 200, 1000
+# Most bytes of one checkpoint's maps that are held.
+_HELD_BYTES = 2**26
+COSINE, PADDING = "cosine_as_published", "padding_as_published"
+
+
+def check_padding(model: Checkpoint) -> None:
+    """Raise a UserError if the model takes too few tokens, or if its padding attends to nothing.
+
+    Args:
+        model: A checkpoint.
+    """
+    name, limit = model.request.source.name, length_limits(model.request.source, model.tokenizer)[1]
+    if limit < PUBLISHED_LENGTH:
+        raise UserError(
+            f"`--as_published` pads sentences to {PUBLISHED_LENGTH} tokens, and {name} takes at most {limit}; leave "
+            "the option out."
+        )
+    mask = torch.arange(PUBLISHED_LENGTH)[None] < 3
+    with torch.inference_mode():
+        maps = model.maps({"input_ids": torch.where(mask, 1, model.pad_token_id), "attention_mask": mask.long()})
+    if not all(bool(torch.isfinite(one).all()) for one in maps.values()):
+        raise UserError(
+            f"`--as_published` compares the rows of padding, and in {name} they attend to no token, because its "
+            "attention is local; leave the option out."
+        )
+
+
+@dataclass(frozen=True)
+class PublishedChange:
+    """The measure: each map, padded and not cropped, compared with that of another checkpoint.
+
+    Args:
+        model: A checkpoint.
+        against: The other one, on the same sentences.
+    """
+
+    model: Checkpoint
+    against: Checkpoint
+    name: str = "change_as_published"
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Everything other than model and corpus that changes the sums."""
+        return {
+            "version": 1, "against": self.against.request.key(),
+            "length": PUBLISHED_LENGTH, "n_sentences": PUBLISHED_SENTENCES,
+        }  # fmt: skip
+
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+        """Load both checkpoints, cut sentences at the length, and return what makes an accumulator for each batch."""
+        both = self.model.prepared(), self.against.prepared()
+        request = self.model.request
+        length = min(request.max_length or PUBLISHED_LENGTH, PUBLISHED_LENGTH)
+        cut = tokens_of(replace(request, max_length=length), self.model.tokenizer)
+        return lambda batch: _ComparedAsPublished(*both, cut, batch)
+
+
+class _ComparedAsPublished:
+    def __init__(self, model: Checkpoint, against: Checkpoint, cut: Tokens, batch: Batch) -> None:
+        self.model, self.against, self.cut, self.batch = model, against, cut, batch
+
+    def add(self, attention: Attention) -> None:
+        """Padded maps are read by forward passes of their own."""
+
+    @torch.inference_mode()
+    def kept(self) -> Kept:
+        sentences, heads = self.batch.sentences, self.model.heads
+        cosines = torch.zeros(len(sentences), 2, heads.n_layers, heads.n_heads, dtype=torch.float64)
+        padding = torch.zeros(len(sentences), dtype=torch.float64)
+        compared = sentences.cpu() < PUBLISHED_SENTENCES
+        held = heads.n_layers * heads.n_heads * PUBLISHED_LENGTH**2 * 4
+        chosen = compared.nonzero()[:, 0]
+        for some in chosen.split(max(_HELD_BYTES // held, 1)) if len(chosen) else ():
+            inputs = {name: one.to(sentences.device) for name, one in self._padded(sentences[some].tolist()).items()}
+            ours, theirs = (one.maps(inputs) for one in (self.model, self.against))
+            for layer, maps in ours.items():
+                found = (compare(maps, theirs[layer]) for compare in (map_cosines, other_head_cosines))
+                cosines[some, :, layer - 1] = torch.stack(tuple(found), 1).cpu()
+            padding[some] = 1 - inputs["attention_mask"].double().mean(1).cpu()
+        return Kept({"cosine": cosines, "padding": padding, "compared": compared})
+
+    def _padded(self, sentences: list[int]) -> dict[str, Tensor]:
+        """Return what the models are given for sentences, each of shape (n, `PUBLISHED_LENGTH`)."""
+        cut, shape = self.cut, (len(sentences), PUBLISHED_LENGTH)
+        ids = torch.full(shape, self.model.pad_token_id)
+        mask, types = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
+        for i, sentence in enumerate(sentences):
+            rows = cut.of_sentences(sentence, 1)
+            n = rows.stop - rows.start
+            ids[i, :n], mask[i, :n] = torch.from_numpy(cut.input_ids[rows].astype(np.int64)), 1
+            if cut.token_types is not None:
+                types[i, :n] = torch.from_numpy(cut.token_types[rows].astype(np.int64))
+        found = {"input_ids": ids, "attention_mask": mask}
+        return found if self.batch.token_types is None else {**found, "token_type_ids": types}
+
+
+def published_rows(store: SumsStore, layers: list[int]) -> Rows:
+    """Return the rows of cosines as published, with the share of padding in the rows of the maps.
+
+    Args:
+        store: The sums of `PublishedChange`.
+        layers: The layers to report.
+    """
+    compared = store.by_sentence("compared").numpy()
+    cosines, padding = (store.by_sentence(name).numpy()[compared] for name in ("cosine", "padding"))
+    n = np.ones(len(cosines), dtype=np.int64)
+    rows = [change_row(PADDING, SAME, None, None, padding, n), *head_rows(COSINE, SAME, layers, cosines[:, 0], n)]
+    return rows + (head_rows(COSINE, OTHER_HEADS, layers, cosines[:, 1], n) if cosines.shape[3] > 1 else [])
+
+
+NAME = "change"
+
+
+def _lacks(subject: Subject) -> str | None:
+    """Return what the part lacks.
+
+    Raises:
+        UserError: If the other checkpoint is of another model, or sentences cannot be padded as published.
+    """
+    if subject.asked.against is None:
+        return "another checkpoint, given as --against MODEL"
+    check_comparable(subject.request, subject.heads, subject.asked.against)
+    if subject.asked.as_published:
+        check_padding(subject.checkpoint)
+    return None
+
+
+def _both(subject: Subject) -> tuple[Checkpoint, Checkpoint]:
+    assert subject.asked.against is not None  # otherwise the part is not measured
+    return subject.checkpoint, subject.asked.against
+
+
+def _measures(subject: Subject) -> Sequence[Measure]:
+    model, against = _both(subject)
+    published = [PublishedChange(model, against)] if subject.asked.as_published else []
+    return [Change(against), StateChange(model, against), *published]
+
+
+def _tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    layers = list(subject.layers)
+    maps, states, *published = (stores[measure.name] for measure in _measures(subject))
+    rows = [*map_rows(maps, layers), *state_rows(states, subject.request.layers)]
+    rows += [row for store in published for row in published_rows(store, layers)]
+    return {"change": [*rows, *parameter_rows(*_both(subject))]}
+
+
+CHANGE = Part(NAME, _lacks, _measures, _tables, by_name_only=True)

@@ -1,1 +1,0 @@
-"""A few sentences with the attention of every head."""

@@ -1,1 +1,0 @@
-"""What each head attends to, measured in every corpus."""

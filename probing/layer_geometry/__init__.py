@@ -1,1 +1,0 @@
-"""The geometry of hidden states: outlier dimensions, anisotropy, over-smoothing and their sources."""

@@ -1,0 +1,147 @@
+"""The terms of a page: the meaning of every heading in its tables and every name in its charts, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from probing.data.control_names import ADDED_CONTROLS, CONTROLS
+from probing.page.neurons import COLUMNS, UNRESOLVED
+from probing.page.sources import Sources
+from probing.results.markup import Html, element, pairs
+from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, R2, UNINFORMATIVE
+
+Terms = Mapping[str, str]
+
+# The meaning of each flag.
+FLAGS = {
+    "offset": "overstated: less than half of the contribution is left after centring, so the neuron stands in for the "
+    "intercept that the probe lacks; it may still carry the task",
+    "no-signal": "by itself it is not shown to tell the classes apart beyond chance; it may be useful together with "
+    "other neurons",
+    "offset no-signal": "it stands in for the intercept: it is large and nearly constant, and is not shown to tell the "
+    "classes apart beyond chance",
+    "confound": "with what `--given` names held fixed, it is not shown to tell the classes apart beyond chance",
+    UNINFORMATIVE: "in nats, or of numbers in squared error, the probe of this layer is not shown to be better than a "
+    "constant answer, so do not read its ranking",
+    "dead": "it hardly varies; its weight and contribution are exactly 0",
+}
+
+_CONTROLS = {
+    "shuffled": "The same probe with labels permuted within each sentence, and exchanged among sentences as far as "
+    "they differ between these: what the length of a sentence alone allows. It is the floor of any task.",
+    "token": "The same probe on the input embedding of each token instead of its hidden state: what can be read "
+    "from the token alone.",
+    "permuted_positions": "The same probe where the model reads each sentence with its tokens permuted: the true floor "
+    "for position.",
+    "control_task": "The same probe on labels drawn at random for each word type, the mean of several draws: what it "
+    "reaches by memorising words.",
+    "untrained": "The same probe on a randomly initialised model of the same architecture: what the architecture "
+    "passes on without training. For position it is a ceiling rather than a floor.",
+    "untransformed": "The same probe on the hidden states as they are, without the transform of this run.",
+    "others_clipped": "The same probe with other neurons clipped, as many as this run clips outliers.",
+    "given": "The same probe with labels permuted among tokens with the same value of what `--given` names: what can "
+    "be read from that value alone.",
+}
+
+ACCURACY: Terms = {
+    "layer": "0 is the embedding output, and layer k the output of block k; units of an MLP and outputs of heads of "
+    "layer k are inside block k.",
+    "probe": "Linear classifier without an intercept, trained on the hidden states of one layer.",
+    "accuracy": "Share of the test tokens whose class the probe predicts correctly. Their sentences were not used in "
+    "training. It shows that the label can be read off linearly, not that the model uses it.",
+    "95% range": "Confidence interval of the accuracy, in which sentences or documents, not tokens, are taken as "
+    "independent; the answer says which.",
+    "majority": "Accuracy of always predicting the most frequent class of the training tokens.",
+    **{words: _CONTROLS[name] for name, words in (CONTROLS | ADDED_CONTROLS).items()},
+    "within 1": "Share of the test tokens whose predicted class is at most 1 away from the true one, where classes are "
+    "numbers.",
+    "error": "Mean absolute difference between the predicted number and the true one.",
+    "selectivity": "Accuracy minus that of the control task.",
+    "compression": "How many times shorter the training labels become when they are encoded online with the help of "
+    "this layer, compared with a code that knows only the number of classes. The higher, the more easily they can "
+    "be read from the layer.",
+    "nats": "Cross-entropy: the mean of -ln p over the test tokens, where p is the probability that the probe gives "
+    "to the true class. Lower is better.",
+    "constant": "Cross-entropy of a constant answer: the shares of the classes among the training tokens, or a uniform "
+    "guess where that is better. If a probe is no better, its ranking says nothing about the neurons.",
+    "training": "Cross-entropy of the training tokens. Where it is far below that of the test tokens, the probe "
+    "overfits.",
+    "gap": "Optimality gap: by how many nats, at most, the probe's training objective is above its minimum. A probe "
+    "far from its optimum ranks the optimiser rather than the neurons.",
+}
+
+NUMBERS: Terms = {
+    "layer": ACCURACY["layer"],
+    "probe": "Linear ridge regression without an intercept on the hidden states of one layer; the mean of the training "
+    "numbers is added to what it predicts.",
+    "R²": "Share of the constant answer's squared error on the test tokens that the probe saves; the constant answer "
+    "is the mean of the training numbers, whose R² is 0. Below 0 the probe is worse; the chart shows that as 0.",
+    "95% range": "Confidence interval of R², in which sentences or documents are taken as independent; the answer says "
+    "which.",
+    **{words: _CONTROLS[name].replace("Accuracy", "R²") for name, words in (CONTROLS | ADDED_CONTROLS).items()},
+    "in training": "R² of the training tokens. Where it is far above that of the test tokens, the probe overfits.",
+    "error": "Mean absolute difference between the predicted number and the true one.",
+    "rms error": "Root of the mean squared difference.",
+    "constant": "The same of the constant answer.",
+    "gradient": "Norm of the gradient of the probe's objective, divided by that at 0: how exactly it is solved.",
+}
+
+NEURONS: Terms = {
+    **{column.words: column.meaning for column in COLUMNS},
+    "95% range of that": "Interval of the nats lost without the neuron.",
+    "activation mean": "Mean of the neuron's activations over training tokens.",
+    "activation sd": "Standard deviation of the neuron's activations over training tokens.",
+    "flag": "A warning about the rank. A neuron without a flag has none of the following properties.",
+    **{f"flag {name}": f"{text[:1].upper()}{text[1:]}." for name, text in FLAGS.items()},
+    "*": f"The neuron's mean is more than {FAR:.0f} standard deviations from 0, which makes its centred contribution "
+    "unreliable; the column with intercept has the value of a probe with an intercept.",
+    UNRESOLVED: f"The loss without the neuron is {BELOW_RESOLUTION}: its interval neither excludes 0 nor is narrow "
+    "enough to call the loss negligible.",
+    NEGLIGIBLE: "A probe without the neuron loses almost nothing: the whole interval is within "
+    f"{NEGLIGIBLE_NATS} nats of 0, or of R².",
+    "shade": "In the map, a neuron's contribution in multiples of its layer's mean, on a logarithmic scale.",
+}
+
+HEADS: Terms = {
+    "head": "An attention head, counted from 1; its neurons are a slice of the layer.",
+    "neurons": "First and last neuron of the head.",
+    "share": "Contributions of the head's neurons as a share of the sum over the layer's neurons.",
+    "accuracy": "Accuracy of a probe that is trained on the head's neurons alone. ° marks heads that are no better "
+    "than chance: the interval, widened for the number of heads, reaches the majority class or a random slice.",
+    "95% range": ACCURACY["95% range"],
+    "random slices": "Lowest and highest accuracy of probes of as many neurons, drawn at random from the layer.",
+}
+
+
+TRANSFORMS = {
+    "none": "Hidden states without a transform.",
+    "clip": "Outlier dimensions are set to 0, or to their mean, after the model has run.",
+    "clip_random": "As many other neurons, drawn at random, are clipped instead.",
+    "whiten": "Hidden states are mapped so that all directions have the same variance and are uncorrelated.",
+    "standardise": "Each neuron is centred and divided by its standard deviation.",
+    "center": "The mean vector of all tokens is subtracted.",
+    "all_but_the_top": "The mean vector and the first principal directions are removed (Mu & Viswanath 2018).",
+}
+
+
+BY_TOKEN = "The same of a probe that sees the token embedding alone."
+
+
+PRECISION = (
+    "Numbers on this page are rounded, and contributions by class have three digits; the tables and tensors in the "
+    "run's folder are exact."
+)
+
+
+def terms_section(sources: Sources) -> Html:
+    """Return the terms of a page with their meanings, for the parts that it has."""
+    scores = [subject.score for subject in sources.subjects]
+    parts = {} if set(scores) <= {R2} else {"Accuracy": ACCURACY}
+    parts |= {"R²": NUMBERS} if R2 in scores else {}
+    parts |= {"Neurons": NEURONS} if scores else {}
+    parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}
+    parts |= sources.agreement.study.terms(sources.agreement) if sources.agreement else {}
+    for one in sources.shown:
+        parts |= one.study.terms(one)
+    lists = [element("section", element("h3", name), pairs([*terms.items()])) for name, terms in parts.items()]
+    return element("section", element("h2", "Terms"), *lists, element("p", PRECISION), id="terms")

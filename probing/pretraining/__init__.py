@@ -1,1 +1,0 @@
-"""Small encoders that are pretrained from scratch, and what a training's checkpoints have learnt so far."""

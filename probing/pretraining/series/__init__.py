@@ -1,1 +1,0 @@
-"""The measures of `fit`, `geometry` and `attention` over the checkpoints of one training."""

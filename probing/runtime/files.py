@@ -1,0 +1,32 @@
+"""Files that are read only if they are files, and files that are replaced atomically."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def regular(path: Path) -> Path:
+    """Return the path of a file to open; reading a named pipe would wait for ever.
+
+    A path that leads nowhere is returned too: opening it says why.
+
+    Raises:
+        ValueError: If something else is there.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is no file")
+    return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that is renamed to `path` after writing; if writing fails, the old file stays."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,283 @@
+"""The processes (ranks) of a job: rank and world size, sums over ranks, and how all of them end, by Ctrl-C too."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from probing.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# Set by torchrun, by Lightning's launcher and by SLURM, in the order in which Lightning reads them.
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+# Logger on which Lightning's launcher reports that one of its processes has ended.
+_LAUNCHER = "lightning_fabric.strategies.launchers.subprocess_script"
+# Words in the errors of gloo, NCCL and their store when another rank has ended.
+_LOST = re.compile(r"gloo|nccl|connection (reset|closed|was closed)|broken pipe|tcpstore", re.IGNORECASE)
+
+KEPT = "the cached activations are kept: run the same command again"
+
+
+def is_main_process() -> bool:
+    """Whether this process writes results and messages: true for rank 0 and without ranks."""
+    rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
+    return rank == "0" and os.environ.get("NODE_RANK", "0") == "0"
+
+
+# --- starting ranks ---
+
+
+def launched() -> dict[str, Any]:
+    """Return the Trainer options that join processes started by torchrun or srun; empty for a single process.
+
+    Raises:
+        UserError: If srun does not say how many processes run on each host.
+    """
+    variables = os.environ
+    if "TORCHELASTIC_RUN_ID" in variables:
+        here, n = int(variables["LOCAL_WORLD_SIZE"]), int(variables["WORLD_SIZE"])
+        nodes = n // here
+    elif "SLURM_NTASKS" in variables and variables.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        n = int(variables["SLURM_NTASKS"])
+        if n > 1 and "SLURM_NTASKS_PER_NODE" not in variables:
+            raise UserError(f"srun started {n} processes without `--ntasks-per-node`; give it to sbatch or srun.")
+        here, nodes = int(variables.get("SLURM_NTASKS_PER_NODE", 1)), int(variables.get("SLURM_NNODES", 1))
+    else:
+        return {}
+    return {"devices": here, "num_nodes": nodes, "strategy": "ddp"} if n > 1 else {}
+
+
+def refuse_several(command: str) -> None:
+    """Refuse to run where torchrun or srun started several processes.
+
+    Args:
+        command: Name of the command.
+
+    Raises:
+        UserError: If there are several processes.
+    """
+    if launched():
+        raise UserError(
+            f"`{command}` runs in one process, and torchrun or srun started several; start it by itself "
+            "(`extract`, `fit` and `attention` run in several)."
+        )
+
+
+# --- communication between ranks ---
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks; (0, 1) before a Trainer has set up the process group."""
+    if not _has_process_group():
+        return 0, 1
+    from torch import distributed
+
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """All-reduce a tensor: return the sum over all ranks, bitwise the same on each. A single rank returns the tensor.
+
+    All ranks must call this, in the same order.
+    """
+    if rank_and_world_size()[1] == 1:
+        return tensor
+    from torch import distributed
+
+    on_device = distributed.get_backend() == "nccl"  # NCCL handles CUDA tensors only
+    total = tensor.cuda() if on_device else tensor.clone()
+    distributed.all_reduce(total)
+    return total.to(tensor.device)
+
+
+def _has_process_group() -> bool:
+    if "torch.distributed" not in sys.modules:
+        return False
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized()
+
+
+# --- ending ranks ---
+
+_launchers: list[Any] = []  # Lightning's launchers that may have started processes
+
+
+def end_with_parent() -> None:
+    """End this process soon after its launcher has ended, if it is a rank that a launcher started.
+
+    Otherwise a rank in the middle of its work would go on for hours although nobody uses the result.
+    """
+    # Local rank 0 has no launcher as its parent under Lightning, where it is the launcher itself; under torchrun it
+    # does.
+    if "TORCHELASTIC_RUN_ID" not in os.environ and os.environ.get("LOCAL_RANK", "0") == "0":
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        _say(f"the process that started this job ended unexpectedly, so all its processes end; {KEPT}")
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent-watch").start()
+
+
+def end_together(trainer: Any) -> None:
+    """Report which rank has failed, and close the process group when the interpreter exits.
+
+    Lightning's launcher watches the processes that it started. If one fails, it kills the others within seconds,
+    including the first rank, which would otherwise end without a message.
+
+    Args:
+        trainer: The Trainer that is about to run.
+    """
+    logger = logging.getLogger(_LAUNCHER)
+    if trainer.world_size == 1:
+        return
+    _launchers[:] = [launcher for launcher in _launchers if launcher.procs]
+    if hasattr(trainer.strategy.launcher, "procs"):
+        _launchers.append(trainer.strategy.launcher)
+    if any(isinstance(handler, _EndedRanks) for handler in logger.handlers):
+        return
+    logger.addHandler(_EndedRanks())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    atexit.register(_leave_process_group)
+
+
+class _EndedRanks(logging.Handler):
+    """Prints a message when Lightning's launcher logs that a process has ended."""
+
+    spoken = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        found = re.search(r"rank: (\d+)\].*terminated with code (-?\d+)", record.getMessage())
+        if found is None or _EndedRanks.spoken:
+            return
+        rank, code = map(int, found.groups())
+        how = f"was killed by signal {-code}" if code < 0 else f"failed with status {code}"
+        _say(f"process {rank} of this job {how}, so all its processes end; {KEPT}")
+
+
+def lost_rank(error: BaseException) -> RunError | None:
+    """Return the message for an error that only shows that another rank has ended; None for any other error."""
+    if not _has_process_group() or not isinstance(error, RuntimeError) or not _LOST.search(str(error)):
+        return None
+    _EndedRanks.spoken = True
+    return RunError(f"another process of this job ended before its work was done; {KEPT}")
+
+
+def end_others() -> None:
+    """Kill the processes that this one has started, after it has failed."""
+    for launcher in _launchers:
+        for process in launcher.procs:
+            process.kill()
+
+
+def wait_for_first_rank() -> None:
+    """On all ranks but the first: wait, so that the first can print the error they share and end the others."""
+    if not is_main_process():
+        time.sleep(8)  # longer than the launcher's polling interval
+
+
+def _say(message: str) -> None:
+    print(f"probing: {message}", file=sys.stderr, flush=True)
+
+
+def _leave_process_group() -> None:
+    # Gloo's threads may outlive the interpreter, which then aborts, and a finished job would seem to have failed.
+    if _has_process_group():
+        from torch import distributed
+
+        distributed.destroy_process_group()
+
+
+class Terminated(KeyboardInterrupt):
+    """Raised on SIGTERM, which `kill` sends, and a batch system at the end of a job's time."""
+
+
+# Seconds after which a signal that arrived while an object was finalised is sent again.
+AGAIN_S = 0.05
+_KINDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+# The last interrupt: an exception raised while C code runs may be replaced by another exception.
+_received: type[KeyboardInterrupt] | None = None
+# Timer that sends such a signal again.
+_again: threading.Timer | None = None
+
+
+@contextmanager
+def signals_interrupt() -> Iterator[None]:
+    """Raise an exception on both signals; Lightning by itself would continue after SIGTERM to the end of the batch.
+
+    A process that ignores Ctrl-C, as a shell sets up background processes, continues to ignore it.
+    """
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
+            for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                if signal.getsignal(number) == usual:
+                    stack.callback(signal.signal, number, signal.signal(number, _interrupt))
+        try:
+            yield
+        finally:
+            _forget()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    global _received, _again
+    _received = _KINDS[signal.Signals(number)]
+    if _is_in_finaliser(frame):  # an exception there would be printed and lost
+        _again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+        _again.daemon = True
+        _again.start()
+        return
+    raise _received
+
+
+def _forget() -> None:
+    global _received, _again
+    if _again is not None:
+        _again.cancel()
+    _received = _again = None
+
+
+def _is_in_finaliser(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the interrupt that an error is or was caused by; None without an interrupt."""
+    if isinstance(error, KeyboardInterrupt):
+        return error
+    return _received() if _received else None
+
+
+@contextmanager
+def interrupts_pass() -> Iterator[None]:
+    """Raise the interrupt again if Lightning's Trainer has turned it into a SystemExit, whose status may be 0."""
+    try:
+        yield
+    except SystemExit as stop:
+        if isinstance(cause := stop.__context__, KeyboardInterrupt):
+            raise type(cause)(*cause.args) from None
+        if kind := _received:
+            _forget()
+            raise kind() from None
+        raise

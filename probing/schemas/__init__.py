@@ -1,1 +1,0 @@
-"""The tables of every command: which columns each has, of which type, and what they mean."""

@@ -1,0 +1,1 @@
+"""The study `attention`: what the heads of a model do."""

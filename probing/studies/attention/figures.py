@@ -1,0 +1,306 @@
+"""Figures of `attention`: readable in greyscale, whole layer numbers, units on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probing.figures.axes import spaced_layers
+from probing.figures.formats import USUAL
+from probing.figures.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    PURPLE,
+    error_bars,
+    joined,
+    name_layers,
+    side_by_side,
+    write_drawings,
+)
+from probing.results.shown import two_decimals
+from probing.tables import change
+from probing.tables.fusion import FUSIONS
+from probing.tables.heads import CLASSES, LETTERS, SPECIAL, finds_relation, name_of, of_heads, of_measure
+from probing.tables.position_heads import examined_heads
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from probing.heads.example_maps import Examples
+
+
+# Labels of layers that fit side by side in a panel.
+_LABELS = 6
+
+
+def accuracy_of_fusions(figure: Figure, rows: Sequence[Mapping[str, Any]], model: str) -> None:
+    """Draw a panel for each task: the layers from the left, joined, and then the fusions.
+
+    Args:
+        figure: The figure.
+        rows: Rows of `fusion.csv`.
+        model: Model name for the title.
+    """
+    accuracies = [row for row in rows if row["measure"] == "accuracy"]
+    tasks = list(dict.fromkeys(row["task"] for row in accuracies))
+    figure.set_size_inches(max(3.4, 2.4 * len(tasks)), 2.8)
+    panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
+    for axes, task in zip(panels, tasks, strict=True):
+        own = [row for row in accuracies if row["task"] == task]
+        single, fused = ([row for row in own if (row["fusion"] == "layer") == is_one] for is_one in (True, False))
+        fused.sort(key=lambda row: list(FUSIONS).index(row["fusion"]))
+        layers = [row["layer"] for row in single]
+        looks = ({"color": BLUE, "ls": "-", "marker": "o"}, {"color": ORANGE, "ls": "", "marker": "s"})
+        places = (range(len(single)), range(len(single) + 1, len(single) + 1 + len(fused)))
+        for here, where, look in zip((single, fused), places, looks, strict=True):
+            values = np.array([row["value"] for row in here])
+            axes.errorbar(where, values, yerr=error_bars(here, values), ms=4, capsize=2, **joined(look, layers))
+        named = set(spaced_layers(layers, _LABELS))
+        labels = [str(layer) if layer in named else "" for layer in layers] + [FUSIONS[row["fusion"]] for row in fused]
+        axes.set_xticks([*places[0], *places[1]], labels)
+        for label in axes.get_xticklabels()[len(layers) :]:
+            label.set(rotation=60, ha="right", rotation_mode="anchor")
+        axes.set_title(task)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel("layer, or fusion of layers")
+    panels[0].set_ylabel("accuracy (test sentences)")
+    figure.suptitle(
+        f"{model}: linear probes of layers and of fused layers, 95% intervals", fontsize=9, x=0.01, ha="left"
+    )
+
+
+Row = Mapping[str, Any]
+# Heads whose neurons are drawn, and neurons of each.
+CLEAREST, NEURONS = 3, 12
+
+
+def write_figures(
+    folder: Path,
+    tables: Mapping[str, Sequence[Row]],
+    models: Sequence[str],
+    formats: Sequence[str] = USUAL,
+    examples: Examples | None = None,
+) -> list[Path]:
+    """Draw a run's figures, each in some formats, and return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        tables: The run's tables by name.
+        models: For the titles, the name of the model, and that of the one it is compared with, if there is one.
+        formats: Formats of the files.
+        examples: A few sentences with the maps of all heads, if there are any.
+    """
+    heads, layers, changes = (tables.get(name, ()) for name in ("heads", "attention_layers", "change"))
+    model = models[0]
+    drawings: dict[str, Callable[[Figure], None]] = {}
+    if classes := of_heads(tables):
+        drawings["classes"] = lambda figure: class_map(figure, classes, model)
+    if entropies := of_measure(heads, "entropy"):
+        drawings["entropy"] = lambda figure: entropy_map(figure, entropies, model)
+    if of_measure(layers, "mass", SPECIAL):
+        drawings["special_tokens"] = lambda figure: special_tokens_by_layer(figure, layers, model)
+    if changes:
+        drawings["change"] = lambda figure: change_map(figure, changes, models)
+        drawings["change_by_layer"] = lambda figure: change_by_layer(figure, changes, models)
+    if examples and examples.classes:
+        drawings["examples"] = lambda figure: class_examples(figure, examples, model)
+    if relations := tables.get("head_relations"):
+        drawings["relations"] = lambda figure: relation_map(figure, relations, model)
+    if clearest := examined_heads(tables)[:CLEAREST]:
+        neurons = tables["position_neurons"]
+        drawings["position_neurons"] = lambda figure: neuron_shares(figure, clearest, neurons, model)
+    if fused := tables.get("fusion", ()):
+        drawings["fusion"] = lambda figure: accuracy_of_fusions(figure, fused, model)
+    return write_drawings(folder, drawings, formats)
+
+
+def class_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw for each head the class that most of its maps have, as a letter and a shade, and the share of these maps."""
+    axes = _map(figure, rows, lambda row: LETTERS[row["class"]][1], _letter)
+    there = [name for name in CLASSES if any(row["class"] == name for row in rows)]
+    legend = ", ".join(f"{LETTERS[name][0]} {name}" for name in there)
+    axes.set_title(f"{model}: class of most maps of each head, % of its maps\n{legend}", fontsize=9)
+
+
+def entropy_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw the mean entropy of each head."""
+    axes = _map(figure, rows, lambda row: row["value"], lambda row: f"{row['value']:.2f}"[int(row["value"] < 0.995) :])
+    axes.set_title(f"{model}: entropy of attention (0: one token, 1: uniform)", fontsize=9)
+
+
+def special_tokens_by_layer(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw the attention to special tokens by layer, by weight and by norm, beside uniform attention."""
+    figure.set_size_inches(6.8, 3.1)
+    axes = figure.add_subplot()
+    mass = {row["layer"]: row for row in of_measure(rows, "mass", SPECIAL)}
+    lift = {row["layer"]: row for row in of_measure(rows, "lift", SPECIAL)}
+    lines = {
+        "by weight": (list(mass.values()), {"color": BLUE, "ls": "-", "marker": "o"}),
+        "by weight x norm": (of_measure(rows, "norm_mass", SPECIAL), {"color": ORANGE, "ls": "--", "marker": "s"}),
+    }
+    layers = list(mass)
+    there = {name: line for name, line in lines.items() if line[0]}
+    for (name, (here, look)), shift in zip(there.items(), side_by_side(len(there), layers), strict=True):
+        values = np.array([row["value"] for row in here])
+        reach = error_bars(here, values)
+        axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=name, **joined(look, layers))
+    uniform = [mass[layer]["value"] / (lift[layer]["value"] or np.nan) for layer in layers]
+    if np.ptp(uniform) < 1e-6:  # not so if the masks of layers differ
+        axes.axhline(uniform[0], color=GREY, ls=":", lw=1.2, label="uniform attention")
+    else:
+        axes.plot(layers, uniform, color=GREY, ls=":", lw=1.2, label="uniform attention")
+    name_layers(axes, layers, what="layer")
+    axes.set_ylim(0, None)
+    axes.set_ylabel("share of attention (mean of heads)")
+    axes.set_title(f"{model}: attention to special tokens, 95% intervals")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def change_map(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
+    """Draw the cosine of each head's maps in two checkpoints; the shade compares it with two heads of the layer."""
+    others = {row["layer"]: 1 - row["value"] for row in change.of_layers(rows, "cosine", "other heads")}
+
+    def shade(row: Row) -> float:
+        return min((1 - row["value"]) / (others.get(row["layer"]) or 1.0), 1.0)
+
+    def text(row: Row) -> str:
+        return "1" if row["value"] == 1 else f"{min(row['value'], 0.994):.2f}"[1:]
+
+    axes = _map(figure, change.of_heads(rows, "cosine"), shade, text)
+    axes.set_title(
+        f"{' and '.join(models)}: cosine of each head's attention maps\n"
+        "(white: no change, black: as unlike as two heads of the layer)", fontsize=9,
+    )  # fmt: skip
+
+
+# What is drawn by layer: measure, what is compared, its name and its look.
+_LINES = (
+    ("cosine", "same", "same head", {"color": BLUE, "ls": "-", "marker": "o"}),
+    ("cosine", "other heads", "two heads of the layer", {"color": ORANGE, "ls": "--", "marker": "s"}),
+    ("cosine", "other sentences", "two sentences of equal length", {"color": GREY, "ls": ":", "marker": "^"}),
+    ("cosine_as_published", "same", "same head, with padding", {"color": PURPLE, "ls": "-.", "marker": "D"}),
+)
+
+
+def change_by_layer(figure: Figure, rows: Sequence[Row], models: Sequence[str]) -> None:
+    """Draw how alike maps are in two checkpoints by layer, as the mean over heads, beside the baselines."""
+    figure.set_size_inches(6.8, 3.1)
+    axes = figure.add_subplot()
+    there = [(here, name, look) for *which, name, look in _LINES if (here := change.of_layers(rows, *which))]
+    layers = [row["layer"] for row in there[0][0]]
+    for (here, name, look), shift in zip(there, side_by_side(len(there), layers), strict=True):
+        values = np.array([row["value"] for row in here])
+        reach = error_bars(here, values)
+        axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=name, **joined(look, layers))
+    name_layers(axes, layers, what="layer")
+    axes.set_ylim(None, 1.02)
+    axes.set_ylabel("cosine (mean of heads)")
+    axes.set_title(f"{' and '.join(models)}: attention maps, 95% intervals")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def class_examples(figure: Figure, examples: Examples, model: str) -> None:
+    """Draw for each class a map of the head that has this class most often, with the tokens along both sides."""
+    names = [name for name in CLASSES if name in examples.classes]
+    columns = min(2, len(names))
+    rows = -(-len(names) // columns)
+    figure.set_size_inches(0.7 + 3.4 * columns, 0.5 + 3.3 * rows)
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for name, axes in zip(names, panels, strict=False):  # what is left of the panels stays empty
+        of, weights = examples.map_of(name)
+        one = examples.classes[name]
+        image = axes.imshow(weights, cmap="Greys", vmin=0, vmax=1, aspect="equal")
+        marks = range(len(of.tokens))
+        # A token may have a dollar sign, which is no formula.
+        axes.set_xticks(marks, of.tokens, rotation=90, fontsize=8, parse_math=False)
+        axes.set_yticks(marks, of.tokens, fontsize=8, parse_math=False)
+        axes.set_title(f"{name}\nhead {one.layer}-{one.head}, {one.share:.0%} of its maps", fontsize=9)
+    for axes in panels:
+        axes.set_visible(False)
+    figure.supylabel("from", fontsize=9)
+    figure.supxlabel("to", fontsize=9)
+    figure.colorbar(image, ax=figure.axes, shrink=0.5, label="attention")
+    figure.suptitle(f"{model}: an attention map of each class", x=0.01, ha="left", fontsize=10)
+
+
+def relation_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw the dependency relation that each head is best at, with its accuracy, shaded if it is found."""
+    texts = [f"{row['relation']}\n{two_decimals(row['test']).replace('0.', '.', 1)}" for row in rows]
+    by_head = {name_of(row): text for row, text in zip(rows, texts, strict=True)}
+    wide = 0.2 + 0.062 * max(len(line) for text in texts for line in text.split("\n"))
+    axes = _map(
+        figure, rows, lambda row: row["test"] if finds_relation(row) else 0.0, lambda row: by_head[name_of(row)],
+        (wide, 0.42),
+    )  # fmt: skip
+    for row, text in zip(rows, axes.texts, strict=True):
+        if not finds_relation(row):
+            text.set_color(GREY)
+    n = sum(map(finds_relation, rows))
+    axes.set_title(
+        f"{model}: best dependency relation of each head, accuracy on test sentences\n"
+        f"shaded: better than the best offset, by more than with permuted syntactic heads ({n} of {len(rows)})",
+        fontsize=9,
+    )
+
+
+def neuron_shares(figure: Figure, heads: Sequence[Row], neurons: Sequence[Row], model: str) -> None:
+    """Draw the neurons that heads use most, with their shares of the contrast between positions."""
+    figure.set_size_inches(6.8, 2.9)
+    panels = figure.subplots(1, len(heads), squeeze=False)[0]
+    for axes, head in zip(panels, heads, strict=True):
+        own = [row for row in neurons if name_of(row) == name_of(head)][:NEURONS]
+        places = np.arange(len(own))
+        for name, colour, shift, label in (("by_query", BLUE, -0.2, "query"), ("by_key", ORANGE, 0.2, "key")):
+            shares = [100 * row[name] / row["position_part"] if row["position_part"] else 0.0 for row in own]
+            hatch = "" if name == "by_query" else "///"
+            axes.barh(places + shift, shares, 0.4, color=colour, edgecolor="white", lw=0, hatch=hatch, label=label)
+        axes.set_yticks(places, [str(row["neuron"]) for row in own], fontsize=7)
+        axes.invert_yaxis()
+        axes.axvline(0, color=GREY, lw=0.8)
+        axes.set_title(f"head {name_of(head)}, offset {head['offset']:+d}", fontsize=9)
+    panels[0].set_ylabel("neuron, by use")
+    figure.supxlabel("% of the contrast between positions", fontsize=9)
+    figure.suptitle(f"{model}: shares of neurons in the contrast of heads", fontsize=10)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _letter(row: Row) -> str:
+    return f"{LETTERS[row['class']][0]} {100 * row['share']:.0f}"
+
+
+def _map(
+    figure: Figure,
+    rows: Sequence[Row],
+    shade: Callable[[Row], float],
+    text: Callable[[Row], str],
+    cell: tuple[float, float] = (0.44, 0.3),
+) -> Axes:
+    """Draw a cell for each layer, upwards, and head, from the left, shaded from 0 to 1, with a text.
+
+    Args:
+        figure: The figure.
+        rows: A row for each head.
+        shade: Returns the shade of a head.
+        text: Returns its text.
+        cell: Width and height of a cell in inches.
+    """
+    layers, heads = (sorted({row[name] for row in rows}) for name in ("layer", "head"))
+    figure.set_size_inches(max(5.0, 1.2 + cell[0] * len(heads)), 1.1 + cell[1] * len(layers))
+    axes = figure.add_subplot()
+    values = np.zeros((len(layers), len(heads)))
+    for row in rows:
+        i, j = layers.index(row["layer"]), heads.index(row["head"])
+        values[i, j] = shade(row)
+        strong = values[i, j] > 0.62
+        axes.text(j, i, text(row), ha="center", va="center", fontsize=7, color="white" if strong else "black")
+    axes.imshow(values, cmap="Greys", vmin=0, vmax=1.1, origin="lower", aspect="auto")
+    axes.set_xticks(range(len(heads)), [str(head) for head in heads])
+    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    return axes

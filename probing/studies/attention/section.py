@@ -1,0 +1,358 @@
+"""What the heads of a model do: a map of all heads, example sentences of each, and the tables of the survey."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unicodedata import east_asian_width
+
+from probing.heads.example_maps import Example, read_examples
+from probing.page.heads import HeadMeasure, Place, Survey, cell_of, head_id, head_map, head_measures, places, told
+from probing.page.run import script_data
+from probing.page.sources import model_name
+from probing.results.markup import Html, as_in_terminal, element, joined, table
+from probing.results.shown import count, interval
+from probing.runs.checks import leaves_out_first
+from probing.runs.study import Result, SectionPlace
+from probing.tables.heads import finds_relation, name_of
+
+# Width of a letter, of a wide one and of the room between words; distances of arcs from the line of the words.
+LETTER, WIDE, GAP = 7.4, 14.0, 16.0
+ABOVE, BELOW = 21, 14
+# Width of an arc for all of the attention of a word, and the least width, which all weak arcs have. In between, the
+# width is proportional to the attention.
+FULL, LEAST = 7.0, 0.5
+# Width and height of the heads of arrows, which lie between arcs and words: arcs end at a right angle to the line.
+TIP_WIDTH, TIP_HEIGHT = 8, 6
+# Arcs begin this far to the right of a word's middle and end as far to the left, so that two words that attend to each
+# other have two arcs, one inside the other.
+ASIDE = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """Words side by side.
+
+    Args:
+        middles: The x coordinate of the middle of each word.
+        width: Width of all of them.
+    """
+
+    middles: Sequence[float]
+    width: float
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Row:
+        """Place words from the left to the right, by an estimate of their widths."""
+        middles, x = [], 0.0
+        for word in words:
+            width = sum(WIDE if east_asian_width(letter) in "WF" else LETTER for letter in word) + GAP
+            middles.append(round(x + width / 2, 1))
+            x += width
+        return cls(middles, x)
+
+
+def words_row(words: Sequence[str], row: Row, name: str) -> Html:
+    """Return the words, to be shown under this name by `sentence_arcs`."""
+    texts = [element("text", word, x=x, text_anchor="middle") for word, x in zip(words, row.middles, strict=True)]
+    return element("g", *texts, id=name)
+
+
+def sentence_arcs(
+    row: Row,
+    name: str,
+    arcs: Sequence[tuple[int, int, float]],
+    right: Sequence[tuple[int, int]],
+    title: str,
+) -> Html:
+    """Return the sentence with its arcs: those of the attention above, and those that would be right below.
+
+    Args:
+        row: Where its words are.
+        name: Name under which `words_row` put them on the page.
+        arcs: Each word, the word that it attends to most, and the attention, from 0 to 1.
+        right: Arcs of the treebank, from the word that should attend to the word that it should attend to.
+        title: Description of the arcs for readers who do not see them.
+    """
+    top = max((_height(row, i, j) for i, j, _ in arcs), default=0.0) + ABOVE + 6
+    foot = max((_height(row, i, j) for i, j in right), default=-2.0) + BELOW + 6
+    drawn = [
+        f'<path d="{_path(row, i, j, -ABOVE)}" stroke-width="{_number(max(LEAST, FULL * weight))}"'
+        + (' class="hit"/>' if (i, j) in right else "/>")
+        for i, j, weight in arcs
+    ]
+    drawn.append(_tips(row, {j for _, j, _ in arcs}, -ABOVE, "tips"))
+    if right:
+        drawn += [f'<path d="{_path(row, i, j, BELOW)}" class="gold"/>' for i, j in right]
+        drawn.append(_tips(row, {j for _, j in right}, BELOW, "tips hit"))
+    return element(
+        "svg", element("use", href=f"#{name}"), Html("".join(drawn)), role="img", aria_label=title, class_="arcs",
+        viewBox=f"0 {_number(-top)} {_number(row.width)} {_number(top + foot)}", style=f"width:{_number(row.width)}px",
+    )  # fmt: skip
+
+
+def _height(row: Row, i: int, j: int) -> float:
+    """Return how high an arc is: higher for words further apart, so that arcs nest."""
+    return min(10 + 0.22 * abs(row.middles[j] - row.middles[i]), 84.0)
+
+
+def _path(row: Row, i: int, j: int, y: float) -> str:
+    """Return half an ellipse between two words, above the line if y is negative and below it otherwise."""
+    start, end = row.middles[i] + ASIDE, row.middles[j] - ASIDE
+    sweep = int((j > i) == (y < 0))
+    radii = f"{_number(abs(end - start) / 2)} {_number(_height(row, i, j))}"
+    return f"M{_number(start)} {_number(y)}A{radii} 0 0 {sweep} {_number(end)} {_number(y)}"
+
+
+def _tips(row: Row, ends: Iterable[int], y: float, look: str) -> str:
+    """Return the heads of the arrows at some words."""
+    shape = f"h{TIP_WIDTH}l{-TIP_WIDTH // 2} {TIP_HEIGHT if y < 0 else -TIP_HEIGHT}z"
+    tips = (f"M{_number(row.middles[j] - ASIDE - TIP_WIDTH / 2)} {_number(y)}{shape}" for j in sorted(ends))
+    return f'<path d="{"".join(tips)}" class="{look}"/>'
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
+
+
+ABOUT_ARCS = (
+    "An arc goes from each word to the other word that it attends to most, and is as thick as this attention is large. "
+    "As for dependency relations, attention to a word is the sum over its pieces, attention from a word the mean over "
+    "them, and special tokens are left out; beside each sentence stands how much of its attention they get."
+)
+
+
+def survey_section(made: Result, place: SectionPlace) -> Html:
+    """Return the section of a survey.
+
+    Args:
+        made: The results of `attention`.
+        place: Where the section stands.
+    """
+    survey, number, room = Survey(made, read_examples(made.folder)), place.number, place.room
+    measures = head_measures(survey)
+    heads = places(measures)
+    tables = made.tables()
+    return element(
+        "section",
+        element("h2", made.study.heading(made)),
+        element("p", _question(survey), class_="question"),
+        *(element("p", sentence, class_="answer") for sentence in survey.made.conclusions()),
+        *(element("p", f"The part {part} was left out: it needs {lack}.")
+          for part, lack in survey.made.results["left_out"].items()),
+        *([_map(survey, measures, heads, number), _numbers(measures, heads)] if heads else []),
+        *(_examples(survey, measures, heads, number, room) if heads and survey.examples else []),
+        _relations(survey.made.relations) if survey.made.relations else None,
+        _trees(survey.made.trees) if survey.made.trees else None,
+        *(element("details", element("summary", str(one.title)), as_in_terminal(one)) for one in tables),
+        class_="heads-of",
+        id=f"attention-{number}",
+    )  # fmt: skip
+
+
+def _question(survey: Survey) -> str:
+    config, results = survey.made.config, survey.made.results
+    model, n_heads, n_layers = results["model"], results["model"]["n_heads"], results["model"]["n_layers"]
+    tested = f" and tested on {config['test_corpus']}" if config.get("test_corpus") else ""
+    causal = " No token attends to a later one." if model["is_causal"] else ""
+    without = " The first token of each sentence is left out, as query and as key." * leaves_out_first(config)
+    return (
+        f"What do the {n_heads * n_layers} heads of {model_name(config)} do, {n_heads} in each of "
+        f"{count(n_layers, 'layer')}? The attention of all heads was read over "
+        f"{count(results['n_tokens'], 'token')} of {count(results['n_sentences'], 'sentence')} of the corpus "
+        f"{config['corpus']}{tested}. Heads are counted from 1: 1-2 is the second head of layer 1.{causal}{without}"
+    )
+
+
+def _map(survey: Survey, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int) -> Html:
+    """Return the map of heads with the choice of its measure, which appears with the script."""
+    links = survey.examples is not None
+    offered = [element("option", one.label, value=i) for i, one in enumerate(measures)]
+    choice = element("label", "Measure ", element("select", *offered, class_="by-measure"))
+    press = " Press a head to see it in example sentences." if links else ""
+    caption = joined(element("span", measures[0].help, class_="measure-help"), f".{press}")
+    data = {
+        "columns": len({head for _, head in heads}),
+        "measures": [
+            {"help": one.help, "texts": [cell_of(one, place)[0] for place in heads],
+             "shades": [cell_of(one, place)[1] for place in heads]} for one in measures
+        ],
+        "told": ["\n".join([f"head {place[0]}-{place[1]}", *_phrases(measures, place)]) for place in heads],
+    }  # fmt: skip
+    return element(
+        "figure",
+        element("p", choice, class_="filters", hidden=True),
+        element("figcaption", caption),
+        head_map(measures[0], heads, number, f"Heads of {model_name(survey.made.config)} by layer", links),
+        element("p", class_="readout", hidden=True),
+        element("script", script_data(data), type="application/json"),
+        id=f"attention-{number}-map",
+    )
+
+
+def _phrases(measures: Sequence[HeadMeasure], place: Place) -> list[str]:
+    return [f"{name} {value}" for name, value in told(measures, place).items()]
+
+
+def _numbers(measures: Sequence[HeadMeasure], heads: Sequence[Place]) -> Html:
+    """Return a table of all measures of all heads."""
+    columns = [(name, one.rows, cell) for one in measures for name, cell in one.cells.items()]
+    body = [
+        [f"{layer}-{head}", *(cell(rows[layer, head]) if (layer, head) in rows else "" for _, rows, cell in columns)]
+        for layer, head in heads
+    ]
+    shown = table(["head", *(name for name, _, _ in columns)], body)
+    return element("details", element("summary", "All numbers of all heads"), shown)
+
+
+# --- example sentences ---
+
+
+def _examples(
+    survey: Survey, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int, room: int
+) -> list[Html]:
+    """Return the example sentences of each head, of which the page shows those that its address names."""
+    assert survey.examples
+    examples = survey.examples.examples
+    rows = [Row.of(one.of.words) for one in examples]
+    shared = [words_row(one.of.words, row, _words_id(number, i))
+              for i, (one, row) in enumerate(zip(examples, rows, strict=True))]  # fmt: skip
+    relations = {(row["layer"], row["head"]): row for row in survey.made.head_relations}
+    layers = list(survey.examples.layers)
+    first = _first_shown(survey, heads)
+    made = []
+    for place in heads:
+        index, relation = (layers.index(place[0]), place[1] - 1), relations.get(place)
+        # Those in which the head's relation occurs come first.
+        order = sorted(range(len(examples)), key=[not _right(one, relation) for one in examples].__getitem__)
+        figures: list[Html] = []
+        for i in order:
+            drawn = _sentence(examples[i], rows[i], _words_id(number, i), index, relation)
+            if figures and sum(map(len, figures)) + len(drawn) > room // len(heads):
+                break
+            figures.append(drawn)
+        made.append(
+            element(
+                "section",
+                element("h4", f"Head {place[0]}-{place[1]}"),
+                _facts(told(measures, place)),
+                element("p", _about_gold(relation),
+                        element("a", "Back to the map", href=f"#attention-{number}-map")),
+                *figures,
+                class_="head-detail is-first" if place == first else "head-detail",
+                id=head_id(number, place),
+            )
+        )  # fmt: skip
+    defined = element("svg", element("defs", *shared), width=0, height=0, class_="shared", aria_hidden="true")
+    heading = element("h3", "Example sentences")
+    return [heading, element("p", ABOUT_ARCS), defined, element("div", *made, class_="head-details")]
+
+
+def _facts(of_head: Mapping[str, str]) -> Html:
+    return element(
+        "dl",
+        *(element("div", element("dt", name), element("dd", value)) for name, value in of_head.items()),
+        class_="facts",
+    )
+
+
+def _words_id(number: int, sentence: int) -> str:
+    return f"words-{number}-{sentence}"
+
+
+def _first_shown(survey: Survey, heads: Sequence[Place]) -> Place:
+    """Return the head that is shown first: the one that finds its relation most often above the best fixed offset."""
+    rows = survey.made.head_relations
+    if not rows:
+        return heads[0]
+    best = max(rows, key=lambda row: row["difference"])
+    return best["layer"], best["head"]
+
+
+def _sentence(
+    example: Example, row: Row, name: str, index: tuple[int, int], relation: Mapping[str, Any] | None
+) -> Html:
+    words, arcs, right = example.of.words, example.strongest(*index), _right(example, relation)
+    title = "; ".join(f"{words[i]} to {words[j]} {weight:.2f}" for i, j, weight in arcs)
+    mass = example.mass_on_special(*index)
+    return element(
+        "figure",
+        element("div", sentence_arcs(row, name, arcs, right, title), class_="scroll", tabindex=0),
+        element("figcaption", f"special tokens: {mass:.0%}"),
+    )
+
+
+def _right(example: Example, relation: Mapping[str, Any] | None) -> list[tuple[int, int]]:
+    """Return the arcs of a relation in a sentence, from the word that should attend to that which it should find."""
+    if relation is None:
+        return []
+    pairs = [(dependent, head) for dependent, head, name in example.of.arcs if name == relation["relation"]]
+    return pairs if relation["query"] == "dependent" else [(head, dependent) for dependent, head in pairs]
+
+
+def _about_gold(relation: Mapping[str, Any] | None) -> str | None:
+    if relation is None:
+        return None
+    ends = "from the word to its head" if relation["query"] == "dependent" else "from the head to the word"
+    not_found = ", at which it does not beat the offset by more than with permuted syntactic heads"
+    beats = "" if finds_relation(relation) else not_found
+    return (
+        f"Dashed, below the words: the relation {relation['relation']}{beats}, {ends}, as the treebank has it; an arc "
+        "above that is right is marked. "
+    )
+
+
+# --- relations and trees ---
+
+
+def _relations(rows: Sequence[Mapping[str, Any]]) -> Html:
+    """Return the best head of each relation, beside the best offset and the randomly initialised model."""
+    by_model, is_permuted = "untrained" in rows[0], "p_permuted" in rows[0]
+    head = ["relation", "arcs", "from", "head", "accuracy", "95% range", "offset", "its accuracy", "difference",
+            "95% range", "p", *(["if permuted", "p beyond permuted"] if is_permuted else []),
+            *(["randomly initialised"] if by_model else [])]  # fmt: skip
+    body = [
+        [
+            row["relation"],
+            f"{row['n_test']:,}",
+            row["query"],
+            name_of(row),
+            f"{row['test']:.3f}",
+            interval(row, "test", "–"),
+            f"{row['offset']:+d}",
+            f"{row['offset_test']:.3f}",
+            f"{row['difference']:+.3f}",
+            interval(row, "difference", " to "),
+            f"{row['p_value']:.2g}",
+            *([f"{row['difference_permuted']:+.3f}", f"{row['p_permuted']:.2g}"] if is_permuted else []),
+            *([f"{row['untrained']:.3f}"] if by_model else []),
+        ]
+        for row in rows
+    ]
+    caption = (
+        "Dependency relations: the head that finds each most often, chosen on some sentences and tested on others, "
+        "beside the best fixed offset on the same arcs and the best head of a randomly initialised model"
+    )
+    return element("figure", table(head, body, caption))
+
+
+def _trees(rows: Sequence[Mapping[str, Any]]) -> Html:
+    """Return how much of the trees is in the attention of the chosen head, and in that of all heads together."""
+    names = {"uuas": "edges in the tree of the chosen head", "uas": "heads of words by a probe of all heads"}
+    body = [
+        [
+            names[row["measure"]],
+            name_of(row) if "head" in row else "all",
+            f"{row['test']:.1%}",
+            interval(row, "test", "–"),
+            f"{row['baseline']:.1%}",
+            f"{row['p_value']:.2g}",
+            f"{row['untrained']:.1%}" if "untrained" in row else "",
+        ]
+        for row in rows
+        if row["measure"] != "uuas" or row["chosen"] == "yes"
+    ]
+    head = ["share of", "head", "found", "95% range", "baseline", "p", "randomly initialised"]
+    caption = "Trees: the baseline is the chain of neighbours for edges, and the best fixed offset for heads of words"
+    return element("figure", table(head, body, caption))

@@ -1,0 +1,294 @@
+"""A paper's claims as data: one YAML file a paper under `conf/claims/`, checked when it is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from probing.errors import UserError, did_you_mean, refuse
+from probing.studies.claims.model_kinds import KINDS_OF_MODELS
+from probing.studies.claims.verdict import Range
+
+_LONGEST = 120
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a claim is measured and judged.
+
+    Args:
+        measure: Name of the measure.
+        criterion: The range in which the value lies if the claim is right.
+        control: The range in which the control must lie; None if the measure has no control.
+        arguments: Arguments of the measure.
+        criterion_of: Criteria of single models about which the paper makes a different statement, by model.
+    """
+
+    measure: str
+    criterion: Range
+    control: Range | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    criterion_of: Mapping[str, Range] = field(default_factory=dict)
+
+    def of(self, model: str) -> Reading:
+        """Return how the claim is measured and judged on a model."""
+        return replace(self, criterion=self.criterion_of.get(model, self.criterion))
+
+
+@dataclass(frozen=True)
+class Analogue:
+    """How a claim is measured on models that are none of the paper's.
+
+    Args:
+        reading: How it is measured.
+        kind: The kind of models that are measured in this way; empty for all.
+    """
+
+    reading: Reading
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, and how that is measured.
+
+    Args:
+        id: Its number.
+        says: What it says, at most one line.
+        where: Where it stands in the paper.
+        published: The published value, in words.
+        models: Models that it is about, by the names that `--model` takes.
+        reading: How the claim is measured on these models; None if this is not implemented.
+        analogues: How it is measured on other models: the first that is for a model's kind; empty if there is none.
+        lacking: What would be needed to measure the claim, or to measure an analogue of it.
+        values: The published value of each model, if it is on the same scale as the measured value.
+    """
+
+    id: int
+    says: str
+    where: str
+    published: str
+    models: tuple[str, ...]
+    reading: Reading | None
+    analogues: tuple[Analogue, ...]
+    lacking: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+
+    def analogue(self, kinds: Collection[str] = ()) -> Reading | None:
+        """Return how the claim is measured on another model; None if it is not.
+
+        Args:
+            kinds: The kinds that the model is of.
+        """
+        return next((one.reading for one in self.analogues if not one.kind or one.kind in kinds), None)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of models that analogues are for."""
+        return list(dict.fromkeys(one.kind for one in self.analogues if one.kind))
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper with its claims.
+
+    Args:
+        name: The name that `reproduce` takes.
+        title: Authors, year and title.
+        outliers: The published outliers of each model of the paper: `minimum`, `maximum`, or both.
+        runs: The command and the options of each run that measures read, by the run's name.
+        claims: The claims, in their order.
+    """
+
+    name: str
+    title: str
+    outliers: Mapping[str, Mapping[str, int]]
+    runs: Mapping[str, Mapping[str, Any]]
+    claims: Sequence[Claim]
+
+    @property
+    def models(self) -> list[str]:
+        """The models that claims are about, in the order in which they come."""
+        return list(dict.fromkeys(model for claim in self.claims for model in claim.models))
+
+
+def papers() -> list[str]:
+    """Return the names of the papers whose claims are known."""
+    return sorted(file.stem for file in _folder().glob("*.yaml"))
+
+
+def read_paper(name: str, measures: Mapping[str, Any]) -> Paper:
+    """Read the claims of a paper.
+
+    Args:
+        name: The paper's name.
+        measures: The known measures.
+
+    Raises:
+        UserError: If there is no such paper, or its file is not as it should be; all problems are named.
+    """
+    if name not in (known := papers()):
+        raise UserError(f"`reproduce {name}`: papers are {', '.join(known)}{did_you_mean(name, known)}.")
+    import yaml
+
+    return paper_of(name, yaml.safe_load((_folder() / f"{name}.yaml").read_text(encoding="utf-8")), measures)
+
+
+def _folder() -> Path:
+    """Return the folder of the files: in a checkout `conf/claims`, otherwise the one that is installed in the package.
+
+    Raises:
+        UserError: If neither is there.
+    """
+    package = Path(__file__).parents[2]
+    if (package.parent / "setup.cfg").is_file():
+        return package.parent / "conf" / "claims"
+    if (found := package / "builtin_claims").is_dir():
+        return found
+    raise UserError(f"the claims of papers are not installed ({found}); install the distribution again.")
+
+
+def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
+    """Return the paper that the content of its file describes.
+
+    Args:
+        name: The paper's name.
+        content: The content.
+        measures: The known measures.
+
+    Raises:
+        UserError: If the content is not as it should be; all problems are named.
+    """
+    keys = ("title", "outliers", "runs", "claims")
+    refuse([f"conf/claims/{name}.yaml: it {problem}" for problem in _unknown(content, keys, keys)])
+    found = [_Checked(one, content["runs"], measures) for one in content["claims"]]
+    ids = [one.claim.id for one in found if one.claim]
+    problems = [problem for one in found for problem in one.problems]
+    problems += [f"claim {i} is there twice" for i in sorted({i for i in ids if ids.count(i) > 1})]
+    refuse([f"conf/claims/{name}.yaml: {problem}" for problem in problems])
+    claims = sorted((one.claim for one in found if one.claim), key=lambda claim: claim.id)
+    return Paper(name, content["title"], content["outliers"] or {}, content["runs"], claims)
+
+
+class _Checked:
+    """A claim as its file describes it, with the problems that there are.
+
+    Args:
+        described: The claim in the file.
+        runs: Runs that the file names.
+        measures: The known measures.
+    """
+
+    _KEYS = ("id", "says", "where", "published", "models", "value", "measure", "with", "criterion", "criterion_of",
+             "control", "analogue", "lacking")  # fmt: skip
+    _OF_READING = ("measure", "with", "criterion", "criterion_of", "control")
+
+    def __init__(self, described: Any, runs: Mapping[str, Any], measures: Mapping[str, Any]) -> None:
+        self.runs, self.measures = runs, measures
+        self.name = f"claim {described.get('id', '?')}" if isinstance(described, Mapping) else "a claim"
+        self.problems = [f"{self.name} {problem}" for problem in _unknown(described, self._KEYS, self._KEYS[:5])]
+        self.claim = None if self.problems else self._claim(described)
+
+    def _claim(self, described: Mapping[str, Any]) -> Claim:
+        says, lacking = described["says"], described.get("lacking", "")
+        if "\n" in says or len(says) > _LONGEST:
+            self._say(f"`says` is longer than a line of {_LONGEST} characters")
+        reading = self._reading(described) if "measure" in described else None
+        if reading is None and not lacking:
+            self._say("it has neither a `measure` nor says what is `lacking`")
+        other = described.get("analogue", {})
+        if other == "none" and not lacking:
+            self._say("it has no analogue and does not say what is `lacking`")
+        given = [] if other == "none" else other if isinstance(other, list) else [other]
+        found = [self._analogue(one, described, reading is not None) for one in given]
+        analogues = tuple(one for one in found if one)
+        models = tuple(described["models"])
+        value = described.get("value", {})
+        values = dict(value) if isinstance(value, Mapping) else dict.fromkeys(models, value)
+        if others := set(values) - set(models):
+            self._say(f"`value` has {min(others)}, which is not among `models`")
+        if reading and (others := set(reading.criterion_of) - set(models)):
+            self._say(f"`criterion_of` has {min(others)}, which is not among `models`")
+        return Claim(
+            described["id"], says, described["where"], str(described["published"]), models, reading, analogues, lacking,
+            values,
+        )  # fmt: skip
+
+    def _analogue(self, other: Any, described: Mapping[str, Any], is_measured: bool) -> Analogue | None:
+        """Return how other models are measured; None where the paper's own are not, or where it is not as it should be.
+
+        Args:
+            other: What the file says of it; what it leaves out is as on the paper's own models.
+            described: The claim in the file.
+            is_measured: Whether the claim is measured on the paper's own models.
+        """
+        if not isinstance(other, Mapping):
+            self._say("`analogue` is neither `none` nor how it is measured")
+            return None
+        if wrong := _unknown(other, (*self._OF_READING, "kind"), ()):
+            self.problems += [f"the analogue of {self.name} {problem}" for problem in wrong]
+            return None
+        kind = other.get("kind", "")
+        if kind and kind not in KINDS_OF_MODELS:
+            self._say(f"there is no kind of models {kind}; there are {', '.join(KINDS_OF_MODELS)}")
+        own = {key: described[key] for key in self._OF_READING if key in described}
+        if "measure" in other:  # whose control is another one as well
+            own = {}
+        if not (is_measured or "measure" in other):
+            return None
+        reading = self._reading({**own, **{key: value for key, value in other.items() if key != "kind"}})
+        return Analogue(reading, kind) if reading else None
+
+    def _reading(self, described: Mapping[str, Any]) -> Reading | None:
+        name = described["measure"]
+        if name not in self.measures:
+            self._say(f"there is no measure {name}{did_you_mean(name, self.measures)}")
+            return None
+        if missing := set(self.measures[name].runs) - set(self.runs):
+            self._say(f"the measure {name} reads the run {min(missing)}, which is not among `runs`")
+        arguments = described.get("with", {})
+        if wrong := self.measures[name].problem_with(arguments):
+            self._say(f"the measure {name} {wrong}")
+        try:
+            criterion = Range.parse(str(described.get("criterion", "")))
+            control = Range.parse(str(described["control"])) if "control" in described else None
+            of = {model: Range.parse(str(said)) for model, said in described.get("criterion_of", {}).items()}
+        except ValueError as error:
+            self._say(str(error))
+            return None
+        return Reading(name, criterion, control, arguments, of)
+
+    def _say(self, problem: str) -> None:
+        self.problems.append(f"{self.name}: {problem}")
+
+
+def _unknown(found: Any, known: Sequence[str], needed: Sequence[str]) -> list[str]:
+    """Return problems with the keys of a mapping, as ends of sentences."""
+    if not isinstance(found, Mapping):
+        return ["is no mapping"]
+    problems = [f"has no `{key}`" for key in needed if key not in found]
+    return problems + [f"has an unknown key `{key}`{did_you_mean(key, known)}" for key in found if key not in known]
+
+
+def chosen_claims(typed: str | Sequence[Any] | int | None, paper: Paper) -> list[Claim]:
+    """Return the claims that `--claims` names, such as `19-28,31`; all without it.
+
+    Raises:
+        UserError: If it is not of that form, or the paper has no such claim.
+    """
+    if typed is None or typed == "all":
+        return list(paper.claims)
+    parts = [str(part).strip() for part in (typed if isinstance(typed, list | tuple) else str(typed).split(","))]
+    known, wanted = {claim.id: claim for claim in paper.claims}, set()
+    for part in parts:
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not found:
+            raise UserError(f"`--claims {part}`: expected numbers of claims, such as 19-28,31.")
+        ids = range(int(found[1]), int(found[2] or found[1]) + 1)
+        if not ids or not {ids[0], ids[-1]} <= set(known):
+            raise UserError(f"`--claims {part}`: {paper.name} has the claims {min(known)} to {max(known)}.")
+        wanted |= set(ids)
+    return [claim for number, claim in known.items() if number in wanted]

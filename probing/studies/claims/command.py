@@ -1,0 +1,153 @@
+"""`reproduce`: what a paper claims, measured on the models at hand, with a verdict for each claim."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from probing.cli.option_types import defaults
+from probing.cli.options import WandbOptions
+from probing.cli.python_calls import configured
+from probing.corpus import load_corpus
+from probing.errors import UserError
+from probing.runs.call import places, say_results, tracking
+from probing.runs.folder import RunFolder
+from probing.runs.loading import load_run
+from probing.runs.registry import study_of
+from probing.runs.study import Result
+from probing.runtime.machine import Stopwatch
+from probing.runtime.processes import interrupt_behind, refuse_several
+from probing.studies.claims.tables import plan_tables
+from probing.tracking import resolve_mode
+
+# The commands whose runs claims may need.
+COMMANDS = ("fit", "geometry", "attention", "disable", "hierarchy", "cloze", "wic", "sts", "pretrain")
+# The options that name data which files of claims ask for.
+DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned", "cloze")
+
+
+@configured
+def reproduce(
+    config: dict[str, Any],
+    paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
+    corpus: str = "builtin", other_corpus: str | None = None, third_corpus: str | None = None,
+    wic: str | None = None, sts: str | None = None, static: str | None = None, labels: str | None = None,
+    pairs: str | None = None, roles: str | None = None, untuned: str | None = None, cloze: str | None = None,
+    dry_run: bool = False, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    wandb: WandbOptions = WandbOptions(),
+) -> Result | None:  # fmt: skip
+    """Measure what a paper claims on the models at hand, and give a verdict on each claim.
+
+    Args:
+        paper: The paper: bertology, kovaleva2019, luo2021 or shi2022; may be given without --paper.
+        models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER says that a folder
+            holds a model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that are
+            trained here, with position embeddings and without. By default the built-in model and those models of the
+            paper that are on this machine; other models of the paper are downloaded if you name them. For a model that
+            is not one of the paper's, the table says analogue and gives no verdict on the paper.
+        claims: Numbers of the claims, such as 19-28,31; all by default.
+        other_corpus: Another text, given like --corpus, for claims about held-out text and about several texts.
+        third_corpus: A third text, for claims about several texts.
+        wic: Folder of the WiC data set, for claims about word senses, given as to `wic`.
+        sts: Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, given as to `sts`.
+        static: File of word vectors in GloVe's format, for claims about static vectors.
+        labels: Sentences with labels, such as SST-2, for claims about supervised tasks: a .jsonl file or a data set, as
+            for `fit --task sentence_label`.
+        pairs: File of pairs of sentences, for claims about heads that read two sentences, given as to `attention`.
+        roles: Role links, for claims about semantic roles, given as to `attention`; without them, the subjects and
+            objects of a treebank are taken.
+        untuned: Pretrained model from which the models were fine-tuned, for claims about what fine-tuning changes,
+            given as --against to `attention`.
+        cloze: File of pairs of words at a mask, for claims about negation and agreement, given as to `cloze`; without
+            it, the forty pairs that come with the program.
+        dry_run: Only say which runs are needed and which of them are there, with an estimate of time and disk.
+        runs: Folder of runs. Runs with the same settings that are in it are read, and the others are made there.
+        name: Name of the table's folder; PAPER-YYYYMMDD-HHMMSS by default.
+
+    Returns:
+        The table of claims; None for a dry run.
+    """
+    from probing.runtime import terminal
+    from probing.studies.claims.claim import chosen_claims, read_paper
+    from probing.studies.claims.measures import MEASURES
+    from probing.studies.claims.planning import Given, split_models
+
+    refuse_several("reproduce")
+    paper = _checked(paper, corpus, other_corpus, third_corpus, labels, pairs, roles)
+    wanted = chosen_claims(claims, of := read_paper(paper, MEASURES))
+    resolve_mode(wandb.mode)
+    cached, place = places(cache, runs, name)
+    text, named = load_corpus(corpus), None if models is None else split_models(models)
+    with terminal.quiet_libraries():
+        from probing.studies.claims.evaluation import rows_of
+        from probing.studies.claims.results import write
+        from probing.studies.claims.session import carry_out, plan
+
+        watch = Stopwatch()
+        given = Given(corpus, {name: config[name] for name in DATA} | {"size": None})
+        usual = {name: defaults(_function(name)) for name in COMMANDS}
+        planned = plan(of, wanted, named, given, text, usual, place, cached if dry_run else None)
+        if dry_run:
+            terminal.show(*plan_tables(planned))
+            return None
+        tracked = replace(wandb, group=wandb.group or paper)
+        common = {"runs": runs, "cache": str(cached), "quiet": quiet, "wandb": tracked}
+        say = terminal.silence if quiet else terminal.say
+        with _continuable(place):
+            made, folders = carry_out(planned, partial(_make, common), load_run, say)
+        watch.end("run")
+        rows = rows_of(wanted, made, of)
+        config["models"] = list(planned.models)
+        with tracking(folder := RunFolder(place, name, paper, figures=False), wandb, config) as tracker:
+            watch.end("judge")
+            files = write(folder.path, config, rows, of, folders, watch.timings())
+            if tracker:
+                tracker.log_results([], [], [], files, {"claims": rows}, kind="reproduction")
+        found = study_of("reproduce").read(folder.finish())
+    say_results(found, tracker.where(found.folder) if tracker else None, quiet)
+    return found
+
+
+def _checked(paper: str | None, *texts: str | None) -> str:
+    """Return the name of the paper; refuse none, and texts that several runs could not read."""
+    from probing.studies.claims.claim import papers
+
+    if not paper:
+        raise UserError(f"`reproduce` takes a paper: {', '.join(papers())}.")
+    if "-" in texts:
+        raise UserError("`-`: several runs read the text, and standard input can be read only once; give a file.")
+    return paper
+
+
+@contextlib.contextmanager
+def _continuable(place: Path) -> Iterator[None]:
+    """Say after an interrupt how to go on."""
+    try:
+        yield
+    except BaseException as error:
+        if interrupt := interrupt_behind(error):
+            left = f"finished runs are in {place}, and the same command goes on with the others"
+            raise type(interrupt)("; ".join([*map(str, interrupt.args), left])) from None
+        raise
+
+
+def _function(name: str) -> Callable[..., Any]:
+    """Return the function of a command."""
+    function: Callable[..., Any] = getattr(import_module(f"probing.commands.{name}"), name)
+    return function
+
+
+def _make(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Path:
+    """Make a run of a command and return its folder; its tables are on disk and not shown."""
+    function = _function(name)
+    own = defaults(function)
+    with contextlib.redirect_stdout(io.StringIO()):
+        made = function(**options, **{option: value for option, value in common.items() if option in own})
+    folder: Path = made.folder
+    return folder

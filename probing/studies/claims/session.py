@@ -1,0 +1,293 @@
+"""The runs that claims need: found among finished ones, or made one after the other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from probing.cache.source import ActivationSource, Reading, Speed
+from probing.corpus import Corpus, from_sentences
+from probing.corpus.pairs import read_pairs
+from probing.errors import UserError, about_option, as_clause
+from probing.models import ALIASES, load_config, resolve_model
+from probing.models.source import ModelSource, is_downloaded
+from probing.runtime.machine import drop_garbage
+from probing.studies.claims.claim import Claim, Paper
+from probing.studies.claims.estimate import seconds, training_seconds
+from probing.studies.claims.evaluation import Model
+from probing.studies.claims.model_kinds import kinds_of
+from probing.studies.claims.planning import (
+    TRAINED_HERE,
+    Fingerprints,
+    Given,
+    Need,
+    concerns,
+    existing,
+    finished_runs,
+    is_trained_here,
+    needs_of,
+    runs_of,
+)
+from probing.studies.cloze import texts as minimal_pairs
+from probing.studies.pretrain.options import EncoderOptions, Size, TrainingOptions, chosen_recipe
+
+# The model that needs no network, and that is measured where no other is named.
+BUILTIN = "minilm"
+
+# Why a single model has no runs of trainings.
+_NOT_OF_ONE_MODEL = f"encoders with and without position embeddings: `--models {TRAINED_HERE}tiny` trains small ones"
+
+# Tasks whose labels are a column of a treebank.
+OF_TREEBANKS = ("upos", "xpos", "deprel")
+
+# Makes a run of a command with these options and returns its folder.
+Maker = Callable[[str, Mapping[str, Any]], Path]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a model that claims need.
+
+    Args:
+        need: The run.
+        there: Its folder if the run exists already; otherwise None.
+        seconds: About how many seconds it will take; 0 if it exists already, or if this is not estimated.
+        n_bytes: About how many bytes of activations it adds to the cache; 0 in the same cases.
+    """
+
+    need: Need
+    there: Path | None
+    seconds: float = 0.0
+    n_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run.
+
+    Args:
+        paper: The paper.
+        models: The runs of each model, by its name.
+        lacking: Why nothing of a model can be run, by its name.
+        kinds: The kinds that a model is of, as far as claims ask for them, by its name; of models that are none of the
+            paper's.
+    """
+
+    paper: Paper
+    models: Mapping[str, Sequence[Planned]]
+    lacking: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def to_run(self) -> list[Planned]:
+        """The runs that are to be made."""
+        return [one for runs in self.models.values() for one in runs if not one.there and not one.need.lacking]
+
+    @property
+    def n_bytes(self) -> int:
+        """About how many bytes of activations are added to the cache."""
+        return sum(one.n_bytes for one in self.to_run)
+
+
+def plan(
+    paper: Paper, claims: Sequence[Claim], named: Mapping[str, str] | None, given: Given, corpus: Corpus,
+    defaults: Mapping[str, Mapping[str, Any]], place: Path, cache: Path | None = None,
+) -> Plan:  # fmt: skip
+    """Return the runs that claims need, and which of them exist already.
+
+    Args:
+        paper: The paper.
+        claims: The claims.
+        named: Where each model that the user named is found; None stands for the models on this machine.
+        given: What the user gave for all runs.
+        corpus: The text.
+        defaults: The defaults of the options of each command.
+        place: The folder of runs.
+        cache: The folder of the cache, to estimate what the runs take; None leaves that out.
+
+    Raises:
+        UserError: If a model that is none of the paper's is not found, or a file of pairs cannot be read.
+    """
+    chosen = named if named is not None else {name: name for name in _at_hand(paper)}
+    about = [model for model in paper.models if any(model in claim.models for claim in claims)]
+    runs: dict[str, list[Planned]] = {}
+    lacking = {model: _not_named(model) for model in about if model not in chosen}
+    kinds: dict[str, frozenset[str]] = {}
+    finished = finished_runs(place)
+    for name, where in chosen.items():
+        those = [claim for claim in claims if concerns(claim, name, paper) or _compares(claim, name)]
+        try:
+            if is_trained_here(name):
+                names = _runs_here(those, name, paper, kinds)
+                runs[name] = _trainings(names, name, paper, given, corpus, defaults, finished)
+                continue
+            with about_option("--models"):
+                source = resolve_model(where)
+                load_config(source)
+        except UserError as error:
+            if name not in paper.models or is_trained_here(name):
+                raise
+            lacking[name] = f"{ALIASES.get(name, name)}, which cannot be read: {as_clause(error)}"
+            continue
+        if name not in paper.models:
+            kinds[name] = kinds_of(source, {kind for claim in those for kind in claim.kinds})
+        names, runs[name] = _runs_here(those, name, paper, kinds), []
+        costs = _Costs(source, cache, defaults) if cache else None
+        for stated in needs_of(names, paper, where, given, defaults):
+            need = _with_columns(stated, corpus)
+            text, fingerprint = _text_of(need, corpus)
+            prints = Fingerprints(source.fingerprint(), fingerprint)
+            there = None if need.lacking else existing(need, finished, defaults[need.command], prints)
+            is_to_be_made = not there and not need.lacking
+            runs[name].append(Planned(need, there, *(costs.of(need, text) if costs and is_to_be_made else ())))
+    return Plan(paper, runs, lacking, kinds)
+
+
+def _runs_here(claims: Sequence[Claim], model: str, paper: Paper, kinds: Mapping[str, frozenset[str]]) -> list[str]:
+    """Return the names of the runs of a model that it can have: trainings, or runs of a single model."""
+    names = runs_of(claims, model, paper, kinds.get(model, ()))
+    return [name for name in names if (paper.runs[name]["command"] == "pretrain") == is_trained_here(model)]
+
+
+def _with_columns(need: Need, corpus: Corpus) -> Need:
+    """Return a run, which lacks a treebank if its task reads a column that the corpus does not have."""
+    task = need.options.get("task")
+    has_column = task not in OF_TREEBANKS or task in corpus.columns
+    return need if has_column else replace(need, lacking="a treebank as `--corpus`")
+
+
+def _text_of(need: Need, corpus: Corpus) -> tuple[Corpus, str]:
+    """Return the text that a run reads, with its fingerprint.
+
+    Args:
+        need: The run.
+        corpus: The text of all runs, which a run of pairs does not read.
+
+    Raises:
+        UserError: If a file of pairs cannot be read.
+    """
+    if "pairs" in need.options:
+        pairs = read_pairs(need.options["pairs"])
+        return pairs, pairs.fingerprint
+    if need.command == "cloze" and "corpus" not in need.options:
+        file = need.options.get("file", minimal_pairs.BUILTIN)
+        asked, _ = minimal_pairs.read_pairs(file, f"--cloze {file}")
+        return from_sentences("cloze", [pair.text for pair in asked]), minimal_pairs.fingerprint_of(asked)
+    return corpus, corpus.fingerprint
+
+
+class _Costs:
+    """Estimates what the runs of a model take; reading a text counts once, for the first run that reads it.
+
+    Args:
+        source: The model.
+        cache: The folder of the cache.
+        defaults: The defaults of the options of each command.
+    """
+
+    def __init__(self, source: ModelSource, cache: Path, defaults: Mapping[str, Mapping[str, Any]]) -> None:
+        layers = range(load_config(source).num_hidden_layers + 1)
+        self.source, self.defaults = ActivationSource(source, layers, cache), defaults
+        self.readings: dict[tuple[str, Any], Reading] = {}
+        self.speed: Speed | None = None
+
+    def of(self, need: Need, text: Corpus) -> tuple[float, int]:
+        """Return about how many seconds a run takes, and how many bytes it adds to the cache."""
+        key = text.fingerprint, need.options.get("corpus") if need.has_own_text else None
+        reading = self.readings.get(key) or Reading.of(self.source.request(text), self.source.cache)
+        self.speed = self.speed or Speed.measure(reading.request)
+        own = seconds(need, self.defaults[need.command], reading, self.speed)
+        if key in self.readings or need.command == "hierarchy":  # which reads sentences of its own
+            return own, 0
+        self.readings[key] = reading
+        return own + reading.seconds(self.speed), reading.missing_bytes
+
+
+def _trainings(
+    names: Sequence[str], model: str, paper: Paper, given: Given, corpus: Corpus,
+    defaults: Mapping[str, Mapping[str, Any]], finished: Sequence[Path],
+) -> list[Planned]:  # fmt: skip
+    """Return the runs of `pretrain` for encoders of a size; each has a fixed name, by which a killed run is continued.
+
+    Raises:
+        UserError: If there is no such size.
+    """
+    size = model.removeprefix(TRAINED_HERE)
+    if size not in get_args(Size):
+        sizes = ", ".join(f"{TRAINED_HERE}{one}" for one in get_args(Size))
+        raise UserError(f"`--models {model}`: encoders that are trained here are {sizes}.")
+    shape, recipe = chosen_recipe(cast(Size, size), EncoderOptions(), TrainingOptions())
+    usual = {**defaults["pretrain"], "encoder": asdict(shape), "training": asdict(recipe)}
+    found = []
+    for need in needs_of(names, paper, model, replace(given, data={**given.data, "size": size}), defaults):
+        digest = hashlib.sha256(f"{corpus.fingerprint} {need.line}".encode()).hexdigest()[:8]
+        named = replace(need, options={**need.options, "name": f"{model}-{digest}"})
+        there = existing(need, finished, usual, Fingerprints("", corpus.fingerprint))
+        found.append(Planned(named, there, 0.0 if there or need.lacking else training_seconds(need)))
+    return found
+
+
+def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say) -> tuple[list[Model], dict[str, Any]]:
+    """Make the runs that are not there, one after the other, and return the models with all runs and their folders.
+
+    A run can be impossible for a model, such as a measurement of norms in blocks without norms; its claims then have no
+    value.
+
+    Args:
+        planned: What is to be run.
+        make: Makes a run.
+        load: Reads a run from its folder.
+        say: Receives one-line messages.
+    """
+    models, folders, n = [], {}, 0
+    for name, runs in planned.models.items():
+        lacking: dict[str, str] = {}
+        places: dict[str, Path] = {}
+        for run, described in planned.paper.runs.items():
+            if (described["command"] == "pretrain") != is_trained_here(name):
+                lacking[run] = _NOT_OF_ONE_MODEL
+        for one in runs:
+            if one.need.lacking:
+                lacking[one.need.name] = one.need.lacking
+                continue
+            if one.there:
+                say(f"{one.need.line}: read from {one.there}")
+                places[one.need.name] = one.there
+                continue
+            n += 1
+            say(f"run {n} of {len(planned.to_run)}: {one.need.line}")
+            try:
+                places[one.need.name] = make(one.need.command, one.need.options)
+            except UserError as error:
+                lacking[one.need.name] = as_clause(error)
+                say(f"{one.need.line} is left out: {as_clause(error)}")
+            drop_garbage()
+        loaded = {run: load(place) for run, place in places.items()}
+        lines = {one.need.name: one.need.line for one in runs}
+        models.append(Model(name, loaded, lines, lacking, planned.kinds.get(name, frozenset())))
+        folders[name] = {run: str(place) for run, place in places.items()}
+    missing = [Model(name, lacking={"": why}) for name, why in planned.lacking.items()]
+    order = {model: i for i, model in enumerate(planned.paper.models)}
+    return sorted([*models, *missing], key=lambda model: order.get(model.name, -1)), folders
+
+
+def _compares(claim: Claim, model: str) -> bool:
+    """Return whether a claim compares its models with this one."""
+    return claim.reading is not None and claim.reading.arguments.get("over") == model
+
+
+def _at_hand(paper: Paper) -> list[str]:
+    """Return the built-in model, and those of the paper that are on this machine."""
+    return [BUILTIN, *(model for model in paper.models if model in ALIASES and is_downloaded(model))]
+
+
+def _not_named(model: str) -> str:
+    if is_trained_here(model):
+        return f"encoders that the authors trained and did not publish: `--models {model}` trains such ones"
+    if model not in ALIASES:
+        return f"a model of the authors, who did not publish it: `--models {model}=FOLDER` says that a folder holds one"
+    return f"{ALIASES[model]}, which is not on this machine: `--models {model}` downloads it"

@@ -1,0 +1,58 @@
+"""`cloze`: what does a model predict at a mask, and what does it lose in changed text?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Model, Source, Tokenizer
+from probing.cli.options import WandbOptions
+from probing.cli.python_calls import configured
+from probing.corpus import load_corpus
+from probing.errors import out_of_range
+from probing.models import find_model
+from probing.runs.call import Call
+from probing.runs.registry import study_of
+from probing.runs.study import Result
+from probing.runtime import terminal
+
+
+@configured
+def cloze(
+    config: dict[str, Any],
+    file: str | None = None, model: Model = "minilm", revision: str | None = None, corpus: Source | None = None,
+    tokens: int = 20_000, max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0,
+    runs: str = "runs", name: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result:  # fmt: skip
+    """Ask a masked language model for the likelier of two words, and measure its loss in text that was changed.
+
+    Args:
+        file: File of word pairs, one per line: the text with [MASK], the better word, the worse word and a group,
+            separated by tabs; may be given without `--file`. builtin stands for the forty pairs that come with the
+            program; they are also used if neither --file nor --corpus is given.
+        corpus: Text to change: builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz),
+            hf:NAME?config=C&split=S&column=T, or - for standard input. Names and nouns are replaced in .conllu files.
+        tokens: Maximum number of tokens of the corpus that are read; if it has more, sentences are drawn at random.
+        batch_tokens: Maximum number of tokens in one forward pass, padding included.
+        seed: Seed of every random draw: sentences, masked words, orders, and words that replace others.
+        name: Name of this run; MODEL-cloze-YYYYMMDD-HHMMSS by default.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator applies.
+
+    Returns:
+        What was found.
+    """
+    call = Call.of(study_of("cloze"), config, name, wandb, out_of_range("tokens", tokens, 1))
+    with terminal.quiet_libraries():
+        from probing.studies.cloze.figures import measured
+        from probing.studies.cloze.predictor import Asked, Predictor, survey
+        from probing.studies.cloze.texts import BUILTIN, read_pairs
+
+        file = BUILTIN if file is None and corpus is None else file
+        pairs, n_repeated = ([], 0) if file is None else read_pairs(file)
+        text = None if corpus is None else load_corpus(corpus)
+        predictor = Predictor.of(find_model(model, revision, tokenizer), trainer or {})
+        if n_repeated:
+            call.say(f"{file}: {n_repeated} repeated pairs were left out")
+        asked = Asked(pairs, f"cloze {file}", text, tokens, max_length, batch_tokens, seed)
+        found = survey(predictor, asked, call.say)
+        return call.write(predictor.source, lambda folder: measured(found, predictor.source))

@@ -1,0 +1,1 @@
+"""The study `compare`: whether the rankings of several runs agree."""

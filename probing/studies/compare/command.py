@@ -1,0 +1,203 @@
+"""`compare`: the agreement between the rankings of several runs, neuron by neuron and layer by layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, figure_formats, number_problems
+from probing.cli.options import WandbOptions
+from probing.cli.python_calls import configured
+from probing.errors import RunError, UserError, out_of_range, refuse
+from probing.models import site_of
+from probing.results.rows import write_tables
+from probing.runs.call import only_accelerator, places, say_where, tracking
+from probing.runs.folder import RunFolder
+from probing.runs.registry import study_of
+from probing.runs.run import Run, load_fit_of_classes
+from probing.runs.study import Result
+from probing.runtime.processes import refuse_several
+from probing.tasks import short_name
+from probing.tracking import Tracker, resolve_mode
+
+# More draws than this would take long to train and hardly sharpen the p-values.
+MOST_NULL_DRAWS = 1000
+
+
+@configured
+def compare(
+    config: dict[str, Any],
+    folders: list[str] | None = None, models: list[str] | None = None, fit: dict[str, Any] | None = None,
+    matching: Literal["auto", "index", "correlation"] = "auto",
+    assignment: Literal["one_to_one", "many_to_one"] = "one_to_one", top: int = 10, null_draws: int = 19,
+    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result:  # fmt: skip
+    """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
+
+    Args:
+        folders: Folders of finished runs; may be given without `--folders`.
+        models: Models to fit first and to compare as well, such as [bert, roberta].
+        fit: Options of `fit` for the models of --models, such as --fit.layer 0,6,12.
+        matching: How neurons of two models are paired: by index, for models of one lineage, or by correlation, for
+            others; auto is index where both runs are of the same model.
+        assignment: Whether several neurons may be paired with the same one (many_to_one) where they are matched by
+            correlation.
+        top: Number of first neurons whose overlap is measured.
+        null_draws: Number of times that labels are shuffled, for runs whose neurons are compared by index; no p-value
+            there is below 1 / (1 + null_draws).
+        seed: Seed of every random draw: resampled sentences and the null distributions.
+        runs: Folder of runs, in which the comparison is written too.
+        name: Name of the comparison; compare-MODELS-YYYYMMDD-HHMMSS by default.
+        quiet: Print the result line only.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator is accepted.
+        wandb: Where and how to track the comparison in Weights & Biases.
+
+    Returns:
+        The finished comparison.
+    """
+    from probing.runtime import terminal
+
+    refuse_several("compare")
+    say = terminal.silence if quiet else terminal.say
+    refuse(
+        number_problems(seed, None, None)
+        + out_of_range("top", top, 1)
+        + out_of_range("null_draws", null_draws, 1, MOST_NULL_DRAWS)
+    )
+    resolve_mode(wandb.mode)
+    cached, place = places(cache, runs, name)
+    if len(folders or ()) + len(models or ()) < 2:
+        raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
+    only_accelerator(trainer or {}, "compare")
+    defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
+    defaults |= {"trainer": trainer or {}, "wandb": asdict(wandb)}
+    options = _fit_options({**defaults, **(fit or {})}, fit, models)
+    made = [load_fit_of_classes(folder) for folder in folders or ()]
+    made += [_fitted(model, options) for model in models or ()]
+    with terminal.quiet_libraries():
+        from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
+        from probing.runtime.trainer import check_trainer_options
+        from probing.studies.compare.common_neurons import top_everywhere
+
+        check_trainer_options(trainer or {}, "lbfgs")
+        opened = open_runs(made, matching)
+        extract = Extraction(cached, trainer or {}, say, terminal.show_progress(quiet))
+        ranked = [ranked_of(finished, extract, seed) for finished in opened]
+        for place_of in by_index(opened, matching):
+            ranked[place_of] = with_shuffled(opened[place_of], ranked[place_of], extract, null_draws, seed)
+        pairs = pairs_of(opened, ranked, extract, matching, assignment, top, seed)
+        common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, top)
+
+        stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
+        folder = RunFolder(place, name, stem[:120])
+        with tracking(folder, wandb, config) as tracker:
+            _write(folder.path, config, opened, pairs, common, _said(opened, common, top), tracker)
+        comparison = study_of("compare").read(folder.finish())
+    if not quiet:
+        terminal.show(*comparison.tables())
+        for line in comparison.conclusions():
+            print(line)
+    where = tracker.where(comparison.folder) if tracker else None
+    say_where(comparison.folder, where)
+    return comparison
+
+
+def _said(opened: Sequence[Any], common: Any, top: int) -> list[str]:
+    """Return what a neuron is in the compared runs, and what is said of neurons at the top of all of them.
+
+    Args:
+        opened: The runs, each a `probing.runs.finished.Finished`.
+        common: The `probing.studies.compare.common_neurons.Common` of the runs.
+        top: Number of first neurons that count as the top.
+    """
+    from probing.comparison.nulls import BASES
+    from probing.statistics.intervals import few_sentences
+    from probing.studies.compare.tables import everywhere_sentence, sites_lines, unread_lines
+    from probing.tables.evidence_sentences import say
+
+    unread = unread_lines({one.label: one.run.accuracy for one in opened})
+    few = few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened))
+    return [
+        *sites_lines({one.label: site_of(one.run.config) for one in opened}),
+        everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread),
+        *unread,
+        say("basis_compared", n=BASES),
+        *([few] if few else []),
+    ]
+
+
+def _fit_options(
+    options: Mapping[str, Any], given: Mapping[str, Any] | None, models: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return the keyword arguments of `fit`: the options given for it, and those that it shares with the comparison."""
+    from probing.cli.arguments import OptionSource, checked
+    from probing.studies.fit.command import fit
+
+    if given and not models:
+        raise UserError("`--fit.*` are options of the models given with `--models`, and none is given.")
+    refuse([f"`--fit.{name}` cannot be set: `--models` decides" for name in ("model", "name") if name in options])
+    keywords = checked(fit, options, "fit", OptionSource("--fit."))
+    return {name: value for name, value in keywords.items() if name not in ("model", "name")}
+
+
+def _fitted(model: str, options: Mapping[str, Any]) -> Run:
+    from probing.studies.fit.command import fit
+
+    run = fit(model=model, **options)
+    if run is None:
+        raise RunError("`compare --models` runs in one process; fit with several and compare the runs")
+    return run
+
+
+def _write(
+    folder: Path,
+    config: Mapping[str, Any],
+    opened: Sequence[Any],
+    pairs: Mapping[tuple[int, int], Any],
+    common: Any,
+    said: Sequence[str],
+    tracker: Tracker | None,
+) -> None:
+    """Write tables, configuration, summary and figures, and log them.
+
+    Args:
+        folder: The comparison's folder.
+        config: The resolved configuration.
+        opened: The `probing.runs.finished.Finished` of each run; types that need torch are not imported here.
+        pairs: Comparisons of two runs, by their indices.
+        common: The neurons that are among the first of every run.
+        said: What the terminal says of them.
+        tracker: Logs what is written.
+    """
+    from probing.studies.compare.tables import AGREEMENT, TOP_EVERYWHERE
+
+    rows = [row for pair in pairs.values() for row in pair.rows]
+    summary = {
+        "kind": "comparison",
+        "runs": {one.label: str(one.run.folder) for one in opened},
+        "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
+        "top_everywhere": common.summary(),
+        "said": list(said),
+    }
+    tables = {"agreement": rows, "top_everywhere": common.rows}
+    files = [*write_tables(folder, config, tables, (AGREEMENT, TOP_EVERYWHERE)), folder / "results.json"]
+    files[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    formats = figure_formats(config["figure_format"])
+    figures = _draw(folder / "figures", rows, {one.label: one.run for one in opened}, formats)
+    if tracker:
+        tracker.log_results([], [], figures, files, tables, kind="comparison")
+
+
+def _draw(
+    folder: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Run], formats: Sequence[str]
+) -> list[Path]:
+    from probing.figures.probes import write_comparison_figures
+
+    tasks = dict.fromkeys(short_name(run.config) for run in made.values())
+    accuracy = {label: run.accuracy for label, run in made.items()}
+    return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks), formats)

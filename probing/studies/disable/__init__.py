@@ -1,0 +1,1 @@
+"""The study `disable`: what a model loses without a head or a layer."""

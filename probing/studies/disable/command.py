@@ -1,0 +1,172 @@
+"""`disable`: what a model loses without a head or a layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from probing.cli.option_types import (
+    FIGURE_FORMAT,
+    FigureFormat,
+    Layers,
+    Model,
+    Source,
+    Tokenizer,
+    chosen,
+    chosen_with_data,
+    defaults,
+)
+from probing.cli.options import WandbOptions
+from probing.cli.python_calls import configured
+from probing.corpus.splits import GroupBy, read_corpora
+from probing.errors import out_of_range
+from probing.models import layer_numbers
+from probing.readouts.names import READOUTS
+from probing.runs.call import Call, Measured
+from probing.runs.of_run import read_as_run
+from probing.runs.registry import study_of
+from probing.runs.run import Run, load_fit_of_classes
+from probing.runs.study import Result
+from probing.runtime import terminal
+from probing.runtime.processes import is_main_process
+
+# Options whose values are those of `--run`, where it is given.
+OF_RUN = ("model", "revision", "random_weights", "corpus", "test_corpus", "max_length")
+
+
+@configured
+def disable(
+    config: dict[str, Any],
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    corpus: Source = "builtin", test_corpus: Source | None = None, run: str | None = None,
+    units: str | list[str] = "all", kinds: str | list[str] = "all", readouts: str | list[str] = "position",
+    tokens: int = 20_000, retrain: int = 5, prune: bool = False, prune_share: float = 0.1,
+    max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result | None:  # fmt: skip
+    """Disable one head or layer after the other, and measure how well probes of the later layers still read positions.
+
+    Args:
+        layer: Layers whose heads are disabled: one (6), several (0,3,6), the last (-1) or all; layer k is block k,
+            counted from 1.
+        corpus: Text to read; probes are trained on its training part, and heads are disabled on its test part. Given as
+            builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz),
+            hf:NAME?config=C&split=S&column=T, or - for standard input.
+        test_corpus: Corpus on which heads are disabled, given like --corpus; the test part of --corpus then joins the
+            training part.
+        run: Finished run of `fit` for the task position, whose probes read the later layers; its model, its corpus and
+            its split are then read. By default, probes are trained as `fit` trains them.
+        units: What is disabled: heads, layers (all heads of a layer) or all.
+        kinds: What replaces a head's output: all, or some of uniform (its output under uniform attention), zero, mean
+            (over training tokens), resample (its output at a random token of another sentence), and skip, which removes
+            a whole layer.
+        readouts: What is read while something is disabled, one or more: position (by probes of the later layers), mlm
+            (the loss of masked words, by the model's own head), sts=DIR (Spearman's correlation of the last layer's
+            cosines with human scores), wic=DIR (accuracy of the last layer's cosines), with data as of sts and wic.
+        tokens: Maximum number of tokens of the test sentences that are read, and also of the training sentences from
+            which replacement values come; if there are more, sentences are drawn at random.
+        retrain: Retrain probes without each of this many heads and layers with the largest effect, and without each of
+            as many random ones, by the first of the kinds; 0 retrains no probe.
+        prune: Also disable heads, and layers, cumulatively: the least important first, and for comparison in random
+            orders and in the reverse order; by zero if it is among the kinds, otherwise by mean.
+        prune_share: Share of all heads, or layers, that is disabled in addition at each step of --prune; 0 disables one
+            more at each step.
+        seed: Seed of every random draw: the split, the sentences that are read, tokens that replace others, random
+            weights.
+        name: Name of this run; MODEL-disable-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached activations and finished passes; $PROBING_CACHE or RUNS/cache by default.
+
+    Returns:
+        What was found; None on ranks other than the first.
+    """
+    call = Call.of(study_of("disable"), config, name, wandb, _problems(tokens, retrain, prune_share))
+    made = _run_of(run, config)
+    with terminal.quiet_libraries():
+        from probing.studies.disable.figures import measured
+        from probing.studies.disable.survey import survey
+
+        asked, subject = _asked(call, made, tokenizer)
+        stores = subject.read()
+        call.watch.end("extract")
+        if not is_main_process():
+            return None
+        files = subject.source.model
+
+        def measure(_: Path) -> Measured:
+            found = survey(subject, stores, asked, terminal.training_bars(call.shows_progress))
+            return measured(found, stores, files.short_name)
+
+        return call.write(files, measure)
+
+
+def _asked(call: Call, made: Run | None, tokenizer: Any) -> tuple[Any, Any]:
+    """Return the `probing.studies.disable.survey.Asked` and the `probing.disabling.subject.Subject` of a configuration.
+
+    Args:
+        call: The call of the command.
+        made: The run whose probes are read, if there is one.
+        tokenizer: Tokenizer of a model that is an object.
+    """
+    from probing.disabling.subject import Subject, data_of
+    from probing.disabling.units import KINDS, UNITS
+    from probing.studies.disable.survey import Asked, check
+
+    config = call.config
+    units, kinds = chosen("--units", config["units"], UNITS), chosen("--kinds", config["kinds"], KINDS)
+    wanted = chosen_with_data("--readouts", config["readouts"], READOUTS)
+    check(units, kinds, config["prune"])
+    data = data_of(wanted)
+    split_seed = config["seed"] if made is None else made.config["seed"]
+    source = call.source(seed=split_seed, tokenizer=tokenizer)
+    blocks = source.blocks(layer_numbers(config["layer"]))
+    source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
+    split_by: GroupBy = "sentence" if made is None else made.split_by
+    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, call.say, split_by)
+    asked = Asked(
+        units,
+        kinds,
+        blocks,
+        config["tokens"],
+        config["retrain"],
+        config["seed"],
+        config["prune"],
+        config["prune_share"],
+    )
+    return asked, Subject(source, corpora, splits, split_seed, _frozen(made, source), data)
+
+
+def _problems(tokens: int, retrain: int, prune_share: float) -> list[str]:
+    """Return the problems with these numbers that are known without the model."""
+    share = out_of_range("prune_share", prune_share, 0, 1)
+    return out_of_range("tokens", tokens, 1) + out_of_range("retrain", retrain, 0) + share
+
+
+def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
+    """Return the run whose probes are read, and note in the configuration what is read because of it.
+
+    Raises:
+        UserError: If there is no such run, if its probes do not read positions from hidden states, or if an option
+            contradicts it.
+    """
+    if folder is None:
+        return None
+    run = load_fit_of_classes(folder)
+    is_position = run.config["task"] == "position" and not run.config["task_args"]
+    needs = {"the task position": is_position}
+    read_as_run(run, f"--run {folder}", config, defaults(disable), OF_RUN, needs)
+    return run
+
+
+def _frozen(run: Run | None, source: Any) -> Any:
+    """Return the `probing.disabling.probed_task.Frozen` probes of a run, if there is one.
+
+    Raises:
+        UserError: If the model has changed since.
+    """
+    if run is None:
+        return None
+    from probing.disabling.probed_task import frozen_of_run
+
+    return frozen_of_run(run, source.model, source.random_weights_seed, (), "run")

@@ -1,0 +1,192 @@
+"""Figures of `disable`: readable in greyscale, whole layer numbers, units on every axis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probing.cache import ActivationStore
+from probing.data.preparation import origin
+from probing.figures.formats import USUAL
+from probing.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    error_bars,
+    joined,
+    name_layers,
+    side_by_side,
+    write_drawings,
+)
+from probing.readouts.names import POSITION, measure_of
+from probing.runs.call import Measured
+from probing.studies.disable.survey import Found
+from probing.studies.disable.tables import at_last_layer, is_head, kinds_of, named, readouts_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+Row = Mapping[str, Any]
+_LOOKS = {
+    "uniform": {"color": BLUE, "ls": "-", "marker": "o"},
+    "zero": {"color": ORANGE, "ls": "--", "marker": "s"},
+    "mean": {"color": GREEN, "ls": "-.", "marker": "^"},
+    "resample": {"color": PURPLE, "ls": ":", "marker": "D"},
+    "skip": {"color": GREY, "ls": "-", "marker": "x"},
+}
+_ORDERS: dict[str, dict[str, Any]] = {
+    "importance": {"color": BLUE, "ls": "-", "marker": "o"},
+    "reverse": {"color": ORANGE, "ls": "--", "marker": "s"},
+}
+
+
+def write_figures(
+    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw a run's figures, each in some formats, and return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        tables: The run's tables by name.
+        model: Model name for the titles.
+        formats: Formats of the files.
+    """
+    drawings: dict[str, Callable[[Figure], None]] = {}
+    for readout in readouts_of(tables):
+        rows, end = at_last_layer(tables, readout), file_name(readout)
+        heads, layers = ([row for row in rows if is_head(row) is wanted] for wanted in (True, False))
+        for kind in kinds_of(heads):
+            here = [row for row in heads if row["kind"] == kind]
+            drawings[f"heads_{kind}{end}"] = partial(head_map, rows=here, what=f"{model}, {kind}")
+        if layers:
+            drawings[f"layers{end}"] = partial(effects_of_layers, rows=layers, model=model)
+        for units in dict.fromkeys(row["units"] for row in tables.get("pruning", ()) if row["readout"] == readout):
+            curves = [row for row in tables["pruning"] if (row["readout"], row["units"]) == (readout, units)]
+            drawings[f"pruning_{units}{end}"] = partial(pruning_curves, rows=curves, model=model)
+    return write_drawings(folder, drawings, formats)
+
+
+def file_name(readout: str) -> str:
+    """Return the end of the name of a figure; positions, which came first, have none."""
+    return "" if readout == POSITION else "_" + re.sub(r"[^A-Za-z0-9.-]+", "_", readout)
+
+
+def head_map(figure: Figure, rows: Sequence[Row], what: str) -> None:
+    """Draw a cell for each head with the effect of disabling it, darker where more is lost."""
+    readout, layer = rows[0]["readout"], rows[0]["layer"]
+    measure = measure_of(readout)
+    places = [tuple(map(int, row["unit"].split("-"))) for row in rows]
+    layers, heads = (sorted({place[i] for place in places}) for i in (0, 1))
+    figure.set_size_inches(max(5.0, 1.2 + 0.44 * len(heads)), 1.1 + 0.3 * len(layers))
+    axes = figure.add_subplot()
+    values = np.zeros((len(layers), len(heads)))
+    for row, (layer, head) in zip(rows, places, strict=True):
+        values[layers.index(layer), heads.index(head)] = measure.times * row["effect"]
+    harm = -measure.sign * values
+    most = max(float(harm.max()), 1e-9)
+    for (i, j), value in np.ndenumerate(values):
+        strong = harm[i, j] > 0.55 * most
+        text = f"{value:+.{measure.digits}f}"
+        axes.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if strong else "black")
+    axes.imshow(harm, cmap="Greys", vmin=0, vmax=1.1 * most, origin="lower", aspect="auto")
+    axes.set_xticks(range(len(heads)), [str(head) for head in heads])
+    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    axes.set_title(f"{what}: {named(readout, layer)} without the head, {measure.unit}", fontsize=9)
+
+
+def effects_of_layers(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw the effect of disabling all heads of a layer, or of skipping its block, by layer."""
+    figure.set_size_inches(6.8, 3.1)
+    readout, layer = rows[0]["readout"], rows[0]["layer"]
+    measure = measure_of(readout)
+    axes = figure.add_subplot()
+    kinds, layers = kinds_of(rows), sorted({int(row["unit"]) for row in rows})
+    for kind, shift in zip(kinds, side_by_side(len(kinds), layers), strict=True):
+        here = [row for row in rows if row["kind"] == kind]
+        values = np.array([measure.times * row["effect"] for row in here])
+        reach, at = error_bars(here, values, times=measure.times), [int(row["unit"]) for row in here]
+        look = joined(_LOOKS[kind], layers)
+        axes.errorbar(np.add(at, shift), values, yerr=reach, ms=4, capsize=2, label=kind, **look)
+    axes.axhline(0, color=GREY, lw=0.8)
+    name_layers(axes, layers, what="layer whose heads are disabled, or whose block is skipped")
+    axes.set_ylabel("points of accuracy" if measure.is_share else measure.unit)
+    axes.set_title(f"{model}: {named(readout, layer)} without a layer, 95% intervals")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def pruning_curves(figure: Figure, rows: Sequence[Row], model: str) -> None:
+    """Draw what is left as more and more is disabled: by importance, its reverse, and the band of random orders."""
+    figure.set_size_inches(6.8, 3.1)
+    axes = figure.add_subplot()
+    share = [100 * row["share"] for row in rows if row["order"] == "importance"]
+    drawn = np.array([row["value"] for row in rows if row["order"] == "random"]).reshape(-1, len(share))
+    axes.fill_between(share, drawn.min(0), drawn.max(0), color=GREY, alpha=0.25, lw=0, label="random orders")
+    axes.plot(share, drawn.mean(0), color=GREY, ls="-", label="their mean")
+    for order, label in (("importance", "least important first"), ("reverse", "most important first")):
+        values = [row["value"] for row in rows if row["order"] == order]
+        axes.plot(share, values, label=label, ms=4, **_ORDERS[order])
+    first = rows[0]
+    axes.set_xlabel(f"{first['units']} disabled, %")
+    axes.set_ylabel(measure_of(first["readout"]).noun)
+    axes.set_title(f"{model}: {named(first['readout'], first['layer'])}, {first['units']} disabled ({first['kind']})")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def measured(found: Found, stores: Sequence[ActivationStore], model_name: str) -> Measured:
+    """Return the tables with what belongs to them.
+
+    Args:
+        found: What was found.
+        stores: The activations of each corpus.
+        model_name: The model's short name, for titles.
+    """
+    tokens = found.text.tokens
+    results = {
+        "cache": {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))},
+        "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": found.n_heads},
+        "n_sentences": tokens.n_sentences,
+        "n_tokens": tokens.n_tokens,
+        **_read(found),
+    }
+    return Measured(
+        found.tables,
+        results,
+        _curves(found.disabled),
+        draw=lambda folder, formats: write_figures(folder, found.tables, model_name, formats),
+    )
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per layer with the effect on the last layer of disabling it, a column for each kind, for W&B."""
+    by_layer: dict[int, dict[str, Any]] = {}
+    for readout in readouts_of({"disabled": rows}):
+        of = "" if readout == POSITION else f"{readout}_"
+        for row in at_last_layer({"disabled": rows}, readout):
+            if not is_head(row):
+                point = by_layer.setdefault(int(row["unit"]), {"layer": int(row["unit"])})
+                kind = f"{of}{row['kind']}"
+                point |= {f"{kind}_effect": row["effect"], f"{kind}_low": row["low"], f"{kind}_high": row["high"]}
+    return list(by_layer.values())
+
+
+def _read(found: Found) -> dict[str, Any]:
+    """Return what each readout gives while nothing is disabled; of positions, by the names of earlier versions."""
+    by_name = {
+        name: {"n_examples": found.n_examples[name], "intact": {str(layer): value for layer, value in intact.items()}}
+        for name, intact in found.intact.items()
+    }
+    positions = by_name.get(POSITION)
+    told = {} if positions is None else {
+        "n_examples": positions["n_examples"], "intact_accuracy": positions["intact"],
+    }  # fmt: skip
+    return {**told, "readouts": by_name}

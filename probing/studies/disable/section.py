@@ -1,0 +1,107 @@
+"""What a model loses without a head or a layer: maps of heads, the tables of the terminal, and pruning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from probing.page.heads import HEAD, HeadMeasure, Place, head_map
+from probing.page.terms import Terms
+from probing.readouts.names import measure_of
+from probing.results.markup import Html, as_in_terminal, element, table
+from probing.results.shown import in_brackets, interval
+from probing.runs.study import Result
+from probing.studies.disable.tables import (
+    PLACES,
+    Row,
+    at_last_layer,
+    conclusions,
+    is_head,
+    kinds_of,
+    named,
+    readouts_of,
+    tables,
+)
+
+DISABLED: Terms = {
+    "head": HEAD,
+    "layer": "The heads of a layer are disabled together.",
+    **{kind: f"With {place} in its place." for kind, place in PLACES.items() if kind != "skip"},
+    "skip": "With the whole block skipped.",
+    "*": "The p-value is below .05 after correction for the number of heads or layers (Holm).",
+    "without": "The head or the layer that is disabled.",
+    "kind": "What stands in its place.",
+    "probe as it was": "Effect on the probe that was trained on the whole model.",
+    "trained again": "Effect on a probe that is trained on what the changed model gives.",
+}
+
+
+def disabling_section(made: Result, anchor: str) -> Html:
+    """Return what was found, a map of heads for each kind of replacement and readout, and the numbers.
+
+    Args:
+        made: The results of `disable`.
+        anchor: What the section is linked by.
+    """
+    of = made.by_name
+    return element(
+        "section",
+        element("h2", made.study.heading(made)),
+        *(element("p", sentence) for sentence in conclusions(of)),
+        *(one for readout in readouts_of(of) for one in _maps(at_last_layer(of, readout))),
+        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in tables(of)),
+        *_curves(made.pruning),
+        id=anchor,
+    )
+
+
+def _maps(rows: Sequence[Row]) -> Iterator[Html]:
+    heads = [row for row in rows if is_head(row)]
+    for kind in kinds_of(heads):
+        here = {_place(row): row for row in heads if row["kind"] == kind}
+        measure = measure_of(heads[0]["readout"])
+        title = f"{named(heads[0]['readout'], heads[0]['layer'])} without the head ({kind}), in {measure.unit}"
+        title = title[0].upper() + title[1:]
+        caption = element("figcaption", f"{title}; darker where more is lost")
+        # No head links to sentences, so that the survey's number is not used.
+        yield element("figure", caption, head_map(_measure(here), sorted(here), 0, title, links=False))
+
+
+def _place(row: Row) -> Place:
+    layer, head = map(int, row["unit"].split("-"))
+    return layer, head
+
+
+def _measure(rows: dict[Place, Row]) -> HeadMeasure:
+    measure = measure_of(next(iter(rows.values()))["readout"])
+
+    def harm(row: Row) -> float:
+        return float(-measure.sign * row["effect"])
+
+    most = max(max(map(harm, rows.values())), 1e-12)
+
+    def text(row: Row) -> str:
+        return f"{measure.times * row['effect']:+.{measure.digits}f}"
+
+    def told(row: Row) -> str:
+        between = interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
+        return f"{text(row)} {measure.unit}{in_brackets(between)}"
+
+    return HeadMeasure("effect", "", rows, text, lambda row: harm(row) / most, told)
+
+
+def _curves(rows: Sequence[Row]) -> Iterator[Html]:
+    """Yield a table for each readout: what is left at each step, by importance, in reverse and in random orders."""
+    for readout, units in dict.fromkeys((row["readout"], row["units"]) for row in rows):
+        here = [row for row in rows if (row["readout"], row["units"]) == (readout, units)]
+        body: list[list[Any]] = []
+        for n in sorted({row["n_disabled"] for row in here}):
+            step = [row for row in here if row["n_disabled"] == n]
+            by_order = {row["order"]: row["value"] for row in step if row["order"] != "random"}
+            drawn = [row["value"] for row in step if row["order"] == "random"]
+            between = f"{sum(drawn) / len(drawn):.3f} ({min(drawn):.3f} to {max(drawn):.3f})"
+            body.append([n, f"{by_order['importance']:.3f}", f"{by_order['reverse']:.3f}", between])
+        head = [f"{units} disabled", "least important first", "most important first", "random orders: mean (range)"]
+        what = named(readout, here[0]["layer"])
+        caption = f"{what[0].upper()}{what[1:]} as more and more {units} are disabled ({here[0]['kind']})"
+        yield element("figure", element("figcaption", caption), table(head, body))

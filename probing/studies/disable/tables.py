@@ -1,0 +1,341 @@
+"""Columns, tables and sentences of `disable`, for files and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.readouts.names import MLM, POSITION, RETRAINED, measure_of
+from probing.results.schema import Column, Schema
+from probing.results.shown import ends, in_brackets, interval
+from probing.statistics.intervals import few_sentences
+from probing.tables.schema import effect, layer_column, number, text, whole
+
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+
+
+# What stands in the place of a unit, as the end of "with ...".
+PLACES = {
+    "uniform": "uniform attention",
+    "zero": "zeros",
+    "mean": "the mean of its outputs",
+    "resample": "its outputs at random tokens of other sentences",
+    "skip": "the block skipped",
+}
+# The losses whose gradients tell the importance of heads.
+_LOSSES = {
+    "position": "in nats, the loss of layer {layer}'s probe",
+    "mlm": "in nats, the loss of masked words",
+    "sts": "the squared error of the cosines",
+    "wic": "in nats, the loss of the cosine's logistic curve",
+}
+# Most heads in the table of the terminal.
+_SHOWN = 10
+
+
+def is_head(row: Row) -> bool:
+    """Return whether the unit of a row is a head, and not a layer."""
+    return "-" in row["unit"]
+
+
+def at_last_layer(made: Tables, readout: str = "position") -> list[Row]:
+    """Return the rows of `disabled.csv` that were read from the highest layer.
+
+    Args:
+        made: The tables.
+        readout: What was read: `position` by frozen probes, `position_retrained` by probes that were trained again, or
+            another name in the column `readout`.
+    """
+    rows = [row for row in made.get("disabled", ()) if row["readout"] == readout]
+    last = max((row["layer"] for row in rows), default=0)
+    return [row for row in rows if row["layer"] == last]
+
+
+def kinds_of(rows: Sequence[Row]) -> list[str]:
+    """Return the kinds of replacement that there are, in the order of the rows."""
+    return list(dict.fromkeys(row["kind"] for row in rows))
+
+
+def readouts_of(made: Tables) -> list[str]:
+    """Return what was read out, in the order of the rows; probes that were trained again are none of these."""
+    return [name for name in dict.fromkeys(row["readout"] for row in made.get("disabled", ())) if name != RETRAINED]
+
+
+def named(readout: str, layer: int) -> str:
+    """Return what is read, as in titles.
+
+    Args:
+        readout: Its name in tables.
+        layer: The layer that is read.
+    """
+    of = readout.partition(":")[2]
+    at = "" if readout == MLM else f" of layer {layer}"  # a head reads the last layer alone
+    return f"{measure_of(readout).noun}{f' ({of})' if of else ''}{at}"
+
+
+def tables(made: Tables) -> list[Any]:
+    """Return the tables of the terminal as rich ones; those without rows are left out."""
+    found = []
+    for readout in readouts_of(made):
+        rows = at_last_layer(made, readout)
+        layers, heads = ([row for row in rows if is_head(row) is wanted] for wanted in (False, True))
+        found += [_table(layers, "layer", ""), _table(_first(heads), "head", f", of {len(_units(heads))} heads")]
+    return [table for table in [*found, _retrained_table(made)] if table is not None]
+
+
+def _units(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["unit"] for row in rows))
+
+
+def _gain(row: Row) -> float:
+    """Return the effect with the sign by which more is better."""
+    return float(measure_of(row["readout"]).sign * row["effect"])
+
+
+def _first(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the heads that cost most by the first kind of replacement, in that order."""
+    kinds = kinds_of(rows)
+    order = sorted((row for row in rows if row["kind"] == kinds[0]), key=_gain)
+    first = [row["unit"] for row in order[:_SHOWN]]
+    return sorted((row for row in rows if row["unit"] in first), key=lambda row: first.index(row["unit"]))
+
+
+def _table(rows: Sequence[Row], what: str, of: str) -> Any:
+    """Return the effect of each unit, a column for each kind of replacement."""
+    from probing.runtime.terminal import plain_table
+
+    if not rows:
+        return None
+    kinds = kinds_of(rows)
+    readout = rows[0]["readout"]
+    title = f"{named(readout, rows[0]['layer'])} without a {what}, in {measure_of(readout).unit}{of}"
+    table = plain_table(title[0].upper() + title[1:])
+    for heading in (what, *kinds):
+        table.add_column(heading, justify="right")
+    found = {(row["unit"], row["kind"]): row for row in rows}
+    for unit in _units(rows):
+        table.add_row(unit, *(_points(found.get((unit, kind))) for kind in kinds))
+    return table
+
+
+def _retrained_table(made: Tables) -> Any:
+    """Return the effect of each unit on probes as they were, and on probes that were trained again, in points."""
+    from probing.runtime.terminal import plain_table
+
+    rows = at_last_layer(made, RETRAINED)
+    if not rows:
+        return None
+    table = plain_table(f"Position accuracy of layer {rows[0]['layer']} by probes trained again, in points")
+    for heading in ("without", "kind", "probe as it was", "trained again"):
+        table.add_column(heading, justify="right")
+    frozen = {(row["unit"], row["kind"]): row for row in at_last_layer(made)}
+    for row in rows:
+        table.add_row(row["unit"], row["kind"], _points(frozen.get((row["unit"], row["kind"]))), _points(row))
+    return table
+
+
+def _points(row: Row | None) -> str:
+    """Return an effect in its unit with its interval, and a star if its corrected p-value is below .05."""
+    if row is None:
+        return ""
+    return f"{_told(row)}{in_brackets(_between(row))}{'*' if row['p_value'] < 0.05 else ''}"
+
+
+def _told(row: Row) -> str:
+    measure = measure_of(row["readout"])
+    return f"{measure.times * row['effect']:+.{measure.digits}f}"
+
+
+def _between(row: Row) -> str:
+    measure = measure_of(row["readout"])
+    return interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
+
+
+def conclusions(made: Tables) -> list[str]:
+    """Return the conclusions from the tables, a sentence for each question."""
+    lines = []
+    for readout in readouts_of(made):
+        rows = at_last_layer(made, readout)
+        for wanted, what in ((False, "layer"), (True, "head")):
+            for kind in kinds_of(rows):
+                if here := [row for row in rows if row["kind"] == kind and is_head(row) is wanted]:
+                    lines.append(_most(here, what, kind))
+        lines += _trained_again(made) if readout == POSITION else []
+        lines += [
+            *_better_without(made, readout),
+            *_importance(made, readout),
+            *_pruning(made, readout),
+            *_why_no_intervals(rows),
+        ]
+    return lines
+
+
+def _most(rows: Sequence[Row], what: str, kind: str) -> str:
+    most = min(rows, key=_gain)
+    lower, higher = (
+        sum(sign * row["effect"] > 0 and row["p_value"] < 0.05 for row in rows) for sign in (-1, 1)
+    )  # fmt: skip
+    without = f"Without a {what}, with {PLACES[kind]}" if kind != "skip" else "With a block skipped"
+    return (
+        f"{without}: {_changes_most(most)} by {what} {most['unit']}, from {most['intact']:.3f} to "
+        f"{most['value']:.3f} ({_told(most)} {measure_of(most['readout']).unit}{_after(most)}); {lower} of {len(rows)} "
+        f"{what}s lower it and {higher} raise it (corrected p below .05)."
+    )
+
+
+def _after(row: Row) -> str:
+    between = _between(row)
+    return f"; {between}" if between else ""
+
+
+def _changes_most(most: Row) -> str:
+    """Return what changes most for the worse, as a subject with its verb."""
+    measure = measure_of(most["readout"])
+    if most["readout"] == POSITION:
+        return f"the probe of layer {most['layer']} {_loses(most)}"
+    worse, better = ("falls", "rises") if measure.higher_is_better else ("rises", "falls")
+    article = "the " if most["readout"] == MLM else ""
+    return f"{article}{named(most['readout'], most['layer'])} " + (
+        f"{worse} most" if _gain(most) < 0 else f"{worse} nowhere, and {better} least"
+    )
+
+
+def _loses(most: Row) -> str:
+    """Return a verb phrase for a probe without the unit whose absence costs it most; even this may be a gain."""
+    return "loses most" if most["effect"] < 0 else "loses nothing, and gains least"
+
+
+def _trained_again(made: Tables) -> list[str]:
+    """Say, for heads and for layers, without how many of them a retrained probe reads less, and which costs it most."""
+    lines = []
+    for wanted, what in ((False, "layer"), (True, "head")):
+        rows = [row for row in at_last_layer(made, RETRAINED) if is_head(row) is wanted]
+        if rows:
+            lower = sum(row["effect"] < 0 and row["p_value"] < 0.05 for row in rows)
+            most = min(rows, key=lambda row: row["effect"])
+            lines.append(
+                f"Trained again without one of {len(rows)} {what}s ({most['kind']}), the probe of layer "
+                f"{most['layer']} reads less in {lower} cases (corrected p below .05); it {_loses(most)} without "
+                f"{what} {most['unit']}: {100 * most['effect']:+.1f} points{_within(most)}."
+            )
+    return lines
+
+
+def _better_without(made: Tables, readout: str) -> list[str]:
+    rows = [row for row in made.get("better_without", ()) if row["readout"] == readout]
+    last = max((row["layer"] for row in rows), default=0)
+    lines = []
+    for units in ("layers", "heads"):
+        here = [row for row in rows if row["units"] == units and row["layer"] == last]
+        better = [row for row in here if _gain(row) > 0 and row["p_value"] < 0.05]
+        if not here:
+            continue
+        unit = measure_of(readout).unit
+        told = [f"{row['unit']} ({row['kind']}: {_told(row)} {unit}{_within(row)})" for row in better]
+        what = units.removesuffix("s")
+        items = f"{measure_of(readout).items}s" + ("" if readout == POSITION else f" ({readout})")
+        lines.append(
+            f"Better without a {what}, chosen on one half of the {items} and measured on the other: "
+            + (f"{', '.join(told)}." if told else "none, by any kind of replacement (corrected p below .05).")
+        )
+    return lines
+
+
+def _importance(made: Tables, readout: str) -> list[str]:
+    """Return which heads the loss depends on most by its gradient."""
+    rows = [row for row in made.get("importance", ()) if row["readout"] == readout]
+    rows.sort(key=lambda row: -row["importance"])
+    if not rows:
+        return []
+    told = []
+    for row in rows[:3]:
+        between = interval(row, between=" to ", form=".3g")
+        told.append(f"{row['unit']} ({row['importance']:.3g}{', ' + between if between else ''})")
+    loss = _LOSSES[readout.split(":")[0]].format(layer=rows[0]["layer"])
+    return [f"By gradients (Michel et al. 2019), {loss} depends most on heads {', '.join(told)}."]
+
+
+def _pruning(made: Tables, readout: str) -> list[str]:
+    """Return how much is kept as more and more is disabled by importance, beside other orders."""
+    rows = [row for row in made.get("pruning_areas", ()) if row["readout"] == readout]
+    lines = []
+    for units in ("layers", "heads"):
+        by_order = {row["order"]: row for row in rows if row["units"] == units}
+        if not by_order:
+            continue
+        least, reverse = by_order["importance"], by_order["reverse"]
+        lines.append(
+            f"Disabled together ({least['kind']}), the least important {units} first, {units} leave an area of "
+            f"{least['area']:.3f} under the curve of {named(readout, least['layer'])}, and in random orders "
+            f"{least['random_area']:.3f} ({_told(least)} {measure_of(readout).unit}{_after(least)}; better than "
+            f"{least['percentile']:.0f}% of them, p = {least['p_value']:.2f} by rank); in the reverse order "
+            f"{reverse['area']:.3f}."
+        )
+    return lines
+
+
+def _within(row: Row) -> str:
+    between = _between(row)
+    return f", {between}" if between else ""
+
+
+def _why_no_intervals(rows: Sequence[Row]) -> list[str]:
+    most = max(rows, key=lambda row: row["n"], default=None)
+    few = few_sentences(most["n"]) if most and not ends(most) else None
+    return [few] if few else []
+
+
+_UNIT = text("unit", "A head, such as 3-9, or the number of a layer.")
+_UNITS = text("units", "heads or layers.")
+_KIND = text("kind", "What replaces the output.")
+_READOUT = text("readout", "What is read: position, position_retrained, mlm, sts:NAME or wic.")
+_READ = layer_column("Layer that is read.")
+_N = whole("n", "Number of sentences, or of pairs.")
+_ORDER = text("order", "Order in which units are disabled: importance, reverse or random.")
+
+DISABLED = Schema("disabled", "a row per unit, kind of replacement and layer that is read", (
+    _UNIT, _KIND, _READOUT, _READ,
+    number("intact", "The measure of the intact model."),
+    number("value", "The measure with the unit disabled."),
+    effect("The second minus the first"),
+    number("percentile", "Percentage of the units of its kind that do less harm.", form=".0f"),
+    number("p_value", "p-value of the effect, corrected for the units."),
+    _N,
+))  # fmt: skip
+BETTER_WITHOUT = Schema("better_without", "a row per kind of unit, replacement, readout and layer", (
+    _UNITS, _KIND, _READOUT, _READ,
+    text("unit", "The unit without which the model is best, chosen on one half of the sentences."),
+    number("effect_chosen_on", "Its effect on that half.", form="+.3f"),
+    effect("Its effect on the other half"),
+    number("p_value", "p-value, corrected for the number of rows."),
+    whole("n", "Number of sentences, or of pairs, of the other half."),
+))  # fmt: skip
+IMPORTANCE = Schema("importance", "a row per head", (
+    _UNIT, _READOUT, _READ,
+    Column("importance", float, "Mean of |dL/d xi| over sentences, in nats; low, high: its 95% interval.", form=".3f",
+           interval=""),
+    number("normalised", "That divided by the Euclidean norm over the heads of its layer."),
+    whole("n", "Number of sentences."),
+), optional=True)  # fmt: skip
+PRUNING = Schema("pruning", "with `--prune`, a row per order and step", (
+    _UNITS, _KIND, _READOUT, _READ, _ORDER,
+    whole("draw", "Number of the random order."),
+    whole("n_disabled", "Number of units that are disabled."),
+    number("share", "That as a share of all."),
+    number("value", "The measure."),
+    effect("Its difference from the intact model"),
+    text("disabled", "Units that this step disabled."),
+    _N,
+), optional=True)  # fmt: skip
+PRUNING_AREAS = Schema("pruning_areas", "with `--prune`, a row per order that is not random", (
+    _UNITS, _KIND, _READOUT, _READ, _ORDER,
+    number("area", "Area under the curve of the order."),
+    number("random_area", "Mean area of the random orders."),
+    effect("The first minus the second"),
+    number("percentile", "Percentage of the random orders that keep less.", form=".0f"),
+    number("p_value", "Its p-value, by rank."),
+    _N,
+), optional=True)  # fmt: skip
+
+SCHEMAS = DISABLED, BETTER_WITHOUT, IMPORTANCE, PRUNING, PRUNING_AREAS

@@ -1,0 +1,292 @@
+"""`fit`: text in, ranked neurons and an accuracy curve out; `extract` only fills the activation cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from probing.cache.files import cache_folder
+from probing.cli.option_types import (
+    FIGURE_FORMAT,
+    Dtype,
+    FigureFormat,
+    FirstToken,
+    Layers,
+    Model,
+    Source,
+    Tokenizer,
+    defaults,
+    figure_formats,
+    number_problems,
+    option_problems,
+)
+from probing.cli.options import ProbeOptions, WandbOptions, with_shared_help
+from probing.cli.python_calls import command, configured
+from probing.corpus.splits import GroupBy, read_corpora
+from probing.data.control_names import chosen_controls
+from probing.errors import refuse
+from probing.models import SiteName, layer_numbers, site_of
+from probing.runs.call import keep_inputs, places, say_where, tracking
+from probing.runs.folder import RunFolder
+from probing.runs.run import Run, accuracy_conclusions, load_fit, read_run
+from probing.runtime import terminal
+from probing.runtime.machine import Stopwatch
+from probing.runtime.processes import is_main_process
+from probing.tables.columns import controls_of
+from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, short_name
+from probing.tasks.given import HeldFixed
+from probing.tracking import Tracker, resolve_mode
+
+Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"]
+
+
+@configured
+def fit(
+    config: dict[str, Any],
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", site: SiteName = "residual", corpus: Source = "builtin",
+    test_corpus: Source | None = None, group_by: GroupBy = "auto", max_length: int | None = None,
+    batch_tokens: int | None = None, task: str | TokenTask = "position", task_args: dict[str, Any] | None = None,
+    replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
+    transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
+    quiet: bool = False, trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(),
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    first_token: FirstToken = "include", given: str | None = None,
+) -> Run | None:  # fmt: skip
+    """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
+
+    Args:
+        layer: Layers to probe: one (6), several (0,3,6), the last (-1) or all; layer 0 is the embedding output,
+            which only the residual stream has.
+        test_corpus: Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.
+        group_by: Unit that the split keeps whole and that intervals treat as independent: sentence or document; auto
+            is document where the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt).
+        task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS for one of your own; from
+            Python also an object.
+        task_args: Options of the task, such as --task_args.special_tokens include.
+        replicates: Number of probes trained on bootstrap samples of the training sentences; the range of a rank is over
+            these probes and the run's own. 0 trains none.
+        controls: Controls that the accuracy is compared with: all that apply to the task, none, or some of shuffled,
+            token, permuted_positions (the model reads each sentence with its tokens permuted), untrained (a randomly
+            initialised model), control_task.
+        evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
+            other penalties; none does not.
+        mdl: Also measure the length in bits of the training labels, encoded online with each layer's activations
+            (minimum description length).
+        transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the
+            untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
+        seed: Seed of every draw: the split, permuted labels and tokens, bootstraps, adam's batches, random weights.
+        name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
+        trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
+        given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are
+            also compared among tokens with the same value, and a control has labels permuted among these.
+
+    Returns:
+        The finished run; None on ranks other than the first.
+    """
+    config |= described(task, task_args)
+    say, progress = terminal.silence if quiet else terminal.say, terminal.show_progress(quiet)
+    # Everything that can be refused is refused before any work, what is quick to check first.
+    refuse(option_problems(probe, seed, max_length, batch_tokens, replicates))
+    resolve_mode(wandb.mode)
+    layer_numbers(layer)
+    cached, place = places(cache, runs, name)
+    token_task, fixed = load_task(task, task_args), HeldFixed.of(given)
+    wanted = _controls(controls, token_task, probe, trainer, mdl, given)
+    text = read_corpora(corpus, test_corpus, seed, say, group_by)
+    with terminal.quiet_libraries():
+        from probing.cache.source import ActivationSource
+        from probing.data.preparation import n_heads_of
+        from probing.runs.measuring import Asked, measure
+
+        watch = Stopwatch()
+        source = ActivationSource.of(
+            model, revision, layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
+            shows_progress=progress, site=site, tokenizer=tokenizer, without_first=first_token == "exclude",
+        )  # fmt: skip
+        asked = Asked(replicates, evidence == "all", mdl, transform, seed)
+        sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, wanted, asked, watch)
+        folder = RunFolder(place, name, _usual_name(source, config)) if is_main_process() else None
+        kept = keep_inputs(config, source.model.name, folder) if folder else []
+        with tracking(folder, wandb, config) as tracker:
+            measured = measure(
+                sides, others, source.layers, probe, replace(asked, n_heads=n_heads_of(stores[0])), source.trainer,
+                terminal.training_bars(progress), watch, say, tracker and tracker.logger,
+                str(folder.path) if folder else None,
+            )  # fmt: skip
+            if folder is None or tracker is None:
+                return None
+            _write(folder.path, config, measured, fitted, stores, source.model.short_name, watch, tracker, kept)
+        run = load_fit(folder.finish())
+    _report(run, tracker.where(run.folder), quiet)
+    return run
+
+
+def _usual_name(source: Any, config: Mapping[str, Any]) -> str:
+    return f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
+
+
+def _controls(
+    controls: str | list[str], task: TokenTask, probe: ProbeOptions, trainer: dict[str, Any] | None, mdl: bool,
+    given: str | None,
+) -> list[str]:  # fmt: skip
+    """Return the controls, once it is known that all options apply to what the task predicts."""
+    numbers = predicts_numbers(task)
+    refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else [])
+    chosen = chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
+    return chosen if given is None else [*chosen, "given"]
+
+
+def _read(
+    source: Any, text: tuple[Any, Any], task: TokenTask, given: HeldFixed | None, group_by: GroupBy,
+    probe: ProbeOptions, controls: Sequence[str], asked: Any, watch: Stopwatch,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Return the examples, those of each control, the fitted transforms, if any, and the activations of each corpus.
+
+    Args:
+        source: The `probing.cache.source.ActivationSource`; types that need torch are not imported here, since the
+            parser of arguments imports whatever this file names.
+        text: The corpora, and the side of each of their sentences.
+        task: The task, which gives the labels.
+        given: What is held fixed.
+        group_by: The option's value.
+        probe: How the probe is trained.
+        controls: Names of the controls.
+        asked: The `probing.runs.measuring.Asked` of the run.
+        watch: Notes how long reading takes.
+    """
+    from probing.data.preparation import control_sides, read_sides
+    from probing.probes.erasure import transform_all
+    from probing.studies.fit.estimate import announced
+
+    more = asked.n_replicates, asked.retraining, asked.codes
+    announce = announced(source, text[0], controls, asked.seed, *more, probe)
+    sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
+    others, fitted = control_sides(controls, sides, text[0], source, asked.seed), None
+    if asked.transform != "none":
+        sides, others, fitted = transform_all(asked.transform, sides, others, source.layers, asked.seed)
+    watch.end("extract")
+    return sides, others, fitted, stores
+
+
+def _write(
+    folder: Path,
+    config: Mapping[str, Any],
+    measured: Any,
+    fitted: Any,
+    stores: Any,
+    model_name: str,
+    watch: Stopwatch,
+    tracker: Tracker,
+    kept: Sequence[Path],
+) -> None:
+    """Write everything that was measured, with a page, and log it.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration.
+        measured: The `probing.runs.results.Measured` of the run.
+        fitted: Transform of each layer, if activations were transformed.
+        stores: Activations of each corpus.
+        model_name: The model's short name, for titles.
+        watch: Notes how long writing takes.
+        tracker: Logs what is written.
+        kept: Files that are written already.
+    """
+    from probing.data.preparation import origin
+    from probing.page.build import build
+    from probing.page.sources import source_of
+    from probing.probes.transforms import save
+    from probing.runs.results import write, write_summary
+
+    written = write(folder, config, measured, model_name, figure_formats(config["figure_format"]))
+    watch.end("rank")
+    cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
+    files = [*kept, *written.files, write_summary(folder, measured, written, cached_of, watch.timings())]
+    if fitted:
+        files.append(folder / "transform.safetensors")
+        save(files[-1], fitted)
+    page = folder / "report.html"
+    page.write_bytes(build(source_of(read_run(folder)), defaults(fit)))
+    tables = {"heads": measured.heads}
+    tracker.log_results(written.accuracy, written.neurons, written.figures, files, tables, report=page)
+
+
+def _report(run: Run, where: str | None, quiet: bool) -> None:
+    """Print the tables, the conclusion on each layer's top neuron, and where the results are."""
+    from probing.tables import probes
+    from probing.tables.conclusions import ranking_conclusions
+    from probing.tables.probes import transform_lines
+
+    layers, task = [row["layer"] for row in run.accuracy], short_name(run.config)
+    if quiet:
+        for row in run.accuracy:
+            print(probes.result_line(row, run.top(row["layer"], 5)))
+    else:
+        # The terminal shows the last layer's ranking, and for the other layers only conclusions; all rankings are on
+        # disk.
+        site = site_of(run.config)
+        removed = sum(bool(row.get("removed")) for row in run.top(layers[-1], len(run.neurons)))
+        neurons = probes.neurons_table(run.top(layers[-1]), site, removed)
+        terminal.show(neurons, probes.accuracy_table(run.results["layers"]))
+        if heads := [row for row in run.heads if row["layer"] == layers[-1]]:
+            terminal.show(probes.heads_table(heads))
+        if {*controls_of(run.accuracy)} - {"majority"}:
+            terminal.show(probes.controls_table(run.accuracy))
+        lines = accuracy_conclusions(run)
+        if len(layers) > 1:
+            lines.append(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
+        for line in [*lines, *ranking_conclusions(run.accuracy, run.neurons, task, run.results, run.config)]:
+            print(line)
+    for line in transform_lines(run.transform, run.accuracy):
+        print(line)
+    say_where(run.folder, where)
+
+
+@command
+@with_shared_help
+def extract(
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", site: SiteName = "residual", corpus: Source = "builtin", max_length: int | None = None,
+    batch_tokens: int | None = None,
+    seed: int = 0, runs: str = "runs", cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None,
+    tokenizer: Tokenizer = None,
+) -> Path:  # fmt: skip
+    """Cache the hidden states of a corpus, from which `fit` reads them.
+
+    Args:
+        layer: Layers to read: one (6), several (0,3,6), the last (-1) or all; layer 0 is the embedding output,
+            which only the residual stream has.
+        seed: Seed of the weights of a randomly initialised model.
+        runs: Folder of runs, in which the cache is by default.
+        quiet: Print the result line only.
+
+    Returns:
+        The folder of the cache entry.
+    """
+    from probing.cache.source import ActivationSource, say_what_was_left_out
+    from probing.corpus import load_corpus
+    from probing.runtime import terminal
+    from probing.runtime.processes import is_main_process
+
+    refuse(number_problems(seed, max_length, batch_tokens))
+    layer_numbers(layer)
+    cached = cache_folder(cache, runs)
+    say = terminal.silence if quiet else terminal.say
+    with terminal.quiet_libraries():
+        source = ActivationSource.of(
+            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
+            shows_progress=terminal.show_progress(quiet), site=site, tokenizer=tokenizer,
+        )  # fmt: skip
+        corpora = [load_corpus(corpus)]
+        (store,) = source.read(corpora)
+        say_what_was_left_out(corpora, [store.tokens], say)
+    if is_main_process():
+        read = f"{store.plan.n_tokens} tokens of {store.tokens.n_sentences} sentences"
+        print(f"{read}, layers {source.layers}: {store.folder}")
+    return store.folder

@@ -1,0 +1,270 @@
+"""Estimates of the time, disk space and memory that a run of `fit` takes, made before a model reads anything.
+
+The time is that of floating-point operations, at the rate that this machine has with nothing else on it: of the matrix
+products of the blocks for hidden states (`probing.cache.source`), and of passes over the training tokens for probes,
+which are timed on a few random vectors of the same width and number of classes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from probing.cache.source import ActivationSource, Reading, Speed
+from probing.cache.tokens import Tokens
+from probing.cli.options import ProbeOptions
+from probing.corpus import Corpus
+from probing.data.controls import CONTROL_DRAWS
+from probing.evidence.removal import REMOVED
+from probing.probes.curvature import fits
+from probing.probes.history import LONGEST
+from probing.probes.objective import cross_entropy_sums
+from probing.results.shown import count
+from probing.runtime.machine import check_memory, gigabytes, undisturbed_rate
+
+# A run whose cache is larger than this, in bytes, says what it takes before it begins.
+LARGE = 10**9
+
+# Approximate number of passes over the training tokens that each kind of probe takes in a layer, where the time that
+# the solver takes between passes is counted as passes, too. The numbers come from runs of models of 384 and 768 neurons
+# with 11,000 and 47,000 training tokens.
+PASSES = {"path": 110, "probe": 50, "control": 50, "replicate": 15, "penalties": 20, "removal": 10, "intercept": 30}
+CODES = 3  # an online code takes that many times the passes of the path and the probe
+EPOCHS = 30  # of Adam, whose passes in small batches take longer
+# Tokens of the pass that is timed.
+_ROWS = 512
+# Operations of the eigenvectors of a layer in multiples of d_model ** 3, and of retraining without neurons by the
+# curvature of each class in multiples of d_model ** 2, which is read from memory again and again.
+_EIGENVECTORS, _CURVATURE = 30, 30_000
+
+# Seconds that every run takes for libraries, tables and figures.
+_START_S = 15.0
+# Bytes that every run takes for libraries and what is read at a time.
+_LIBRARIES = 600 * 2**20
+# Copies of a problem's weights beside those of the solver's history, which has three for each of its pairs.
+_COPIES = 12
+
+
+@dataclass(frozen=True)
+class Probes:
+    """The probes of a run, by what their cost depends on.
+
+    Args:
+        n_tokens: Number of training tokens.
+        n_layers: Number of layers.
+        n_classes: Number of classes.
+        d_model: Number of neurons of a layer.
+        n_controls: Number of controls that train a probe for each layer.
+        n_replicates: Number of bootstraps.
+        retrains: Whether probes are retrained without neurons and under other penalties.
+        codes: Whether labels are encoded online.
+        chooses: Whether the penalty is chosen.
+        is_adam: Whether the probes are trained by Adam.
+    """
+
+    n_tokens: int
+    n_layers: int
+    n_classes: int
+    d_model: int
+    n_controls: int = 0
+    n_replicates: int = 0
+    retrains: bool = False
+    codes: bool = False
+    chooses: bool = True
+    is_adam: bool = False
+
+    @classmethod
+    def asked(
+        cls, layers: Sequence[int], controls: Sequence[str], n_replicates: int, retrains: bool, codes: bool,
+        probe: ProbeOptions,
+    ) -> Probes:  # fmt: skip
+        """Return the probes that options of `fit` ask for, before tokens and classes are known.
+
+        Args:
+            layers: Layer numbers.
+            controls: Names of the controls, of which `token` has a single probe for all layers.
+            n_replicates: Number of bootstraps.
+            retrains: Whether probes are retrained without neurons and under other penalties.
+            codes: Whether labels are encoded online.
+            probe: How the probes are trained.
+        """
+        n_controls = sum(CONTROL_DRAWS if name == "control_task" else name != "token" for name in controls)
+        is_adam = probe.solver == "adam"
+        chooses = probe.l2 == "auto" and not is_adam
+        return cls(0, len(layers), 0, 0, n_controls, n_replicates, retrains, codes, chooses, is_adam)
+
+    @property
+    def n_passes(self) -> int:
+        """About how many passes over the training tokens of a layer there are."""
+        own = PASSES["path"] * self.chooses + PASSES["probe"]
+        passes = own + CODES * own * self.codes + PASSES["control"] * self.n_controls
+        if self.is_adam:
+            return passes + EPOCHS * (1 + self.n_controls)
+        passes += PASSES["replicate"] * self.n_replicates
+        removed = 2 * REMOVED + 1
+        return passes + (PASSES["penalties"] + PASSES["removal"] * removed + PASSES["intercept"]) * self.retrains
+
+    @property
+    def n_stacks(self) -> int:
+        """How often eigenvectors of every layer are found, about."""
+        return 4 * self.chooses + 1 + self.n_controls + bool(self.n_replicates) + 2 * self.retrains
+
+    def seconds(self, pass_s: float, operations_per_s: float) -> float:
+        """Return about how many seconds training takes.
+
+        Args:
+            pass_s: Seconds of a pass for a token of a layer.
+            operations_per_s: This machine's rate in floating-point operations.
+        """
+        algebra = _EIGENVECTORS * self.n_stacks * self.d_model**3
+        if self.retrains and not self.is_adam and fits(self.n_classes, self.d_model):
+            algebra += _CURVATURE * self.n_classes * self.d_model**2
+        return self.n_layers * (self.n_passes * self.n_tokens * pass_s + algebra / operations_per_s)
+
+    def measured_pass(self, device: str = "cpu") -> float:
+        """Return how many seconds a pass takes for a token of a layer, on random numbers."""
+        d, rows = self.d_model, min(_ROWS, max(self.n_tokens, 1))
+        generator = torch.Generator().manual_seed(0)
+        sizes = (1, self.n_classes, d), (rows, d)
+        weight, states = (torch.randn(*size, generator=generator).to(device) for size in sizes)
+        # With larger logits, probabilities would be denormal numbers, whose products take twenty times as long.
+        weight /= d**0.5
+        labels = torch.randint(self.n_classes, (rows,), generator=generator).to(device)
+
+        def once() -> None:
+            float(cross_entropy_sums(weight, states, labels).cross_entropy.sum())  # waits for a GPU
+
+        return 1 / undisturbed_rate(once, rows, device)
+
+    def memory(self) -> dict[str, int]:
+        """Return the approximate bytes of anonymous memory of the growing parts of a run, by what they grow with."""
+        weights = 4 * self.n_classes * self.d_model
+        of_problem = weights * (3 * LONGEST + _COPIES)
+        second_moments = 8 * self.d_model**2 * self.n_layers
+        stacks = {"layers": self.n_layers * of_problem}
+        if self.n_replicates and not self.is_adam:
+            stacks["--replicates"] = self.n_layers * self.n_replicates * of_problem
+        if self.retrains and not self.is_adam:
+            curvature = 4 * self.d_model * weights if fits(self.n_classes, self.d_model) else 0
+            stacks["--evidence"] = curvature + max(2 * self.n_layers, 2 * REMOVED + 1) * of_problem
+        most = max(stacks, key=lambda name: stacks[name])
+        return {"width": (2 + self.n_controls) * second_moments, most: stacks[most]}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run takes, about.
+
+    Args:
+        readings: The texts that models read.
+        probes: The probes.
+        cache: The cache folder.
+    """
+
+    readings: Sequence[Reading]
+    probes: Probes
+    cache: Path
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all activations that the run reads, cached or not."""
+        return sum(reading.size.n_bytes for reading in self.readings)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes of activations that are not cached yet."""
+        return sum(reading.missing_bytes for reading in self.readings)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of anonymous memory at most: hidden states are read before probes are trained."""
+        reading = max((reading.memory_bytes() for reading in self.readings), default=0)
+        return _LIBRARIES + max(reading, sum(self.probes.memory().values()))
+
+    def check_memory(self) -> None:
+        """Refuse a run that cannot fit in the memory of the machine.
+
+        Raises:
+            UserError: If it does not fit.
+        """
+        parts, probes = self.probes.memory(), self.probes
+        ways = {
+            "--replicates": "give fewer `--replicates`, or fewer layers at a time with `--layer`",
+            "--evidence": "leave the retraining out with `--evidence none`, or give fewer layers with `--layer`",
+        }
+        way_out = ways.get(max(parts, key=lambda name: parts[name]))
+        what = (
+            f"the probes of {probes.n_layers} layers of {probes.d_model} neurons, with {probes.n_classes} classes and "
+            f"{count(probes.n_replicates, 'replicate')},"
+        )
+        check_memory(self.memory_bytes, what, way_out or "give fewer layers at a time with `--layer`, or fewer classes")
+
+    def line(self, trainer: Mapping[str, Any] | None = None) -> str:
+        """Return the estimate as a sentence; rates are measured for it."""
+        speed = Speed.measure(self.readings[0].request, trainer)
+        reading = sum(one.seconds(speed) for one in self.readings)
+        device = "cuda" if torch.cuda.is_available() and (trainer or {}).get("accelerator") != "cpu" else "cpu"
+        training = self.probes.seconds(self.probes.measured_pass(device), speed.rates["square"])
+        n = sum(bool(one.missing) for one in self.readings)
+        read = f"{duration(reading)} for {count(n, 'reading')} of the text by the model" if n else ""
+        free = shutil.disk_usage(next(path for path in (self.cache, *self.cache.parents) if path.exists())).free
+        disk = (
+            f"{gigabytes(self.missing_bytes)} in {self.cache} ({gigabytes(free)} free)"
+            if n
+            else "activations are cached"
+        )
+        parts = " and ".join(filter(None, (read, f"{duration(training)} for the probes")))
+        memory = f"{gigabytes(self.memory_bytes)} of memory"
+        total = f"about {duration(reading + training + _START_S)} with nothing else on this machine{busy()}"
+        return f"{total}: {parts}; {disk if n else 'activations are cached'}; {memory}"
+
+
+def busy() -> str:
+    """Return that the machine is busy, in brackets, where more processes want to run than it has cores."""
+    load, cores = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    return f" (it takes longer now: the load is {load:.0f} on {count(cores, 'core')})" if load > cores else ""
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in words, to two digits at most."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def announced(
+    source: ActivationSource, corpora: Sequence[Corpus], controls: Sequence[str], seed: int, *asked: Any
+) -> Callable[[Tokens, int, int], None]:
+    """Return a function to call when the tokens and classes of a run of `fit` are known, before a model reads them.
+
+    It refuses what does not fit in memory, and says what the run takes if its cache is large.
+
+    Args:
+        source: The model that reads the corpora, and its cache.
+        corpora: The corpora.
+        controls: Names of the controls, of which some read the corpora again.
+        seed: Seed of the controls.
+        asked: Further arguments of `Probes.asked`.
+    """
+    sources, probes = [source], Probes.asked(source.layers, controls, *asked)
+    if "permuted_positions" in controls:
+        sources.append(replace(source, permuted_tokens_seed=seed))
+    if "untrained" in controls and source.random_weights_seed is None:
+        sources.append(replace(source, random_weights_seed=seed))
+
+    def announce(tokens: Tokens, n_classes: int, n_train: int) -> None:
+        readings = [Reading.of(one.request(corpus), source.cache) for one in sources for corpus in corpora]
+        width = readings[0].size.width
+        known = replace(probes, n_tokens=n_train, n_classes=max(n_classes, 1), d_model=width)
+        estimate = Estimate(readings, known, source.cache)
+        estimate.check_memory()
+        if estimate.n_bytes > LARGE:
+            source.say(estimate.line(source.trainer))
+
+    return announce

@@ -1,0 +1,246 @@
+"""`rank`: rank the neurons of a finished run by other methods, and evaluate the rankings by other probes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from probing.cache.files import cache_folder
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Layers, figure_formats, number_problems
+from probing.cli.options import WandbOptions
+from probing.cli.python_calls import configured
+from probing.data.examples import Sides
+from probing.errors import UserError, did_you_mean, out_of_range, refuse
+from probing.evidence.removal import usable_information
+from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
+from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs
+from probing.results.rows import Table
+from probing.results.shown import layers_named
+from probing.runs.call import say_where, writable_folder
+from probing.runs.finished import trained_as
+from probing.runs.of_run import tracked_like
+from probing.runs.rankings import (
+    RANKING_KEY,
+    Ranked,
+    Rankings,
+    draw_curves,
+    write_tables,
+    writing,
+)
+from probing.runs.run import Row, Run, load_fit_of_classes
+from probing.runtime.processes import refuse_several
+from probing.tables.rankings import curves_lines, rankings_lines
+from probing.tables.schema import RANKING
+from probing.tracking import Tracker, resolve_mode
+
+
+@configured
+def rank(
+    config: dict[str, Any],
+    folder: str | None = None, method: str | list[str] | None = None, layer: Layers = "all",
+    evaluate: bool = False, erase: bool = False, curves: bool = False,
+    k: int | list[int] | str | None = None, draws: int | None = None, top: int = 10,
+    seed: int = 0, cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Rankings:  # fmt: skip
+    """Rank the neurons of a finished run by other methods, and write the rankings to RUN/rankings.
+
+    Args:
+        folder: Folder of a finished run; may be given without `--folder`.
+        method: Ranking methods: all, or some of contribution, contribution_predicted, contribution_all,
+            contribution_centred, weight, weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian,
+            random; by default contribution with `--erase` or `--curves`, otherwise all.
+        layer: Layers of the run to rank: one (6), several (0,3,6), the last (-1) or all.
+        evaluate: Evaluate every ranking by a linear and a Gaussian probe of its first, its last and random neurons.
+        erase: Measure what a linear probe still reads from the first neurons of the run's own ranking alone, from all
+            others, and after the class is erased linearly, each compared with a random counterpart.
+        curves: Measure how accuracy grows with only the first k neurons of every ranking and falls without them,
+            compared with random neurons and the last ones, and find the fewest neurons within 1 point of the accuracy
+            of all.
+        k: Numbers of neurons that the probes of `--evaluate` and `--curves` use, such as 10,50,100; by default those of
+            10, 50, 100 (`--evaluate`) or 1, 2, 5, 10, 20, 50, 100, 200 (`--curves`) that are fewer than all.
+        draws: Number of draws of random neurons for comparison; 10 by default.
+        top: Number of first neurons that `--erase` keeps or removes, at most half of all.
+        seed: Seed of every random draw: random neurons, and a sample of the tokens where not all are used.
+        cache: Folder of cached activations; the one that the run used by default.
+        quiet: Print result lines only, without tables.
+        wandb: Where and how to track the rankings in Weights & Biases; with the mode auto, not sent if the run was not.
+
+    Returns:
+        The rankings.
+    """
+    from probing.runtime import terminal
+
+    refuse_several("rank")
+    say = terminal.silence if quiet else terminal.say
+    progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
+    sizes = _sizes(k)
+    refuse(number_problems(seed, None, None) + (out_of_range("draws", draws, 1, 1000) if draws is not None else []))
+    resolve_mode(wandb.mode)
+    layer_numbers(layer)
+    if not folder:
+        raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
+    run = load_fit_of_classes(folder)
+    layers = _layers(layer, run)
+    place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
+    cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
+    with terminal.quiet_libraries():
+        from probing.rankings.methods import METHODS
+        from probing.runs.finished import Extraction, open_runs, probe_weight, sides_of
+        from probing.runs.ranked import Judging, rank_layers
+
+        methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
+        if curves and methods == ["random"]:
+            raise UserError("`--curves`: random neurons are part of every comparison; name a ranking with --method.")
+        width = probe_weight(run).shape[2]
+        problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
+        refuse(problems + (top_problems(top, width) if erase else []))
+        (finished,) = open_runs([run], "index")
+        sides = sides_of(finished, Extraction(cached, {}, say, terminal.show_progress(quiet)))
+        if not sides.validation.n_tokens and (evaluate or curves or "gaussian" in methods):
+            raise UserError(
+                f"`rank {run.folder}`: no sentence of the validation part has a token of any class, and `gaussian`, "
+                "`--evaluate` and `--curves` need some; name other methods with --method, or fit with more sentences."
+            )
+        judging = Judging(evaluate, curves, sizes, draws)
+        rankings, evaluation, curve_rows = rank_layers(run, layers, sides, methods, judging, seed, progress)
+        erasure = erasure_rows(run, sides, layers, top, seed, terminal.show_progress(quiet)) if erase else []
+        tables = {"evaluation": evaluation, "erasure": erasure, "curves": curve_rows}
+        ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}
+        made = Rankings(run, place, ranked, {name: Table(rows) for name, rows in tables.items()})
+        figures = _write(made, run, layers, finished.label, figure_formats(figure_format))
+    where = _track(made, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
+    _report(made, run, where, quiet)
+    return made
+
+
+def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:
+    """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
+    from probing.evidence.removal import INFORMATION_KEY
+    from probing.rankings.evaluation import CURVE_KEY, EVALUATION_KEY
+    from probing.tables.schema import CURVES, ERASURE, EVALUATION, RANKING
+
+    files: dict[str, Ranked] = {name: (rows, RANKING, RANKING_KEY) for name, rows in made.rankings.items()}
+    files["evaluation"] = made.evaluation, EVALUATION, EVALUATION_KEY
+    files["erasure"] = made.erasure, ERASURE, INFORMATION_KEY
+    files["curves"] = made.curves, CURVES, CURVE_KEY
+    with writing(made.folder, run):
+        write_tables(made.folder, files)
+        return draw_curves(made.folder, layers, label, run, formats) if made.curves else []
+
+
+def _report(made: Rankings, run: Run, where: str | None, quiet: bool) -> None:
+    """Print the rankings, and where they are."""
+    from probing.runtime import terminal
+    from probing.tables.conclusions import few_clusters
+
+    if quiet:
+        for line in rankings_lines(made.rankings):
+            print(line)
+    else:
+        terminal.show(*made.tables())
+        print(what_is_a_neuron(site_of(run.config)))
+    for line in curves_lines(made.curves):
+        print(line)
+    if (made.evaluation or made.erasure or made.curves) and (few := few_clusters(run.results)):
+        print(few)
+    say_where(made.folder, where)
+
+
+def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:
+    """Return the numbers of neurons that the user named, ascending.
+
+    Raises:
+        UserError: If one is not a whole number.
+    """
+    if k is None:
+        return None
+    typed = str(k) if isinstance(k, int | str) else ",".join(map(str, k))
+    try:
+        return sorted({int(part) for part in typed.split(",")})
+    except ValueError:
+        raise UserError(f"`--k {typed}`: expected a number of neurons, or several such as 10,50,100.") from None
+
+
+def _layers(layer: Layers, run: Run) -> list[int]:
+    """Return which of the run's layers are asked for, ascending.
+
+    Raises:
+        UserError: If the run does not have one of them.
+    """
+    there = [row["layer"] for row in run.accuracy]
+    wanted = from_the_end(layer_numbers(layer) or there, there)
+    if missing := [number for number in wanted if number not in there]:
+        raise UserError(f"`--layer {missing[0]}` is not in {run.folder}, which has {layers_named(there)} alone.")
+    return wanted
+
+
+def _methods(typed: str | Sequence[str], known: Mapping[str, Callable[..., Any]]) -> list[str]:
+    """Return the methods that were asked for, in the order of the tables.
+
+    Raises:
+        UserError: If one is unknown.
+    """
+    names = [name.strip() for name in typed.split(",")] if isinstance(typed, str) else list(typed)
+    if names == ["all"]:
+        return list(known)
+    for name in names:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise UserError(f"`--method {name}` is no method{near}; they are {', '.join(known)}, or all.")
+    return [name for name in known if name in names]
+
+
+def _track(
+    made: Rankings, options: WandbOptions, name: str, config: Mapping[str, Any], figures: Sequence[Path]
+) -> str | None:
+    """Log tables and figures to W&B, without files since `rank` may replace them, and return their address."""
+    from probing.runtime.terminal import say
+
+    tables: dict[str, Sequence[Row]] = {f"rankings/{name}": rows for name, rows in made.rankings.items()}
+    tables |= {"evaluation": made.evaluation, "erasure": made.erasure, "curves": made.curves}
+    tracker = Tracker(options, made.folder, name, config, say)
+    tracker.log_results([], [], figures, [], tables)
+    tracker.finish()
+    return tracker.where(made.folder)
+
+
+def top_problems(n_top: int, d_model: int) -> list[str]:
+    """Return what is wrong with a number of first neurons, with which as many random ones are compared."""
+    half = d_model // 2
+    expected = f"expected 1 to {half}, half the neurons, since they are compared with as many random ones"
+    return [] if 1 <= n_top <= half else [f"`--top {n_top}` is out of range: {expected}"]
+
+
+def erasure_rows(
+    run: Run, sides: Sides, layers: Sequence[int], n_top: int, seed: int, progress: bool
+) -> list[dict[str, Any]]:
+    """Return the usable information under each condition in some layers of a run.
+
+    Probes are trained with the run's penalty by lbfgs, whatever trained the run's own.
+
+    Args:
+        run: The finished run.
+        sides: The run's examples and their classes.
+        layers: Layers of the run to measure.
+        n_top: Number of first neurons of the run's ranking that are kept or removed.
+        seed: Seed of every random draw: random neurons, shuffled labels and resampled sentences.
+        progress: Whether to show progress bars.
+
+    Returns:
+        Rows as `probing.evidence.removal.usable_information` returns them.
+
+    Raises:
+        ValueError: If `n_top` is not between 1 and half the neurons.
+    """
+    from probing.runtime.terminal import training_bars
+
+    d_model = sides.train.store.plan.d_model
+    rankings = {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in layers}
+    training = replace(
+        trained_as(run, progress=training_bars(progress)),
+        solver=Lbfgs(CONTROL_TOLERANCE),
+    )
+    return usable_information(sides, rankings, n_top, training, seed)

@@ -1,0 +1,1 @@
+"""The study `geometry`: outlier dimensions, anisotropy, over-smoothing and their sources."""

@@ -1,0 +1,322 @@
+"""`geometry`: outlier dimensions, anisotropy before and after transforms, and the similarity of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from probing.cli.option_types import (
+    FIGURE_FORMAT,
+    Dtype,
+    FigureFormat,
+    FirstToken,
+    Layers,
+    Model,
+    Source,
+    Tokenizer,
+    chosen,
+    defaults,
+)
+from probing.cli.options import WandbOptions
+from probing.cli.python_calls import configured
+from probing.errors import UserError, out_of_range, refuse
+from probing.models import layer_numbers
+from probing.readouts.names import TASK, WORDS
+from probing.runs.call import Call, Measured
+from probing.runs.registry import study_of
+from probing.runs.study import Result
+from probing.runtime import terminal
+from probing.runtime.processes import is_main_process
+from probing.studies.geometry.options import Stream, stream_of
+
+SpecialTokens = Literal["exclude", "include"]
+ClipTo = Literal["zero", "mean"]
+Place = Literal["words", "everywhere"]
+Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
+# Draws of other neurons by default, beside outliers, and beside neurons that are named: with fewer than 20, no p-value
+# by rank can be below .05.
+DRAWS, DRAWS_BESIDE_NEURONS = 10, 20
+
+
+@configured
+def geometry(
+    config: dict[str, Any],
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", corpus: Source = "builtin", fit_corpus: Source | None = None,
+    max_length: int | None = None, batch_tokens: int | None = None, special_tokens: SpecialTokens = "exclude",
+    transforms: str | list[str] = "all", definition: Definition = "mean_profile", clip_to: ClipTo = "zero",
+    draws: int | None = None, whitening: Literal["pca", "zca"] = "pca", components: int | None = None,
+    shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
+    interventions: bool = False, neurons: int | list[int] | str | None = None, from_run: str | None = None,
+    kind: str | list[str] = "mean", pairs: str | None = None, at: Place = "words",
+    readouts: str | list[str] | None = None, tokens: int = 20_000, retrain: int = 5, norms: bool = False,
+    path: bool = False, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    first_token: FirstToken = "include",
+) -> Result | None:  # fmt: skip
+    """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
+
+    Args:
+        fit_corpus: Corpus, given like --corpus, on which outliers are found and transforms are fitted; the corpus that
+            is measured by default.
+        special_tokens: Whether special tokens are measured; outliers are found without and with them in any case.
+        transforms: Transforms to compare with the untransformed states: all, none, or some of clip, whiten,
+            standardise, center, all_but_the_top.
+        definition: Definition of the outliers that are clipped; the outliers by all five definitions are reported.
+        clip_to: Value that clipped neurons are set to: zero, or mean as a control.
+        draws: Number of draws of other neurons, as many as there are outliers, for comparison; 10 by default. With
+            --neurons or --from_run, also the number of random sets and of matched ones of each size, 20 by default.
+        whitening: Kind of whitening: pca, or zca, which rotates whitened vectors back; cosines are the same.
+        shrinkage: Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity,
+            for few tokens.
+        top: Number of principal directions that all_but_the_top removes; d_model / 100 by default. With --from_run,
+            the number of neurons that are changed instead; 10 by default, and at most half of all.
+        estimators: Published estimators of the mean cosine to report beside the exact one: all, none, or some of e19,
+            lkm, tvs.
+        smoothing_bound: Also run the model to measure, for every sentence, how each block changes the distance between
+            tokens and how much it can at most: every term of Theorem 2 of Shi et al. (2022). Post-LN models only.
+        interventions: Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure how
+            well the model then predicts masked words or, without a head for these, how well probes then read
+            positions. Outliers that are clipped only after the model are measured in the same way. With --neurons or
+            --from_run, change these neurons instead.
+        neurons: Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of
+            --layer, to measure what later layers lose beside random sets of as many; with --kind direction also all.
+        from_run: Finished run of `fit`, whose neurons with the largest contributions are changed, as many as --top, in
+            each of its layers and of --layer, or with --neurons all all of them; its model, its corpus, its split and
+            its task are then read.
+        kind: What replaces the neurons: mean (over training tokens), zero, resample (their values at a random token of
+            another sentence), direction (their values after linear erasure, by LEACE, of the task of --from_run, or of
+            the position without it), shuffled (as direction, but for permuted labels, as a control), translate (their
+            values moved by the difference between the means of another class and of their own), interchange (their
+            values at the same token of the other sentence of --pairs); some of these, or all but the last one.
+        pairs: File of pairs that --kind interchange exchanges neurons between: `sentence TAB counterfactual`, read by
+            the probes of --from_run, or, of texts with [MASK], `text TAB counterfactual TAB word TAB other word`.
+        at: Whether neurons are changed at words only, or everywhere, which includes special tokens.
+        readouts: What is read while neurons are changed, one or more: task (the classes of the task of --from_run, by
+            its probes of the later layers; the default with it), position (by probes of the later layers and by heads;
+            the default without a run), or others as in `disable`: mlm (the loss of masked words, by the model's own
+            head), sts=DIR, wic=DIR.
+        tokens: Maximum number of tokens of the test sentences that are read while neurons are changed, and also of the
+            training sentences from which replacement values come; if there are more, sentences are drawn at random.
+        retrain: For the neurons and for this many random and as many matched sets of the largest size, also retrain a
+            probe of the last layer while they are changed; 0 retrains no probe.
+        norms: Also split the mean output of each outlier in every norm of every block into terms. Then set the
+            outliers' gains and biases to the mean of the other neurons', and measure the outliers again, how well
+            probes read positions, and the loss of masked words.
+        path: Also follow outliers along the residual stream, from the embeddings through the terms that blocks add to
+            it and their norms, on the first token and on words.
+        seed: Seed of every random draw: tokens, neurons, sentences and random weights.
+        name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
+
+    Returns:
+        The measurement; None on ranks other than the first.
+    """
+    call = Call.of(study_of("geometry"), config, name, wandb, _problems(draws, components, shrinkage))
+    _check_corpora(corpus, fit_corpus)
+    stream = stream_of(config, defaults(geometry))
+    config["draws"] = (DRAWS if stream is None else DRAWS_BESIDE_NEURONS) if draws is None else draws
+    if from_run is None:
+        refuse(out_of_range("top", top, 0))
+    return _run(call, stream, tokenizer)
+
+
+def _run(call: Call, stream: Stream | None, tokenizer: Any) -> Result | None:
+    """Measure what the options ask for.
+
+    Args:
+        call: The call of the command.
+        stream: The neurons that are changed, if there are any.
+        tokenizer: Tokenizer of a model that is an object.
+    """
+    config, seed = call.config, call.config["seed"]
+    with terminal.quiet_libraries():
+        from probing.studies.geometry.results import measured
+
+        split_seed = seed if stream is None else stream.split_seed(seed)
+        source = call.source(seed=split_seed, tokenizer=tokenizer)
+        how, d_model = _plan(config, stream), source.config.hidden_size
+        refuse(_size_problems(config["components"], how.fitting.n_top, d_model))
+        inside = {
+            "smoothing": config["smoothing_bound"], "norms": config["norms"], "path": config["path"],
+            "interventions": config["interventions"] and stream is None,
+        }  # fmt: skip
+        _check_inside(source, inside)
+        ranked, data, task = None, {}, None
+        if stream is not None:
+            from probing.disabling.subject import data_of
+
+            typed = layer_numbers(config["layer"])
+            ranked = stream.ranked(source.layers, typed is None, source.config.num_hidden_layers, d_model)
+            data = data_of(stream.readouts)
+            task = _own_task(stream)
+        text, stores = _read(source, config["corpus"], config["fit_corpus"], config["special_tokens"])
+        changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
+        call.watch.end("extract")
+        if not is_main_process():
+            return None
+
+        def measure(folder: Path) -> Measured:
+            found = _measured(folder, source, text, stores, how, inside, changing)
+            return measured(found, stores, source.model.short_name)
+
+        return call.write(source.model, measure)
+
+
+def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
+    """Return the `probing.studies.geometry.survey.Plan` of what is surveyed."""
+    from probing.probes.transforms import KINDS, Fitting
+    from probing.studies.geometry.layers import ESTIMATORS
+    from probing.studies.geometry.survey import Plan
+
+    top = None if stream is not None and stream.run is not None else config["top"]
+    fitting = Fitting(config["clip_to"], config["whitening"], config["components"], config["shrinkage"], top)
+    return Plan(
+        config["special_tokens"], chosen("--transforms", config["transforms"], KINDS, "none"), config["definition"],
+        fitting, config["draws"], chosen("--estimators", config["estimators"], ESTIMATORS, "none"), config["seed"],
+    )  # fmt: skip
+
+
+def _own_task(stream: Stream) -> Any:
+    """Return the `probing.tasks.TokenTask` of the run; None if it is position, or there is no run."""
+    from probing.disabling.probed_task import task_of_run
+
+    if stream.run is None or stream.own_task is None:
+        return None
+    return task_of_run(stream.run, f"--from_run {stream.run.folder}", TASK in stream.readouts, stream.kinds)
+
+
+def _changing(
+    config: Mapping[str, Any], stream: Stream, ranked: Any, reads: tuple[Mapping[str, Any], Any], source: Any,
+    corpus: Any, split_seed: int,
+) -> Callable[[], Any]:  # fmt: skip
+    """Read what is needed to change neurons, and return what measures what is lost.
+
+    Args:
+        config: The resolved options.
+        stream: The neurons.
+        ranked: The same by layer.
+        reads: The data of what is read, by name, and the run's task if it is another than position.
+        source: The model.
+        corpus: The text.
+        split_seed: Seed of the split.
+    """
+    from probing.corpus.pairs import read_couples
+    from probing.corpus.splits import GroupBy, read_corpora, splits_of
+    from probing.disabling.probed_task import frozen_of_run
+    from probing.disabling.subject import Subject
+    from probing.studies.geometry.neurons.asked import Asked
+    from probing.studies.geometry.neurons.interchange import Couples, check_later, survey_couples
+    from probing.studies.geometry.neurons.interchanged_words import survey_words
+    from probing.studies.geometry.neurons.survey import survey
+
+    split_by: GroupBy = "sentence" if stream.run is None else stream.run.split_by
+    if stream.run is not None and (test := stream.run.config["test_corpus"]) is not None:
+        corpora, splits = read_corpora(config["corpus"], test, split_seed, source.say, split_by)
+    else:
+        corpora, splits = [corpus], [splits_of(corpus, split_seed, split_by)]
+    whole = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
+    frozen = None
+    if stream.run is not None and config["pairs"] is not None and TASK in stream.readouts:
+        frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, (), "from_run")
+        check_later(frozen, ranked, f"--from_run {stream.run.folder}")
+    elif stream.run is not None and config["pairs"] is None:
+        later = range(min(ranked) + 1, source.config.num_hidden_layers + 1)
+        frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, later, "from_run")
+    subject = Subject(whole, corpora, splits, split_seed, frozen, *reads)
+    stores = subject.read()
+    asked = Asked(
+        ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"],
+        stream.own_task,
+    )  # fmt: skip
+    if WORDS in stream.readouts:
+        texts, typed = read_couples(config["pairs"]), f"--pairs {config['pairs']}"
+        return lambda: survey_words(subject, stores[-1], texts, typed, asked, source.say)
+    if frozen is not None and config["pairs"] is not None:
+        couples = Couples.read(config["pairs"])
+        return lambda: survey_couples(subject, couples, frozen, asked, source.say)
+    return lambda: survey(subject, stores, asked, terminal.training_bars(source.shows_progress))
+
+
+def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:
+    """Return the problems with these numbers that are known without the model."""
+    return [
+        *out_of_range("draws", draws, 0, 1000),
+        *out_of_range("components", components, 1),
+        *out_of_range("shrinkage", shrinkage, 0, 1),
+    ]
+
+
+def _check_corpora(corpus: Source, fit_corpus: Source | None) -> None:
+    if fit_corpus == corpus == "-":
+        raise UserError("`--fit_corpus -`: standard input can be read only once; give one of the two as a file.")
+
+
+def _check_inside(source: Any, inside: Mapping[str, bool]) -> None:
+    """Refuse a model in which the requested quantities cannot be measured, before its activations are extracted."""
+    from probing.studies.geometry.inside.stream_measuring import check
+
+    check(source.model, inside["norms"], inside["path"])
+
+
+def _size_problems(components: int | None, top: int | None, d_model: int) -> list[str]:
+    """Return the problems with numbers of directions in a space of this width."""
+    return out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1)
+
+
+def _read(
+    source: Any, corpus: Source, fit_corpus: Source | None, special_tokens: SpecialTokens
+) -> tuple[Any, list[Any]]:
+    """Return the corpus that is measured, and the activations of each corpus, that of `--fit_corpus` last."""
+    from probing.cache.source import say_what_was_left_out
+    from probing.corpus import load_corpus
+    from probing.studies.geometry.survey import check_tokens
+
+    corpora = [load_corpus(corpus)]
+    if fit_corpus is not None:
+        corpora.append(load_corpus(fit_corpus, "--fit_corpus"))
+    stores = source.read(corpora, [partial(check_tokens, special_tokens=special_tokens)] * len(corpora))
+    say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
+    return corpora[0], stores
+
+
+def _measured(
+    folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, inside: Mapping[str, bool],
+    changing: Callable[[], Any] | None,
+) -> Any:  # fmt: skip
+    """Survey the model, from inside too where that is asked for; return the `probing.studies.geometry.results.Found`.
+
+    Args:
+        folder: The run's folder.
+        source: The `probing.cache.source.ActivationSource`; types that need torch are not imported here.
+        corpus: The corpus that is measured.
+        stores: Activations that are measured, and those that transforms are fitted on.
+        plan: What is surveyed and how.
+        inside: What is measured inside the model, by name.
+        changing: Measures what is lost without neurons of the stream, if some are to be changed.
+    """
+    from probing.models import load_encoder, load_tokenizer
+    from probing.studies.geometry.inside.stream_measuring import Subject, measure_inside
+    from probing.studies.geometry.results import Found
+    from probing.studies.geometry.survey import survey
+
+    progress = terminal.say if source.shows_progress else terminal.silence
+    model, seed, say = source.model, plan.seed, source.say
+    # The model, whose parameters are measured, and its tokenizer, which tells punctuation.
+    encoder, tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
+    surveyed = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, plan, progress)
+    if missing := surveyed.not_applicable:
+        say(f"{model.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
+    subject = Subject(
+        model, encoder, tokenizer, stores[0], corpus, surveyed.clipped, plan.special_tokens == "include",
+        source.random_weights_seed is None, plan.n_draws, seed, say, progress,
+    )  # fmt: skip
+    tables = measure_inside(folder, subject, inside)
+    if changing is None:
+        return Found(surveyed, tables)
+    found = changing()
+    own = {"neuron_interventions": found.interventions, "neuron_draws": found.draws}
+    return Found(surveyed, {**tables, **own}, found.summary)

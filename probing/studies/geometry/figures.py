@@ -1,0 +1,319 @@
+"""Figures of `geometry`: readable in greyscale, whole layer numbers, units on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probing.figures.formats import USUAL, forms_of
+from probing.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    drawing,
+    error_bars,
+    joined,
+    name_layers,
+    side_by_side,
+    write_drawings,
+)
+from probing.readouts.names import measure_of
+from probing.statistics.sample_size import label
+from probing.studies.geometry.neurons.tables import groups_of, has, kind_of, name_of, readouts_of
+from probing.studies.geometry.tables import layers_of, most_named
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+Row = Mapping[str, Any]
+
+# Label and look of each transform; lines can be told apart without colour.
+LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "none": ("as it is", {"color": "black", "ls": "-", "marker": "o"}),
+    "clip_random": ("others clipped (range of draws)", {"color": GREY, "ls": "", "marker": "x"}),
+    "clip": ("outliers clipped", {"color": BLUE, "ls": "--", "marker": "s"}),
+    "center": ("centred", {"color": GREEN, "ls": ":", "marker": "^"}),
+    "standardise": ("standardised", {"color": ORANGE, "ls": "-.", "marker": "D"}),
+    "all_but_the_top": ("all but the top", {"color": PURPLE, "ls": "--", "marker": "v"}),
+    "whiten": ("whitened", {"color": GREY, "ls": "-", "marker": "P"}),
+}
+
+
+def write_figures(
+    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw a run's figures, each in some formats, and return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        tables: The run's tables by name.
+        model: Model name for the titles.
+        formats: Formats of the files.
+    """
+    drawings = {
+        "outliers": lambda figure: mean_profile(figure, tables["dimensions"], tables["outliers"], model),
+        "anisotropy": lambda figure: anisotropy_by_layer(figure, tables["geometry"], model),
+        "transforms": lambda figure: transforms_by_layer(figure, tables["geometry"], model),
+        "smoothing": lambda figure: smoothing_by_layer(figure, tables["geometry"], model),
+    }
+    if any(row["kind"] == "outlier" for row in tables["explained"]):
+        drawings["explained"] = lambda figure: explained_bars(figure, tables["explained"], tables["outliers"], model)
+    for name, draw in drawings.items():
+        with drawing(folder / name, formats) as figure:
+            draw(figure)
+    return forms_of([folder / name for name in drawings], formats)
+
+
+def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
+    """Draw each layer's mean vector over the neurons, with its outliers named."""
+    layers = sorted({row["layer"] for row in dimensions})
+    columns = min(2, len(layers))
+    n_rows = -(-len(layers) // columns)
+    figure.set_size_inches(4.6 * columns, 0.8 + 1.35 * n_rows)
+    grid = figure.subplots(n_rows, columns, squeeze=False, sharex=True).ravel()
+    for axes, layer in zip(grid, layers, strict=False):
+        mean = np.array([row["mean"] for row in dimensions if row["layer"] == layer])
+        axes.vlines(np.arange(len(mean)), 0, mean, color=GREY, lw=0.7)
+        named = {row["neuron"] for row in outliers if row["layer"] == layer and row["definition"] == "mean_profile"}
+        marked = sorted(named)
+        axes.plot(marked, mean[marked], "o", ms=4, mfc="white", mec=BLUE)
+        for neuron in marked:
+            up = mean[neuron] > 0
+            axes.annotate(
+                str(neuron), (neuron, mean[neuron]), (4, 2 if up else -2), textcoords="offset points", fontsize=7,
+                va="bottom" if up else "top",
+            )  # fmt: skip
+        axes.set_title(f"layer {layer}" + ("" if marked else ": none beyond 5 sd"), fontsize=9)
+        axes.margins(x=0.02, y=0.3)
+    for axes in grid[len(layers) :]:
+        axes.set_visible(False)
+    for axes in grid[max(0, len(layers) - columns) : len(layers)]:
+        axes.set_xlabel("neuron")
+        axes.tick_params(labelbottom=True)
+    figure.supylabel("mean activation", fontsize=9)
+    figure.suptitle(f"{model}: mean vector of each layer, outliers beyond 5 sd named", x=0.01, ha="left", fontsize=10)
+
+
+def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
+    """Draw mean cosines on the left, and measures of where they come from on the right."""
+    figure.set_size_inches(8.6, 4.2)
+    left, right = figure.subplots(1, 2)
+    _lines(
+        left, geometry, {
+            "mean_cosine_one_per_sentence": (
+                "one token a sentence (95% interval)", {"color": BLUE, "ls": "-", "marker": "o"}
+            ),
+            "mean_cosine": ("all tokens", {"color": "black", "ls": "--", "marker": "s"}),
+            "mean_cosine_centred": ("without the mean vector", {"color": GREEN, "ls": ":", "marker": "^"}),
+        },
+    )  # fmt: skip
+    left.axhline(0, color="black", lw=0.6)
+    left.set_ylabel("mean cosine of two tokens")
+    left.set_title("tokens of all sentences")
+    _lines(
+        right, geometry, {
+            "mean_energy_share": (
+                "share of the squared length in the mean vector", {"color": BLUE, "ls": "-", "marker": "o"}
+            ),
+            "top_cosine_share": (
+                "share of one neuron in the mean cosine", {"color": ORANGE, "ls": "-.", "marker": "D"}
+            ),
+            "isoscore": ("IsoScore (1: all directions vary alike)", {"color": PURPLE, "ls": "--", "marker": "v"}),
+        },
+    )  # fmt: skip
+    right.set_ylim(0, None)
+    right.set_ylabel("share or score (0 to 1)")
+    right.set_title("sources of the mean cosine")
+    for axes in (left, right):
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), fontsize=8)
+    figure.suptitle(f"{model}: how alike vectors point", x=0.01, ha="left", fontsize=10)
+
+
+def transforms_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
+    """Draw the mean cosine by layer, before and after each transform."""
+    figure.set_size_inches(6.8, 3.3)
+    axes = figure.add_subplot()
+    _by_transform(axes, geometry, "mean_cosine")
+    axes.axhline(0, color="black", lw=0.6)
+    axes.set_ylabel("mean cosine of two tokens")
+    axes.set_title(f"{model}: before and after transforms of the hidden states")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def smoothing_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
+    """Draw how similar the tokens of one sentence are, by layer."""
+    figure.set_size_inches(8.6, 3.1)
+    left, right = figure.subplots(1, 2)
+    _by_transform(left, geometry, "token_similarity", ("none", "clip", "center"))
+    left.set_ylabel("mean cosine within a sentence")
+    left.set_title("token similarity")
+    _by_transform(right, geometry, "relative_distance", ("none", "clip", "center"))
+    right.set_ylabel("distance to equal rows / norm")
+    right.set_title("distance to a sentence of equal tokens")
+    for axes in (left, right):
+        axes.set_ylim(0, 1.03)
+    figure.suptitle(f"{model}: do the tokens of a sentence become alike?", x=0.01, ha="left", fontsize=10)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
+
+
+def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
+    """Draw what each source explains beyond the others, for the most frequent outliers, in layers that have them."""
+    neurons = most_named([row for row in outliers if row["neuron"] in {r["neuron"] for r in explained}], 4)
+    which = "include" if any(row["special_tokens"] == "include" for row in explained) else "exclude"
+    here = [row for row in explained if row["special_tokens"] == which]
+    looks = {
+        "position": {"color": BLUE, "hatch": ""}, "frequency": {"color": "#f1c98b", "hatch": "//"},
+        "token": {"color": "#7f9f6a", "hatch": "xx"}, "punctuation": {"color": "white", "hatch": ".."},
+        "special": {"color": "#bdbdbd", "hatch": ""},
+    }  # fmt: skip
+    panels: list[tuple[str, list[Row]]] = [
+        (f"neuron {neuron}", [row for row in here if row["neuron"] == neuron and row["kind"] == "outlier"])
+        for neuron in neurons
+    ]
+    panels.append(("mean of others", [row for row in here if row["kind"] == "random"]))
+    figure.set_size_inches(1.4 + 1.9 * len(panels), 2.9)
+    width = 0.8 / len(looks)
+    widest = max(len({row["layer"] for row in rows}) for _, rows in panels)  # bars have the same width in all panels
+    for axes, (title, rows) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+        layers = sorted({row["layer"] for row in rows})
+        for i, (source, look) in enumerate(looks.items()):
+            shares = [_mean([r["partial"] for r in rows if (r["layer"], r["source"]) == (k, source)]) for k in layers]
+            x = np.arange(len(layers)) + (i - (len(looks) - 1) / 2) * width
+            axes.bar(x, shares, width, edgecolor="black", lw=0.5, label=source, **look)
+        axes.set_xticks(range(len(layers)), [str(layer) for layer in layers], fontsize=7)
+        axes.set_xlim(-0.5, widest - 0.5)
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("layer")
+    figure.axes[0].set_ylabel("partial R²")
+    figure.suptitle(
+        f"{model}: what each source explains of an outlier beyond the others", x=0.01, ha="left", fontsize=10
+    )
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+def _lines(axes: Axes, geometry: Sequence[Row], measures: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
+    """Draw some measures of the untransformed states by layer."""
+    lines = [
+        ([r for r in geometry if (r["transform"], r["measure"]) == ("none", measure)], *how)
+        for measure, how in measures.items()
+    ]
+    _draw_lines(axes, lines, layers_of(geometry))
+
+
+def _by_transform(axes: Axes, geometry: Sequence[Row], measure: str, only: Sequence[str] = tuple(LOOKS)) -> None:
+    """Draw one measure by layer, a line for each transform."""
+    lines = [
+        (
+            here := [r for r in geometry if (r["transform"], r["measure"]) == (transform, measure)],
+            label(words, here),
+            look,
+        )
+        for transform in only
+        for words, look in [LOOKS[transform]]
+    ]
+    _draw_lines(axes, lines, layers_of(geometry))
+
+
+def _draw_lines(axes: Axes, lines: Sequence[tuple[Sequence[Row], str, dict[str, Any]]], layers: Sequence[int]) -> None:
+    """Draw lines over the measured layers; each line consists of its rows, its label and its look."""
+    there = [line for line in lines if line[0]]
+    for (rows, words, look), shift in zip(there, side_by_side(len(there), layers), strict=True):
+        _line(axes, rows, layers, shift, words, look)
+    name_layers(axes, layers)
+
+
+def _line(
+    axes: Axes, rows: Sequence[Row], layers: Sequence[int], shift: float, words: str, look: dict[str, Any]
+) -> None:
+    """Draw values by layer, with intervals where the rows have them; layers without a value break the line."""
+    found = {row["layer"]: row for row in rows}
+    values = [found[k]["value"] if k in found else np.nan for k in layers]
+    reach = error_bars([found.get(k, {}) for k in layers], np.array(values))
+    axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=words, **joined(look, layers))
+
+
+def write_neuron_figures(folder: Path, rows: Sequence[Row], model: str, formats: Sequence[str] = USUAL) -> list[Path]:
+    """Draw the dose curves of each changed layer, in some formats, and return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        rows: Rows of `neuron_interventions.csv`.
+        model: Model name for the titles.
+        formats: Formats of the files.
+    """
+    drawings: dict[str, Callable[[Figure], None]] = {}
+    for layer in dict.fromkeys(row["changed_layer"] for row in rows):
+        here = [row for row in rows if row["changed_layer"] == layer]
+        title = f"{model}: neurons of layer {layer} changed inside of the model"
+        drawings[f"neurons_layer_{layer}"] = lambda figure, here=here, title=title: dose_curves(  # type: ignore[misc]
+            figure, here, title
+        )
+    return write_drawings(folder, drawings, formats)
+
+
+def dose_curves(figure: Figure, rows: Sequence[Row], title: str) -> None:
+    """Draw effects by the number of neurons, a row of panels for each kind, a panel for each readout.
+
+    Args:
+        figure: The figure.
+        rows: Rows of one changed layer.
+        title: Title of the figure.
+    """
+    groups = [readouts_of(group) for group in groups_of(rows)]
+    n_columns = max(len(curves) for curves in groups)
+    figure.set_size_inches(0.8 + 2.7 * n_columns, 0.7 + 2.5 * len(groups))
+    panels = figure.subplots(len(groups), n_columns, squeeze=False)
+    for row_of_panels, curves in zip(panels, groups, strict=True):
+        for axes, curve in zip(row_of_panels, curves, strict=False):
+            _dose_curve(axes, curve)
+        for axes in row_of_panels[len(curves) :]:
+            axes.set_visible(False)
+    figure.suptitle(f"{title}, 95% intervals; range of drawn sets", x=0.01, ha="left", fontsize=10)
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower left", ncols=len(handles), fontsize=8)
+
+
+def _dose_curve(axes: Axes, curve: Sequence[Row]) -> None:
+    measure = measure_of(curve[0]["readout"])
+    sizes = [row["k"] for row in curve]
+    looks: tuple[tuple[str, str, dict[str, Any]], ...] = (
+        ("random", "random sets", {"color": GREY, "alpha": 0.35, "lw": 0}),
+        ("matched", "sets matched in sd", {"facecolor": "none", "edgecolor": ORANGE, "hatch": "///", "lw": 0.8}),
+    )
+    for source, words, look in looks:
+        there = [row for row in curve if has(row, source)]
+        if not there:
+            continue
+        at = [row["k"] for row in there]
+        low, high = ([measure.times * row[f"{source}_{end}"] for row in there] for end in ("lowest", "highest"))
+        if len(at) > 1:
+            axes.fill_between(at, low, high, label=words, **look)
+        else:  # a band of one size
+            width = 0.06 * at[0] * (1 if source == "random" else 1.6)
+            axes.fill_between([at[0] - width, at[0] + width], low * 2, high * 2, label=words, **look)
+    values = np.array([measure.times * row["effect"] for row in curve])
+    reach = error_bars(curve, values, times=measure.times)
+    axes.errorbar(sizes, values, yerr=reach, color=BLUE, marker="o", ms=4, capsize=2, ls="-", label="these neurons")
+    axes.axhline(0, color="black", lw=0.6)
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [str(k) for k in sizes], minor=False)
+    axes.set_xticks([], minor=True)
+    if len(sizes) == 1:
+        axes.set_xlim(sizes[0] / 2, sizes[0] * 2)
+    axes.set_xlabel("neurons (log scale)")
+    axes.set_ylabel(f"effect ({measure.unit})")
+    kind = kind_of(curve[0])
+    axes.set_title(f"{name_of(curve[0])},\n{kind} (intact: {curve[0]['intact']:.3f})", fontsize=8)

@@ -1,0 +1,386 @@
+"""A bound on how far apart a post-LN block can keep the tokens of a sentence: Theorem 2 of Shi et al. (2022).
+
+(arXiv 2202.08625.) The distance of n tokens to the nearest matrix with n equal rows, d_M(H) = |(I - J) H|_F with
+J = e e^T / n, satisfies (Lemma 1)
+
+    d_M(H W) <= s d_M(H), s the largest singular value of W,
+    d_M(A H) <= sqrt(lambda) d_M(H), lambda the largest eigenvalue of A^T (I - J) A, A an attention matrix,
+    d_M(act(H)) <= c d_M(H), c the largest slope of the activation function, and d_M(G + H) <= d_M(G) + d_M(H),
+    d_M(LN(H)) <= max|gamma| / sigma d_M(H), sigma the least standard deviation among the tokens entering LN.
+
+Biases are equal rows and change nothing. A post-LN block with h heads therefore has d_M(out) <= v d_M(in) with
+
+    v = (1 + c s_1 s_2) (1 + sum_k sqrt(lambda_k) s_k) max|gamma_1| max|gamma_2| / (sigma_1 sigma_2),
+
+where s_k is the largest singular value of W_V W_O of head k, and s_1 and s_2 are those of the feed-forward matrices;
+this is `bound_per_matrix`. The paper uses a single s, the largest of all matrices, and a single lambda, the largest of
+all heads, and omits the gains and the slope of GELU (1.129):
+
+    v = (1 + s^2) (1 + sqrt(lambda) h s) / (sigma_1 sigma_2): `bound_published`.
+
+With gains above 1, a model can exceed this value. With the gains and the slope included, the bound holds; this is
+`bound`. (The paper's I - e e^T is no projection; read I - J.) For s -> 0 and gains of 1, v < 1 means sigma_1 sigma_2 >
+1, which is what papers report. Where weights are not small, v is far above 1 and does not show what really happens, so
+the measured ratio is reported too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from probing.cache.plan import Plan, batches
+from probing.cache.reading import padded_index
+from probing.cache.tokens import Tokens
+from probing.models.norms import Block, run_with_attention
+from probing.runtime.arithmetic import float64_device, on_float64_device, to_float64
+from probing.statistics.bootstrap import MeanOverSentences, weights
+
+# Values of each sentence and block, in the order of `smoothing_sentences.csv`.
+BY_SENTENCE = (
+    "sigma_1", "sigma_2", "lambda_max", "attention_factor", "distance_before", "distance_after", "bound_published",
+    "bound", "bound_per_matrix", "attention_reach",
+)  # fmt: skip
+# Most entries of attention matrices that are held at a time, over all blocks.
+_ATTENTION = 2**25
+# Relative tolerance for rounding when a sentence is compared with its bound.
+_ROUNDING = 1e-6
+# Quantiles of sigma_1 sigma_2, estimated from a histogram of its logarithm: 2000 bins over 10 decades, 1.2% wide.
+QUANTILES = (5, 25, 50, 75, 95)
+_BINS = np.linspace(-5, 5, 2001)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """The factors of the bound that come from a block's parameters.
+
+    Args:
+        n_heads: Number of heads h.
+        slope: Largest slope c of the activation function.
+        gain_1: Largest magnitude of LN1's gain.
+        gain_2: Largest magnitude of LN2's gain.
+        value_output: Largest singular value of W_V W_O of each head, shape (n_heads,).
+        first: Largest singular value of W_1.
+        second: Largest singular value of W_2.
+    """
+
+    n_heads: int
+    slope: float
+    gain_1: float
+    gain_2: float
+    value_output: Tensor
+    first: float
+    second: float
+
+    @property
+    def largest(self) -> float:
+        """The paper's s: the largest singular value over all matrices."""
+        return max(float(self.value_output.max()), self.first, self.second)
+
+
+@torch.no_grad()
+def constants(block: Block) -> Constants:
+    """Return the factors that come from a block's parameters, computed in float64."""
+    value = to_float64(block.value.weight).unflatten(0, (block.n_heads, -1))
+    output = to_float64(block.output.weight).unflatten(1, (block.n_heads, -1)).transpose(0, 1)
+    # W_V W_O of a head has rank d_head: its singular values are those of R_O R_V^T from the two QR decompositions.
+    right = torch.linalg.qr(output, mode="r").R @ torch.linalg.qr(value.mT, mode="r").R.mT
+    first, second = (_singular_value(to_float64(layer.weight)) for layer in (block.first, block.second))
+    gain_1, gain_2 = (
+        1.0 if norm.weight is None else float(norm.weight.abs().max()) for norm in (block.norm_1, block.norm_2)
+    )
+    singular = _singular_value(right).cpu()
+    return Constants(block.n_heads, block.slope, gain_1, gain_2, singular, float(first), float(second))
+
+
+def _singular_value(matrix: Tensor) -> Tensor:
+    """Return the largest singular value of matrices (..., m, n); as precise as a decomposition, and faster."""
+    wide = matrix if matrix.shape[-1] >= matrix.shape[-2] else matrix.mT
+    return torch.linalg.eigvalsh(wide @ wide.mT)[..., -1].clamp_min(0).sqrt()
+
+
+def distance_to_equal_rows(states: Tensor, mask: Tensor) -> Tensor:
+    """Return d_M of each sentence, shape (batch,), float64: the minimum over Y with equal rows of |H - Y|_F.
+
+    Args:
+        states: Hidden states, shape (batch, sequence, d_model).
+        mask: Which entries are tokens, shape (batch, sequence).
+    """
+    kept = mask[..., None]
+    wide = states.double() * kept
+    means = wide.sum(1, keepdim=True) / kept.sum(1, keepdim=True)
+    return ((wide - means) * kept).square().sum((1, 2)).sqrt()
+
+
+def least_deviation(entering: Tensor, mask: Tensor, eps: float) -> Tensor:
+    """Return sigma of each sentence, shape (batch,), float64: the minimum over tokens of sqrt(variance + eps).
+
+    Args:
+        entering: Input of a LayerNorm, shape (batch, sequence, d_model); the variance is over its neurons.
+        mask: Which entries are tokens, shape (batch, sequence).
+        eps: The LayerNorm's epsilon.
+    """
+    variance = entering.double().var(-1, correction=0)
+    return (variance + eps).sqrt().masked_fill(~mask, torch.inf).amin(1)
+
+
+def attention_eigenvalues(attention: Tensor, mask: Tensor) -> Tensor:
+    """Return for each sentence and head the largest eigenvalue of A^T (I - J) A, shape (batch, n_heads), float64.
+
+    It is 0 where all tokens attend in the same way, 1 where each attends to itself, and n / 2 where one half of n
+    tokens attends to one token and the other half to another.
+
+    Args:
+        attention: Rows of queries summing to 1 over keys, shape (batch, n_heads, sequence, sequence).
+        mask: Which entries are tokens, shape (batch, sequence); no token attends to other entries.
+    """
+    queries = mask[:, None, :, None]
+    rows = attention.double() * queries
+    away = (rows - rows.sum(2, keepdim=True) / queries.sum(2, keepdim=True)) * queries
+    return torch.linalg.eigvalsh(away.mT @ away)[..., -1].clamp_min(0)
+
+
+def attention_reach(states: Tensor, attention: Tensor, mask: Tensor, eigenvalues: Tensor) -> Tensor:
+    """Return how near attention comes to the bound of Lemma 1, d_M(A H) / (sqrt(lambda) d_M(H)), maximum over heads.
+
+    By the lemma it is at most 1. It is 0 if both sides are 0, for example for a single token. Shape (batch,), float64.
+
+    Args:
+        states: Hidden states that enter the block, shape (batch, sequence, d_model).
+        attention: Rows of queries summing to 1 over keys, shape (batch, n_heads, sequence, sequence).
+        mask: Which entries are tokens, shape (batch, sequence).
+        eigenvalues: Largest eigenvalue of each head, shape (batch, n_heads).
+    """
+    wide, before, roots = states.double(), distance_to_equal_rows(states, mask), eigenvalues.sqrt()
+    after = torch.stack([distance_to_equal_rows(head.double() @ wide, mask) for head in attention.unbind(1)], 1)
+    limits = roots * before[:, None]
+    there = roots > _ROUNDING  # below, what is left of d_M is rounding
+    return torch.where(there & (limits > 0), after / limits, 0.0).amax(1)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of each sentence, shape (batch,), float64; see the module for their definitions.
+
+    Args:
+        attention_factor: 1 + sum_k sqrt(lambda_k) s_k.
+        published: The paper's v, `bound_published`.
+        corrected: v with gains and the slope of the activation function, `bound`.
+        per_matrix: v with the singular value of each matrix as well, `bound_per_matrix`.
+    """
+
+    attention_factor: Tensor
+    published: Tensor
+    corrected: Tensor
+    per_matrix: Tensor
+
+
+def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: Tensor) -> Bounds:
+    """Return upper bounds of the factor by which a block multiplies d_M.
+
+    Args:
+        of_block: Factors that come from its parameters.
+        sigma_1: Least standard deviation entering LN1, shape (batch,).
+        sigma_2: Least standard deviation entering LN2, shape (batch,).
+        eigenvalues: Largest eigenvalue of each head, shape (batch, n_heads).
+    """
+    s, gains = of_block.largest, of_block.gain_1 * of_block.gain_2
+    roots, product = eigenvalues.sqrt(), sigma_1 * sigma_2
+    attention = 1 + roots @ of_block.value_output.to(roots)
+    one_for_all = 1 + roots.amax(1) * of_block.n_heads * s
+    return Bounds(
+        attention,
+        (1 + s**2) * one_for_all / product,
+        (1 + of_block.slope * s**2) * one_for_all * gains / product,
+        (1 + of_block.slope * of_block.first * of_block.second) * attention * gains / product,
+    )
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Measured values of consecutive sentences.
+
+    Args:
+        first: Number of the first sentence in the corpus.
+        lengths: Number of tokens of each, special tokens included, shape (n_sentences,).
+        values: Values named in `BY_SENTENCE`, shape (n_blocks, len(BY_SENTENCE), n_sentences), float64; NaN for a
+            sentence without tokens.
+    """
+
+    first: int
+    lengths: NDArray[np.int32]
+    values: NDArray[np.float64]
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row per sentence and block, as in `smoothing_sentences.csv`; `layer` is the block's output."""
+        for i, length in enumerate(self.lengths.tolist()):
+            for block, values in enumerate(self.values[:, :, i].tolist(), start=1):
+                yield {
+                    "sentence": self.first + i, "layer": block, "n_tokens": length,
+                    **dict(zip(BY_SENTENCE, values, strict=True)),
+                }  # fmt: skip
+
+
+def measure(
+    encoder: nn.Module,
+    blocks: Sequence[Block],
+    of_blocks: Sequence[Constants],
+    tokens: Tokens,
+    plan: Plan,
+    pad_token_id: int,
+    with_padding: bool,
+) -> Iterator[Sentences]:
+    """Run an encoder over a corpus; yield, shard by shard, the terms of the bound and the measured distances.
+
+    All tokens count, special ones included, because attention averages over them.
+
+    Args:
+        encoder: The model, in evaluation mode and float32.
+        blocks: Result of `probing.models.norms.find_blocks` for it.
+        of_blocks: Factors that come from their parameters.
+        tokens: The token table of the corpus.
+        plan: Its division into shards.
+        pad_token_id: Token id that fills a batch.
+        with_padding: Whether sentences of different lengths may share a batch.
+    """
+    n_heads = sum(block.n_heads for block in blocks)
+    for shard in plan.shards:
+        lengths = tokens.lengths[shard.first_sentence : shard.first_sentence + shard.n_sentences]
+        input_ids = torch.from_numpy(tokens.input_ids[tokens.of_sentences(shard.first_sentence, shard.n_sentences)])
+        values = np.full((len(blocks), len(BY_SENTENCE), len(lengths)), np.nan)
+        at_most = min(plan.batch_tokens, _ATTENTION // (n_heads * max(1, int(lengths.max()))))
+        for some in batches(lengths, at_most, with_padding):
+            index, mask = padded_index(lengths, some)
+            padded = torch.where(mask, input_ids[index].long(), pad_token_id)
+            values[:, :, some] = _measure_batch(encoder, blocks, of_blocks, padded, mask)
+        yield Sentences(shard.first_sentence, lengths, values)
+
+
+@torch.inference_mode()
+def _measure_batch(
+    encoder: nn.Module, blocks: Sequence[Block], of_blocks: Sequence[Constants], input_ids: Tensor, mask: Tensor
+) -> NDArray[np.float64]:
+    """Return the values of a batch, shape (n_blocks, len(BY_SENTENCE), batch)."""
+    device = next(encoder.parameters()).device
+    attention_mask, mask = mask.long().to(device), mask.to(float64_device(device))
+    deviations: dict[nn.Module, list[Tensor]] = {}
+
+    def note(norm: nn.Module, args: Any) -> None:
+        deviations.setdefault(norm, []).append(least_deviation(on_float64_device(args[0]), mask, norm.eps))  # type: ignore[arg-type]
+
+    norms = dict.fromkeys(norm for block in blocks for norm in (block.norm_1, block.norm_2))
+    handles = [norm.register_forward_pre_hook(note) for norm in norms]
+    try:
+        states, attentions = run_with_attention(encoder, input_ids=input_ids.to(device), attention_mask=attention_mask)
+    finally:
+        for handle in handles:
+            handle.remove()
+    distances = [distance_to_equal_rows(on_float64_device(state), mask) for state in states]
+    found = []
+    for layer, (block, of_block) in enumerate(zip(blocks, of_blocks, strict=True)):
+        # Blocks that share their parameters call the same LayerNorms, one after the other.
+        sigma_1, sigma_2 = (deviations[norm].pop(0) for norm in (block.norm_1, block.norm_2))
+        attention, state = on_float64_device(attentions[layer]), on_float64_device(states[layer])
+        eigenvalues = attention_eigenvalues(attention, mask)
+        v = bounds(of_block, sigma_1, sigma_2, eigenvalues)
+        found.append(
+            torch.stack([
+                sigma_1, sigma_2, eigenvalues.amax(1), v.attention_factor, distances[layer], distances[layer + 1],
+                v.published, v.corrected, v.per_matrix, attention_reach(state, attention, mask, eigenvalues),
+            ])
+        )  # fmt: skip
+    return torch.stack(found).cpu().numpy()
+
+
+class Summary:
+    """Accumulates sentences and gives the rows of `smoothing.csv`: means over sentences with intervals, and shares.
+
+    Args:
+        of_blocks: Factors that come from the parameters of each block.
+        seed: Seed of the resampled sentences.
+    """
+
+    def __init__(self, of_blocks: Sequence[Constants], seed: int) -> None:
+        self.of_blocks, self.seed = of_blocks, seed
+        self.means: list[dict[str, MeanOverSentences]] = [{} for _ in of_blocks]
+        self.closest = np.full(len(of_blocks), np.nan)
+        self.reach = np.zeros(len(of_blocks))
+        self.counts = np.zeros((len(of_blocks), len(_BINS) + 1), dtype=np.int64)
+
+    def update(self, sentences: Sentences) -> None:
+        """Add sentences; intervals depend on how many are added at a time."""
+        drawn = weights(sentences.first, len(sentences.lengths), self.seed)
+        for block, (of_block, values) in enumerate(zip(self.of_blocks, sentences.values, strict=True)):
+            named = dict(zip(BY_SENTENCE, values, strict=True))
+            product = named["sigma_1"] * named["sigma_2"]
+            with np.errstate(divide="ignore", invalid="ignore"):  # a single token has both distances 0
+                ratio = named["distance_after"] / named["distance_before"]
+            norms = of_block.gain_1 * of_block.gain_2 / product
+            measured = {
+                **{name: named[name] for name in ("sigma_1", "sigma_2")},
+                "sigma_product": product,
+                "share_sigma_product_above_1": _share(product > 1, product),
+                "lambda_max": named["lambda_max"],
+                "attention_factor": named["attention_factor"],
+                "norm_factor": norms,
+                "share_norm_factor_below_1": _share(norms < 1, norms),
+                "distance_ratio": ratio,
+                "share_distance_falls": _share(ratio < 1, ratio),
+                **{name: named[name] for name in ("bound_published", "bound", "bound_per_matrix")},
+                "share_within_bound_published": _share(ratio <= named["bound_published"] * (1 + _ROUNDING), ratio),
+                "share_within_bound": _share(ratio <= named["bound"] * (1 + _ROUNDING), ratio),
+                "share_within_bound_per_matrix": _share(ratio <= named["bound_per_matrix"] * (1 + _ROUNDING), ratio),
+            }
+            for name, of_sentences in measured.items():
+                mean = self.means[block].setdefault(name, MeanOverSentences())
+                mean.update(torch.from_numpy(of_sentences), drawn)
+            self.closest[block] = np.fmax(self.closest[block], np.fmax.reduce(ratio / named["bound_per_matrix"]))
+            self.reach[block] = np.fmax(self.reach[block], np.fmax.reduce(named["attention_reach"]))
+            bins = np.digitize(np.log10(product[np.isfinite(product)]), _BINS)
+            self.counts[block] += np.bincount(bins, minlength=len(_BINS) + 1)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row per block and measure; values that come from the parameters have no interval."""
+        rows: list[dict[str, Any]] = []
+        for layer, (of_block, means) in enumerate(zip(self.of_blocks, self.means, strict=True), start=1):
+            for name, mean in means.items():
+                found = mean.result()
+                rows.append({
+                    "layer": layer, "measure": name, "value": found.value, "low": found.low, "high": found.high,
+                    "n_sentences": found.n,
+                })  # fmt: skip
+            fixed = {
+                "largest_share_of_bound": float(self.closest[layer - 1]),
+                "largest_attention_reach": float(self.reach[layer - 1]),
+                **{f"sigma_product_q{q}": _quantile(self.counts[layer - 1], q / 100) for q in QUANTILES},
+                "singular_value_largest": of_block.largest,
+                "singular_value_value_output": float(of_block.value_output.max()),
+                "singular_value_first": of_block.first,
+                "singular_value_second": of_block.second,
+                "feed_forward_factor": 1 + of_block.slope * of_block.first * of_block.second,
+                "gain_1": of_block.gain_1,
+                "gain_2": of_block.gain_2,
+                "activation_slope": of_block.slope,
+                "n_heads": float(of_block.n_heads),
+            }
+            rows += [{"layer": layer, "measure": name, "value": value} for name, value in fixed.items()]
+        return rows
+
+
+def _share(holds: NDArray[np.bool_], where: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 1 for sentences where `holds` is true and 0 for others; NaN where `where` is NaN."""
+    return np.where(np.isnan(where), np.nan, holds.astype(np.float64))
+
+
+def _quantile(counts: NDArray[np.int64], share: float) -> float:
+    """Return the middle of the bin that contains a quantile; NaN outside the histogram."""
+    index = int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
+    if not 0 < index < len(_BINS):
+        return float("nan")
+    return float(10 ** ((_BINS[index - 1] + _BINS[index]) / 2))

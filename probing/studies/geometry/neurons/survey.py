@@ -1,0 +1,369 @@
+"""Measures what later layers lose when sets of neurons are changed; a killed run continues with the next set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache import ActivationStore
+from probing.cache.passes import PassStore
+from probing.disabling.probed_task import OF_CLASSES, Labelled, ProbedTask, retrained
+from probing.disabling.store import fingerprint_of, opened, run_unfinished
+from probing.disabling.subject import Subject
+from probing.errors import UserError, as_clause
+from probing.models.query_key import find_query_keys
+from probing.probes.recipe import Progress
+from probing.readouts.forward import ReadableText, Readout
+from probing.readouts.names import POSITION, PROBED
+from probing.readouts.position_heads import PositionHeads, find_position_heads
+from probing.readouts.text import Text, draw_text
+from probing.studies.geometry.neurons.asked import Asked, Found
+from probing.studies.geometry.neurons.probed_classes import ProbedClasses
+from probing.studies.geometry.neurons.sets import (
+    DRAWN,
+    Kind,
+    Line,
+    NeuronSet,
+    Rows,
+    chosen_sets,
+    drawn_sets,
+    effect_rows,
+)
+from probing.studies.geometry.neurons.stream import NeuronPasses, Values
+
+# Increased whenever the meaning of what is stored changes.
+FORMAT = 1
+# Most tokens of the test sentences that drawn sets are read on: there are many of them, and their effects, unlike those
+# of the neurons that were asked for, need no intervals.
+DRAWN_TOKENS = 5_000
+# Most tokens of the training sentences by which position heads are chosen.
+HEAD_TOKENS = 5_000
+
+
+def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, progress: Progress) -> Found:
+    """Change one set of neurons after the other, and read the later layers.
+
+    Args:
+        subject: Model and corpora.
+        stores: The activations of each corpus, with all layers.
+        asked: What is asked.
+        progress: Returns Lightning callbacks that show the training of probes.
+
+    Raises:
+        UserError: If the cache cannot be written.
+    """
+    is_test, is_train = (
+        np.array([one == side for one in splits], dtype=bool)
+        for splits, side in ((subject.splits[-1], "test"), (subject.splits[0], "train"))
+    )
+    text = draw_text(stores[-1], is_test, asked.n_tokens, asked.seed)
+    train = draw_text(stores[0], is_train, asked.n_tokens, asked.seed)
+    work = _Work(subject, stores, asked, text, train, progress)
+    parts: list[_Part] = []
+    for kinds in _together(asked.kinds):
+        parts += [part for name in PROBED if name in subject.wanted for part in work.of_probes(name, kinds)]
+        others = subject.other_readouts(work.part, DRAWN_TOKENS, asked.seed)
+        parts += [work.of_other(readout, kinds) for readout in others]
+    heads = work.heads.heads if POSITION in subject.wanted and work.heads else ()
+    interventions: Rows = []
+    draws: Rows = []
+    for layer in asked.ranked:
+        for part in parts:
+            for table, more in zip((interventions, draws), part.rows(layer), strict=True):
+                table += more
+    if asked.task_name is not None:
+        for row in (*interventions, *draws):
+            row["task"] = asked.task_name
+    read = {name: "here" if subject.probed(name).frozen is None else "run" for name in PROBED if name in subject.wanted}
+    erased = None if OF_CLASSES.isdisjoint(asked.kinds) else asked.task_name or POSITION
+    return Found(interventions, draws, text, work.part, heads, read, erased)
+
+
+def _is_moved(kinds: Sequence[Kind]) -> bool:
+    return "translate" in kinds
+
+
+def _together(kinds: Sequence[Kind]) -> list[list[Kind]]:
+    """Return the kinds whose passes are read alike: where examples are moved, it is also read where to."""
+    groups: list[list[Kind]] = [[kind for kind in kinds if kind != "translate"], ["translate"]]
+    return [group for group in groups if set(group) & set(kinds)]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The results of passes over one text, for the readouts that share them.
+
+    Args:
+        results: Sums of each set, shape (n_lines, n_items).
+        lines: Returns the description of each row of the results when a layer is changed.
+        items: Index of each item that drawn sets were read on.
+    """
+
+    results: Mapping[NeuronSet, Any]
+    lines: Callable[[int], Sequence[Line]]
+    items: NDArray[np.int64]
+
+    def rows(self, layer: int) -> tuple[Rows, Rows]:
+        """Return the rows of both tables for the sets of a layer."""
+        here = {one: sums for one, sums in self.results.items() if one.layer == layer}
+        chosen, others = (
+            {one: sums for one, sums in here.items() if (one.source in DRAWN) is wanted} for wanted in (False, True)
+        )
+        return effect_rows(chosen, others, self.lines(layer), self.items)
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """The passes for all sets.
+
+    Args:
+        subject: Model and corpora.
+        stores: The activations of each corpus.
+        asked: What is asked.
+        text: Test sentences.
+        train: Training sentences.
+        progress: Returns Lightning callbacks that show the training of probes.
+    """
+
+    subject: Subject
+    stores: Sequence[ActivationStore]
+    asked: Asked
+    text: Text
+    train: Text
+    progress: Progress
+
+    # --- what is read, and of what ---
+
+    @property
+    def batch_tokens(self) -> int:
+        """Most tokens in a batch, padding included."""
+        return self.stores[-1].plan.batch_tokens
+
+    @cached_property
+    def part(self) -> Text:
+        """The test sentences that drawn sets are read on."""
+        candidates = np.isin(np.arange(self.text.store.tokens.n_sentences), self.text.kept)
+        return draw_text(self.text.store, candidates, DRAWN_TOKENS, self.asked.seed)
+
+    @cached_property
+    def probed(self) -> Callable[[str], ProbedClasses]:
+        """A function that returns the classes that `position` or `task` reads, with their probes.
+
+        Probes are those of a run, stored ones, or trained now.
+        """
+
+        @cache
+        def of(name: str) -> ProbedClasses:
+            task = self.subject.probed(name)
+            if task.frozen is not None:
+                found = task.probes(self.stores, None, self.progress)
+            else:
+                with self._opened("probes", self._read(task), 0) as store:
+                    found = task.probes(self.stores, store, self.progress)
+            return ProbedClasses(task, self.stores, self.train, *found, self.subject.readers.device, self.asked.seed)
+
+        return of
+
+    @property
+    def own(self) -> ProbedClasses:
+        """The classes that are erased, and between which examples are moved."""
+        return self.probed(self.subject.own.name)
+
+    @cached_property
+    def values(self) -> Any:
+        """A function that returns a layer's values at training tokens; those of one layer are kept in memory."""
+        if OF_CLASSES.isdisjoint(self.asked.kinds):
+            own = np.full(self.train.tokens.n_tokens, -1, dtype=np.int32), 1, self.asked.seed, None
+        else:
+            classes = self.own
+            stands = classes.task.stands(self.train.tokens)
+            own = classes.train_labels, len(classes.classes), self.asked.seed, stands  # type: ignore[assignment]
+
+        @lru_cache(maxsize=1)
+        def of(layer: int) -> Values:
+            return Values.of(self.train, layer, self.asked.at, *own)
+
+        return of
+
+    @cached_property
+    def heads(self) -> PositionHeads | None:
+        """The readout of position heads; None if the model's queries and keys cannot be told."""
+        readers, say = self.subject.readers, self.subject.source.say
+        model, pad = readers.model, readers.pad_token_id
+        try:
+            query_keys = find_query_keys(model.encoder, model.anatomy, model.heads, pad)
+        except UserError as error:
+            say(f"position heads are not read: {as_clause(error)}")
+            return None
+        some = draw_text(
+            self.train.store, np.isin(np.arange(self.train.store.tokens.n_sentences), self.train.kept), HEAD_TOKENS,
+            self.asked.seed,
+        )  # fmt: skip
+        found = find_position_heads(readers, some, self.batch_tokens, list(self.asked.ranked))
+        return PositionHeads(self.text, found, query_keys, model.heads.is_causal, readers.device)
+
+    def reads(self, name: str, text: Text, kinds: Sequence[Kind]) -> list[Any]:
+        """Return all that reads a text together with the classes of a task."""
+        classes = self.probed(name)
+        reads: list[Any] = [classes.readout(text)]
+        if _is_moved(kinds) and name == self.own.name:
+            reads.append(classes.translated(text))
+        if name == POSITION and self.heads is not None:
+            of = self.heads
+            reads.append(PositionHeads(text, of.heads, of.query_keys, of.is_causal, of.device))
+        return reads
+
+    def lines(self, reads: Sequence[Any], layer: int) -> list[Line]:
+        """Return what each row of the results of a pass is, when this layer is changed."""
+        lines = []
+        for read in reads:
+            if isinstance(read, PositionHeads):
+                lines += [
+                    Line(measure, one.layer, read.n(one), {"head": one.head, "offset": one.offset})
+                    for measure, one in read.rows(layer + 1)
+                ]
+            else:
+                lines += [Line(read.name, one, read.n, {}) for one in read.layers(layer + 1)]
+        return lines
+
+    # --- passes ---
+
+    def passes(self, text: ReadableText, moved: Text | None = None) -> NeuronPasses:
+        """Return the passes over a text.
+
+        Args:
+            text: The text.
+            moved: The text whose examples are moved to other classes, the same one or one with the same tokens but for
+                masks; None if they are not.
+        """
+        asked = self.asked
+        moves = None if moved is None else self.own.moves(moved)
+        own = self.subject.readers, text, self.values
+        return NeuronPasses(*own, text is self.train, asked.at, self.batch_tokens, asked.seed, moves)
+
+    def chosen(self, kinds: Sequence[Kind]) -> list[NeuronSet]:
+        """Return the sets that were asked for, of some kinds."""
+        ranked, d_model = self.asked.ranked, self.text.store.plan.d_model
+        return [one for layer in ranked for one in chosen_sets(layer, ranked[layer], kinds, d_model)]
+
+    def drawn(self, chosen: Sequence[NeuronSet]) -> list[NeuronSet]:
+        """Return the sets that some are compared with."""
+        asked = self.asked
+        return [
+            one
+            for layer in asked.ranked
+            for one in drawn_sets(
+                [one for one in chosen if one.layer == layer], self.values(layer).sd, asked.n_draws, asked.seed
+            )
+        ]
+
+    def again(self, chosen: Sequence[NeuronSet], drawn: Sequence[NeuronSet]) -> list[NeuronSet]:
+        """Return the sets for which probes are trained again: those asked for, and some drawn ones of the largest size.
+
+        While examples are moved to other classes, no probe is trained: what it would learn depends on where to.
+        """
+        if not self.asked.n_retrained or any(one.kind == "translate" for one in chosen):
+            return []
+        largest = {layer: len(ranked) for layer, ranked in self.asked.ranked.items()}
+        some = [one for one in drawn if one.draw <= self.asked.n_retrained and one.k == largest[one.layer]]
+        return [*chosen, *some]
+
+    def of_probes(self, name: str, kinds: Sequence[Kind]) -> list[_Part]:
+        """Read classes, by frozen and by retrained probes, and position heads with positions.
+
+        Args:
+            name: What is read, `position` or `task`.
+            kinds: What stands in the place of neurons.
+        """
+        classes, is_moved = self.probed(name), _is_moved(kinds)
+        chosen = self.chosen(kinds)
+        drawn = self.drawn(chosen)
+        again = self.again(chosen, drawn)
+        n_sets = len(chosen) + len(drawn)
+        with self._opened("neurons", {**self._sets(kinds), **self._read(classes.task)}, n_sets + len(again)) as store:
+            results: dict[NeuronSet, Any] = {}
+            for first, sets, what, text in (
+                (1, chosen, "neurons", self.text), (1 + len(chosen), drawn, "drawn neurons", self.part)
+            ):  # fmt: skip
+                passes_of = partial(self.passes, text, text if is_moved else None)
+                results |= self._run(store, first, sets, what, passes_of, self.reads(name, text, kinds))
+            files, shows = dict(enumerate(again, start=1 + n_sets)), self.subject.source.shows_progress
+            found = run_unfinished(files, store, self._retrained(classes), "neurons, probes retrained", shows)
+        reads = self.reads(name, self.text, kinds)
+        parts = [_Part(results, partial(self.lines, reads), np.searchsorted(self.text.kept, self.part.kept))]
+        if found:
+            n = reads[0].n
+            parts.append(_Part(found, lambda layer: [Line(classes.again, classes.last, n, {})], np.arange(len(n))))
+        return parts
+
+    def of_other(self, readout: Readout, kinds: Sequence[Kind]) -> _Part:
+        """Read something else, over a text of its own; while examples are moved, this has the tokens of the text."""
+        own = {**self._sets(kinds), "readout": readout.name, "content": fingerprint_of(*readout.content)}
+        chosen = self.chosen(kinds)
+        sets = [*chosen, *self.drawn(chosen)]
+        moved = self.part if _is_moved(kinds) else None
+        with self._opened("neurons", own, len(sets)) as store:
+            what = f"neurons, {readout.name}"
+            results = self._run(store, 1, sets, what, lambda: self.passes(readout.text, moved), [readout])
+
+        def lines(layer: int) -> list[Line]:
+            return [Line(readout.name, one, readout.n, {}) for one in readout.layers(layer + 1)]
+
+        return _Part(results, lines, np.arange(len(readout.n)))
+
+    def _run(
+        self, store: PassStore, first: int, sets: Sequence[NeuronSet], what: str, passes_of: Callable[[], NeuronPasses],
+        reads: Sequence[Any],
+    ) -> dict[NeuronSet, Any]:  # fmt: skip
+        """Run the passes over a text that are not stored yet, as files from this index on."""
+        passes = cache(passes_of)
+        files = dict(enumerate(sets, start=first))
+        shows = self.subject.source.shows_progress
+        return run_unfinished(files, store, lambda one: passes().run(one, reads), what, shows)
+
+    def _retrained(self, classes: ProbedClasses) -> Any:
+        """Return what trains a probe of the last layer while neurons are changed, and tests it."""
+
+        @cache
+        def parts() -> tuple[Labelled, Labelled]:
+            train, text = (classes.labelled(self.passes(of), of) for of in (self.train, self.text))
+            return train, text
+
+        def run(one: NeuronSet) -> Tensor:
+            training = classes.task.training(self.progress)
+            return retrained(*parts(), classes.classes, one, training, [classes.last])  # type: ignore[arg-type]
+
+        return run
+
+    # --- what is stored ---
+
+    def _sets(self, kinds: Sequence[Kind]) -> dict[str, Any]:
+        """Return everything that determines the sets and their replacements."""
+        asked = self.asked
+        return {
+            "ranked": {str(layer): list(ranked) for layer, ranked in asked.ranked.items()}, "kinds": list(kinds),
+            "at": asked.at, "n_draws": asked.n_draws, "n_retrained": asked.n_retrained,
+        }  # fmt: skip
+
+    def _read(self, task: ProbedTask) -> dict[str, Any]:
+        """Return what determines the probes and examples of a task; nothing for that whose classes are erased."""
+        return {} if task.name == self.subject.own.name else {"read": task.key(self.stores)}
+
+    @contextmanager
+    def _opened(self, what: str, own: Mapping[str, Any], n_passes: int) -> Iterator[PassStore]:
+        source, first, asked = self.subject.source, self.stores[-1], self.asked
+        settings = {
+            "format": FORMAT, "train": dict(self.stores[0].plan.key), "split_seed": self.subject.split_seed,
+            **self.subject.own.key(self.stores), "n_tokens": asked.n_tokens, "seed": asked.seed,
+            "trainer": {name: str(value) for name, value in source.trainer.items()}, **own,
+        }  # fmt: skip
+        key = {**first.plan.key, what: settings}
+        with opened(source, key, first, self.text.tokens, n_passes) as store:
+            yield store

@@ -1,0 +1,337 @@
+"""Survey all layers of a model: find outliers, fit and measure transforms, and explain the outliers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from probing.cache.tokens import Tokens
+from probing.data.examples import Activations
+from probing.errors import UserError
+from probing.models.anatomy import examine
+from probing.probes.transforms import Fitting, Kind, Transform, fit_transform, identity, random_neurons
+from probing.results.schema import ALL_LAYERS
+from probing.statistics import outliers
+from probing.statistics.outliers import Definition, Outlier
+from probing.statistics.sample_size import size_columns
+from probing.studies.geometry.explained import ExplainedAccumulator, Regressors, explained_rows, is_punctuation
+from probing.studies.geometry.inside.parameters import find_parameters, not_applicable, parameter_rows
+from probing.studies.geometry.layers import Estimator, Look, Measured, Sampled, SpecialTokens, look, measure
+from probing.studies.geometry.smoothing import first_token_rows
+
+Rows = list[dict[str, Any]]
+
+# Number of other neurons that are explained for comparison with the outliers.
+RANDOM = 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is surveyed and how.
+
+    Args:
+        special_tokens: Whether special tokens count.
+        kinds: Transforms that are fitted and measured.
+        definition: Definition of the outliers that are clipped.
+        fitting: How transforms are fitted.
+        n_draws: Number of draws of random neurons that are clipped for comparison.
+        estimators: Published estimators of the mean cosine to add.
+        seed: Seed of every random draw.
+    """
+
+    special_tokens: SpecialTokens
+    kinds: Sequence[Kind]
+    definition: Definition
+    fitting: Fitting
+    n_draws: int
+    estimators: Sequence[Estimator]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found in all layers.
+
+    Args:
+        geometry: Rows of `geometry.csv`.
+        outliers: Rows of `outliers.csv`.
+        dimensions: Rows of `dimensions.csv`.
+        parameters: Rows of `parameters.csv`.
+        explained: Rows of `explained.csv`.
+        first_token: Rows of `first_token.csv`; none unless first tokens are set aside.
+        transforms: Transforms by kind and layer.
+        clipped: Neurons of each layer that are outliers by the definition of the plan.
+        not_applicable: Kinds of parameters that the model does not have.
+    """
+
+    geometry: Rows
+    outliers: Rows
+    dimensions: Rows
+    parameters: Rows
+    explained: Rows
+    first_token: Rows
+    transforms: Mapping[str, Mapping[int, Transform]]
+    clipped: Mapping[int, list[int]]
+    not_applicable: list[str]
+
+    def tables(self) -> dict[str, Rows]:
+        """Return the tables by the names of their files."""
+        return {
+            "geometry": self.geometry, "outliers": self.outliers, "dimensions": self.dimensions,
+            "parameters": self.parameters, "explained": self.explained, "first_token": self.first_token,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Corpora:
+    """The activations that a survey reads: those measured, and those on which outliers and transforms are found.
+
+    Args:
+        measured_on: Activations whose geometry is measured.
+        fitted_on: Activations used to find outliers and fit transforms.
+        sampled: The tokens of the first that count.
+        fitted: The tokens of the second that count.
+        regressors: What explains the outliers of the first.
+    """
+
+    measured_on: Activations
+    fitted_on: Activations
+    sampled: Sampled
+    fitted: Sampled
+    regressors: Regressors
+
+
+@dataclass(frozen=True)
+class _LayerSurvey:
+    """What was found in one layer.
+
+    Args:
+        look: Moments and profiles of the tokens on which outliers and transforms are found.
+        outliers: Rows of `outliers.csv`.
+        clipped: Neurons that are outliers by the definition of the plan.
+        transforms: Transforms by kind.
+        geometry: Rows of `geometry.csv`.
+        dimensions: Rows of `dimensions.csv`.
+        explained: Rows of `explained.csv`.
+        distances: Distances between tokens, for the next layer.
+    """
+
+    look: Look
+    outliers: Rows
+    clipped: list[int]
+    transforms: Mapping[str, Transform]
+    geometry: Rows
+    dimensions: Rows
+    explained: Rows
+    distances: NDArray[np.float64] | None
+
+
+def check_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> None:
+    """Refuse a corpus that leaves fewer than two vectors to compare.
+
+    Raises:
+        UserError: If fewer than two tokens are measured.
+    """
+    n = int((tokens.measured if special_tokens == "include" else ~tokens.special).sum())
+    if n < 2:
+        first = "" if tokens.measured.all() else " and the first ones"
+        raise UserError(f"`--corpus`: {n} tokens are left without special tokens{first}, and cosines need two.")
+
+
+def survey(
+    measured_on: Activations,
+    fitted_on: Activations,
+    layers: Sequence[int],
+    encoder: nn.Module,
+    tokenizer: Any,
+    plan: Plan,
+    say: Callable[[str], None] = lambda message: None,
+) -> Survey:
+    """Survey a model, a layer at a time.
+
+    Args:
+        measured_on: Activations whose geometry is measured.
+        fitted_on: Activations used to find outliers and fit transforms; they may be the same.
+        layers: Ascending layer numbers.
+        encoder: The model, whose parameters are read.
+        tokenizer: Its tokenizer, which tells which tokens are punctuation.
+        plan: What is surveyed and how.
+        say: Receives a line for each layer.
+    """
+    parameters = find_parameters(encoder, examine(encoder, tokenizer.pad_token_id or 0))
+    norms = parameters.output_norms
+    by_norm = outliers.by_layer_norm(
+        [norm.gain for norm in norms], [norm.bias for norm in norms if norm.bias is not None]
+    )
+    sampled = Sampled(measured_on.tokens, plan.special_tokens, plan.seed)
+    fitted = sampled if fitted_on is measured_on else Sampled(fitted_on.tokens, plan.special_tokens, plan.seed)
+    corpora = _Corpora(measured_on, fitted_on, sampled, fitted, _regressors(measured_on, tokenizer))
+    found: dict[int, _LayerSurvey] = {}
+    for layer in layers:
+        say(f"layer {layer} of {layers[-1]}")
+        below = found.get(layer - 1)
+        found[layer] = _of_layer(layer, corpora, by_norm, plan, below.distances if below else None)
+    named = [row for one in found.values() for row in one.outliers]
+    looks = [one.look for one in found.values()]
+    named += [
+        row for which in ("exclude", "include") for row in _outlier_rows(_pooled(looks, which), ALL_LAYERS, which)
+    ]
+    named += _outlier_rows(by_norm, ALL_LAYERS, "")
+    kinds = dict.fromkeys(kind for one in found.values() for kind in one.transforms)
+    return Survey(
+        geometry=[row for one in found.values() for row in one.geometry],
+        outliers=named,
+        dimensions=[row for one in found.values() for row in one.dimensions],
+        parameters=parameter_rows(parameters, sorted({row["neuron"] for row in named})),
+        explained=[row for one in found.values() for row in one.explained],
+        first_token=[row for one in looks for row in first_token_rows(one.layer, one.of_first)],
+        transforms={
+            kind: {layer: one.transforms[kind] for layer, one in found.items() if kind in one.transforms}
+            for kind in kinds
+        },
+        clipped={layer: one.clipped for layer, one in found.items()},
+        not_applicable=not_applicable(parameters),
+    )
+
+
+def _of_layer(
+    layer: int, corpora: _Corpora, by_norm: Sequence[Outlier], plan: Plan, below: NDArray[np.float64] | None
+) -> _LayerSurvey:
+    """Survey one layer.
+
+    Args:
+        layer: Layer number.
+        corpora: The activations.
+        by_norm: Outliers by the parameters of LayerNorms, which are those of all layers.
+        plan: What is surveyed and how.
+        below: Distances between tokens in the layer below; None if it is not surveyed.
+    """
+    store, sampled, fitted = corpora.measured_on, corpora.sampled, corpora.fitted
+    seen = look(corpora.fitted_on, layer, fitted)
+    here = look(store, layer, sampled) if fitted is not sampled else seen
+    named = {which: outliers.outliers_of(profile) for which, profile in seen.profiles.items()}
+    clipped = _clipped(plan, named, by_norm)
+    all_named = sorted({o.neuron for those in named.values() for o in those} | {o.neuron for o in by_norm})
+    transforms, d_model = _transforms(plan, seen, clipped), len(here.moments.mean)
+    result = measure(
+        store, layer, sampled, here.moments, {"none": identity(d_model), **transforms},
+        _random_choices(plan, layer, d_model, clipped, all_named), plan.estimators, below,
+    )  # fmt: skip
+    sizes = {kind: _size(kind, fitted, seen, plan.fitting.n_components) for kind in transforms}
+    return _LayerSurvey(
+        look=seen,
+        outliers=[row for which, those in named.items() for row in _outlier_rows(those, layer, which)],
+        clipped=clipped,
+        transforms=transforms,
+        geometry=[row | sizes.get(row["transform"], {}) for row in result.rows],
+        dimensions=_dimension_rows(here, plan.special_tokens, result),
+        explained=_explained(store, layer, corpora.regressors, all_named, _dead(here), plan.seed),
+        distances=result.distances,
+    )
+
+
+def _dead(seen: Look) -> list[int]:
+    return seen.moments.dead.nonzero().flatten().tolist()
+
+
+def _clipped(plan: Plan, named: Mapping[SpecialTokens, Sequence[Outlier]], by_norm: Sequence[Outlier]) -> list[int]:
+    """Return the neurons of a layer that are outliers by the definition of the plan, ascending."""
+    those = by_norm if plan.definition == "layer_norm" else named.get(plan.special_tokens, ())
+    return sorted(outlier.neuron for outlier in those if outlier.definition == plan.definition)
+
+
+def _transforms(plan: Plan, seen: Look, clipped: Sequence[int]) -> dict[str, Transform]:
+    """Fit the transforms of a layer; clipping needs outliers, and the other transforms need neurons that vary."""
+    fitted: dict[str, Transform] = {}
+    for kind in plan.kinds:
+        applies = bool(clipped) if kind == "clip" else seen.moments.varies
+        if applies:
+            fitted[kind] = fit_transform(kind, seen.moments, clipped, plan.fitting)
+    return fitted
+
+
+def _size(kind: str, fitted: Sampled, seen: Look, n_components: int | None) -> dict[str, int | float]:
+    """Return the columns that describe the tokens a transform was fitted on."""
+    n_sentences = len(np.unique(fitted.tokens.sentences[fitted.counts]))
+    return size_columns(kind, seen.moments.n_tokens, n_sentences, len(seen.moments.mean), n_components)
+
+
+def _random_choices(
+    plan: Plan, layer: int, d_model: int, clipped: Sequence[int], excluded: Sequence[int]
+) -> list[list[int]]:
+    """Draw as many neurons as are clipped, several times, among those that no definition names as outliers."""
+    if "clip" not in plan.kinds or not clipped or len(clipped) > d_model - len(excluded):
+        return []
+    generator = np.random.default_rng([plan.seed, layer])
+    return [random_neurons(d_model, len(clipped), excluded, generator) for _ in range(plan.n_draws)]
+
+
+def _outlier_rows(those: Sequence[Outlier], layer: int | str, special_tokens: str) -> list[dict[str, Any]]:
+    about = {"layer": layer, "special_tokens": special_tokens}
+    return [{"definition": o.definition, "neuron": o.neuron, "value": o.value, **about} for o in those]
+
+
+def _pooled(looks: Sequence[Look], which: SpecialTokens) -> list[Outlier]:
+    """Return the outliers by share over all layers but the embeddings, as in Luo, Kulmizev & Mao (2021)."""
+    profiles = [seen.profiles[which] for seen in looks if seen.layer and which in seen.profiles]
+    if not profiles:
+        return []
+    together = outliers.pooled(profiles)
+    return outliers.by_share("argmin_share", together) + outliers.by_share("argmax_share", together)
+
+
+def _dimension_rows(seen: Look, special_tokens: SpecialTokens, result: Measured) -> list[dict[str, Any]]:
+    """Return a row for each neuron, as in `dimensions.csv`."""
+    profile = seen.profiles[special_tokens]
+    columns = {
+        "mean": profile.mean, "sd": np.sqrt(profile.variance), "cosine_share": result.cosine_shares.numpy(),
+        "argmin_share": profile.argmin_share, "argmax_share": profile.argmax_share,
+        "beyond_share": profile.beyond_share,
+    }  # fmt: skip
+    return [
+        {"layer": seen.layer, "neuron": k} | {name: float(values[k]) for name, values in columns.items()}
+        for k in range(len(profile.mean))
+    ]
+
+
+def _regressors(store: Activations, tokenizer: Any) -> Regressors:
+    ids, of_token = np.unique(store.tokens.input_ids, return_inverse=True)
+    return Regressors(store.tokens, is_punctuation(tokenizer.convert_ids_to_tokens(ids.tolist()))[of_token.reshape(-1)])
+
+
+def _explained(
+    store: Activations, layer: int, regressors: Regressors, named: Sequence[int], dead: Sequence[int], seed: int
+) -> list[dict[str, Any]]:
+    """Return what explains the outliers of a layer, and for comparison up to ten other neurons.
+
+    Dead neurons, which may be outliers by their LayerNorm, are left out: their variance is only rounding.
+    """
+    named = [neuron for neuron in named if neuron not in dead]
+    if not named:
+        return []
+    d_model, tokens, out = store.plan.d_model, regressors.tokens, [*named, *dead]
+    others = random_neurons(d_model, min(RANDOM, d_model - len(out)), out, np.random.default_rng([seed, layer, 1]))
+    neurons, columns = [*named, *others], regressors.columns
+    without = {name: here for name, here in columns.items() if name != "special"}
+    accumulators = {
+        "exclude": ExplainedAccumulator(without, len(neurons)), "include": ExplainedAccumulator(columns, len(neurons)),
+    }  # fmt: skip
+    for shard in store.plan.shards:
+        here = store.shard_tokens(shard)
+        values = store.read(layer, shard.index)[:, torch.tensor(neurons)].float().numpy()
+        x, plain, measured = regressors.of(here), ~tokens.special[here], tokens.measured[here]
+        accumulators["include"].update(x[measured], values[measured])
+        accumulators["exclude"].update(x[plain], values[plain])
+    kinds = ["outlier"] * len(named) + ["random"] * len(others)
+    return [
+        row
+        for which, found in accumulators.items()
+        if found.n_tokens
+        for row in explained_rows(layer, neurons, kinds, which, found.result(), found.n_tokens)
+    ]

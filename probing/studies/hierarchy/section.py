@@ -1,0 +1,48 @@
+"""By which rule probes generalise (`hierarchy`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from probing.page.lines import Line, line_chart
+from probing.results.markup import Html, as_in_terminal, element
+from probing.results.shown import ends
+from probing.runs.run import Row
+from probing.runs.study import Result
+from probing.studies.hierarchy.tables import LINEAR, controls_of, named, of_model, tasks_of
+
+
+def hierarchy_section(made: Result, anchor: str) -> Html:
+    """Return which layers go by which rule, the shares by layer, and the tables of the terminal.
+
+    Args:
+        made: The results of `hierarchy`.
+        anchor: What the section is linked by.
+    """
+    rows = made.hierarchy
+    return element(
+        "section",
+        element("h2", made.study.heading(made)),
+        *(element("p", sentence) for sentence in made.conclusions()),
+        *(_shares(rows, task) for task in tasks_of(rows)),
+        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
+        id=anchor,
+    )
+
+
+def _shares(rows: Sequence[Row], task: str) -> Html:
+    """Return the shares of a task by layer: of the model itself, and of each control."""
+    own, linear = of_model(rows, task), LINEAR[task]
+    lines = [
+        _line("both rules agree: right", own, "test", "test"),
+        _line("they differ: right", own, "generalisation", ""),
+        _line(f"they differ: the {named(linear)}", own, linear, linear),
+    ]
+    for name, words in controls_of(rows).items():
+        lines.append(_line(f"they differ, {words}: right", of_model(rows, task, name), "generalisation", ""))
+    title = f"{named(task).capitalize()}: share of sentences by layer, with 95% intervals over sentences"
+    return element("figure", element("figcaption", title), line_chart(lines, title))
+
+
+def _line(label: str, rows: Sequence[Row], column: str, of: str) -> Line:
+    return Line(label, [row["layer"] for row in rows], [row[column] for row in rows], [ends(row, of) for row in rows])

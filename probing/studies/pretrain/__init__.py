@@ -1,0 +1,1 @@
+"""The study `pretrain`: small encoders from scratch, with and without position embeddings."""

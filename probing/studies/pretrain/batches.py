@@ -1,0 +1,323 @@
+"""Text for pretraining: the held-out part, word pieces, rows of packed tokens, and batches with masked tokens."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, cast
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from probing.corpus import Corpus
+from probing.corpus.splits import side_of, split_key
+from probing.errors import UserError
+from probing.studies.pretrain.arms import generator_of
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# Documents are held out as a whole if there are at least this many, otherwise sentences are.
+DOCUMENTS = 20
+# Most sentences that are tokenised at once.
+_CHUNK = 10_000
+# The size of the vocabulary divided by this is the maximum number of different characters. A character can take two
+# pieces, one at the beginning of words and one inside.
+_ALPHABET = 3
+# Most sentences that word pieces are trained on.
+_TRAINED_ON = 1_000_000
+
+
+@dataclass(frozen=True)
+class PackedText:
+    """Packed text of both parts.
+
+    Args:
+        tokenizer: The fast tokenizer, whose word pieces were trained on the training part.
+        train: Rows of the training part, shape (n_rows, row_length), int32.
+        held_out: Rows of the held-out part, shape (n_rows, row_length), int32.
+        held_out_corpus: The sentences of the held-out part.
+        log_unigram: Log probability of each token by its frequency in the training part, shape (n_vocabulary,).
+    """
+
+    tokenizer: Any
+    train: Tensor
+    held_out: Tensor
+    held_out_corpus: Corpus
+    log_unigram: Tensor
+
+    def unigram_loss(self, labels: Tensor) -> float:
+        """Return the cross-entropy of tokens under the frequencies of the training part, in nats."""
+        return float(-self.log_unigram[labels.long()].mean())
+
+
+def is_held_out(corpus: Corpus, seed: int) -> list[bool]:
+    """Return for each sentence whether it is held out: a tenth of the documents, or without these of the sentences."""
+    if corpus.documents is not None and len(set(corpus.documents)) >= DOCUMENTS:
+        sides = {document: side_of(f"document {document}", seed) for document in set(corpus.documents)}
+        return [sides[document] == "test" for document in corpus.documents]
+    return [side_of(split_key(sentence), seed) == "test" for sentence in corpus.sentences]
+
+
+def prepare(
+    corpus: Corpus, vocabulary: int, lowercase: bool, row_length: int, held_out_rows: int, seed: int,
+    tokenizer: Any = None,
+) -> PackedText:  # fmt: skip
+    """Divide the corpus, train the tokenizer and pack the tokens of both parts into rows.
+
+    Args:
+        corpus: The corpus.
+        vocabulary: Number of word pieces, special tokens included.
+        lowercase: Whether the text is lowercased.
+        row_length: Number of tokens in a row.
+        held_out_rows: Most rows of the held-out part.
+        seed: Seed of the division.
+        tokenizer: A tokenizer that was trained on the same part before; None to train one.
+
+    Raises:
+        UserError: If a part has not enough text for one row.
+    """
+    held_out = is_held_out(corpus, seed)
+    parts = [corpus.subset([i for i, held in enumerate(held_out) if held is wanted]) for wanted in (False, True)]
+    if not all(part.sentences for part in parts):
+        raise _too_small(corpus, row_length)
+    if tokenizer is None:
+        tokenizer = train_tokenizer(parts[0].sentences, vocabulary, lowercase, row_length)
+    rows = [packed(part.sentences, tokenizer, row_length) for part in parts]
+    rows[1] = rows[1][:held_out_rows]
+    if not all(len(part) for part in rows):
+        raise _too_small(corpus, row_length)
+    return PackedText(tokenizer, rows[0], rows[1], parts[1], _log_unigram(rows[0], tokenizer))
+
+
+def train_tokenizer(sentences: Sequence[str], vocabulary: int, lowercase: bool, row_length: int) -> Any:
+    """Train word pieces, and return the fast tokenizer of transformers; the same sentences give the same tokenizer.
+
+    Only the most frequent characters are known, at most a third of the size of the vocabulary, so that pieces remain
+    for words.
+    """
+    from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
+    from tokenizers.models import WordPiece
+    from tokenizers.trainers import WordPieceTrainer
+
+    made = Tokenizer(WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    read = sentences[:: -(-len(sentences) // _TRAINED_ON)]
+    initial, inner = _characters(read, made, vocabulary // _ALPHABET)
+    # The trainer numbers pieces inside of words in an order that differs between processes, and breaks ties by these
+    # numbers. Given as special tokens, they have the numbers of this list.
+    first = [*SPECIAL, *(f"##{character}" for character in inner)]
+    trainer = WordPieceTrainer(
+        vocab_size=vocabulary, special_tokens=first, initial_alphabet=initial, limit_alphabet=len(initial),
+        show_progress=False,
+    )  # fmt: skip
+    made.train_from_iterator(read, trainer)
+    pieces = [piece for piece, _ in sorted(made.get_vocab().items(), key=lambda pair: pair[1])]
+    final = Tokenizer(WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    final.normalizer, final.pre_tokenizer = made.normalizer, made.pre_tokenizer
+    ends = [(token, final.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    final.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    return as_fast(final, row_length)
+
+
+def as_fast(backend: Any, row_length: int) -> Any:
+    """Return the fast tokenizer of transformers that has this tokenizer of `tokenizers` inside."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_max_length=row_length, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
+        sep_token="[SEP]", mask_token="[MASK]",
+    )  # fmt: skip
+
+
+def _characters(sentences: Sequence[str], tokenizer: Any, most: int) -> tuple[list[str], list[str]]:
+    """Return the most frequent characters, and those of them that are found inside of words, in their own order."""
+    normalise, divide = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
+    words = Counter(word for sentence in sentences for word, _ in divide(normalise(sentence)))
+    counts: Counter[str] = Counter()
+    inner: set[str] = set()
+    for word, n in words.items():
+        inner.update(word[1:])
+        for character in word:
+            counts[character] += n
+    kept = sorted(sorted(counts, key=lambda character: (-counts[character], character))[:most])
+    return kept, [character for character in kept if character in inner]
+
+
+def packed(sentences: Sequence[str], tokenizer: Any, row_length: int) -> Tensor:
+    """Return the tokens of sentences as rows of equal length, int32; what does not fill the last row is left out.
+
+    A row is [CLS] and the next tokens of the text, in which [SEP] stands after every sentence.
+    """
+    ids, remaining = array("i"), iter(sentences)
+    while chunk := list(islice(remaining, _CHUNK)):
+        for encoding in tokenizer.backend_tokenizer.encode_batch(chunk, add_special_tokens=False):
+            ids.extend(encoding.ids)
+            ids.append(tokenizer.sep_token_id)
+    width = row_length - 1
+    n = len(ids) // width
+    text = torch.tensor(ids[: n * width], dtype=torch.int32).view(n, width)
+    return torch.cat([torch.full((n, 1), tokenizer.cls_token_id, dtype=torch.int32), text], dim=1)
+
+
+def _log_unigram(rows: Tensor, tokenizer: Any) -> Tensor:
+    """Return the log frequencies of ordinary tokens; 1 is added to each count, so that no frequency is 0."""
+    counts = torch.bincount(rows.flatten(), minlength=len(tokenizer)).double() + 1
+    counts[tokenizer.all_special_ids] = 0  # these are never predicted
+    return (counts / counts.sum()).log()
+
+
+def _too_small(corpus: Corpus, row_length: int) -> UserError:
+    return UserError(
+        f"`--corpus {corpus.name}`: training and held-out text both need at least one row of {row_length} tokens; give "
+        "more text or a smaller --encoder.row_length."
+    )
+
+
+def order_of_rows(n_rows: int, batch_size: int, first: int, seed: int) -> Iterator[Tensor]:
+    """Yield the row numbers of each batch, without end, beginning with batch `first`.
+
+    Rows are shuffled anew each time that all of them were read; a batch may reach from one order into the next.
+    """
+    epoch, order = -1, torch.empty(0, dtype=torch.long)
+    batch = first
+    while True:
+        chosen = []
+        for i in range(batch * batch_size, (batch + 1) * batch_size):
+            if i // n_rows != epoch:
+                epoch = i // n_rows
+                order = _shuffled(n_rows, epoch, seed)
+            chosen.append(order[i % n_rows])
+        yield torch.stack(chosen)
+        batch += 1
+
+
+def _shuffled(n_rows: int, epoch: int, seed: int) -> Tensor:
+    return torch.randperm(n_rows, generator=generator_of(seed, "order", epoch))
+
+
+# Rows of held-out text that are read at once.
+_HELD_OUT_BATCH = 64
+
+
+@dataclass
+class Batch:
+    """Rows in which some tokens are to be predicted.
+
+    Args:
+        input_ids: What the model reads, shape (n_rows, row_length).
+        labels: The tokens that are to be predicted, -100 elsewhere, in the same shape.
+        n_masked: Number of tokens to predict in all rows of a step: of all processes, and of all parts whose gradients
+            are accumulated.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    n_masked: int
+
+    def to(self, device: Any, **options: Any) -> Batch:
+        """Return the batch on a device; Lightning calls this."""
+        return Batch(self.input_ids.to(device, **options), self.labels.to(device, **options), self.n_masked)
+
+
+class Masking:
+    """Chooses the tokens to predict, by transformers' data collator: 80% are masked, 10% replaced by random tokens.
+
+    Args:
+        tokenizer: The tokenizer; its special tokens are never predicted.
+        share: Share of the tokens that are predicted.
+    """
+
+    def __init__(self, tokenizer: Any, share: float) -> None:
+        from transformers import DataCollatorForLanguageModeling
+
+        self._collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=share, seed=0)
+        self._special = torch.tensor(tokenizer.all_special_ids)
+
+    def __call__(self, rows: Tensor, *seed: int | str) -> tuple[Tensor, Tensor]:
+        """Return what the model reads and the labels; the draws depend on the seed alone."""
+        self._collator.generator = generator_of(*seed)
+        rows = rows.long()
+        inputs, labels = self._collator.torch_mask_tokens(rows.clone(), torch.isin(rows, self._special))
+        return inputs, labels
+
+
+class PackedRows(pl.LightningDataModule):
+    """Packed rows in a shuffled order, with masked tokens; both depend on the seed and the number of the batch alone.
+
+    The processes share the rows of each batch, so that their number changes neither order nor masks. If gradients are
+    accumulated over n batches, these are the parts of one batch that is n times as large. The state is the number of
+    steps that were trained, from which a killed run is continued.
+
+    Args:
+        text: The packed text.
+        batch_size: Number of rows in a batch, over all processes.
+        masked: Share of the tokens that are predicted.
+        seed: Seed of order and masks of the training part; the masks of the held-out part are the same for all seeds.
+    """
+
+    def __init__(self, text: PackedText, batch_size: int, masked: float, seed: int) -> None:
+        super().__init__()
+        self.text, self.batch_size, self.seed = text, batch_size, seed
+        self.masking = Masking(text.tokenizer, masked)
+        self.first = 0
+
+    def batches(self, first: int, rank: int = 0, n_ranks: int = 1, n_accumulated: int = 1) -> Iterator[Batch]:
+        """Yield the batches of a process, without end.
+
+        Args:
+            first: Step of the optimiser to begin with, from 0.
+            rank: Number of the process.
+            n_ranks: Number of processes.
+            n_accumulated: Number of batches in a step.
+        """
+        order = order_of_rows(len(self.text.train), self.batch_size * n_accumulated, first, self.seed)
+        n_parts = n_ranks * n_accumulated
+        for step, chosen in enumerate(order, start=first):
+            inputs, labels = self.masking(self.text.train[chosen], self.seed, "masks", step)
+            n_masked = int((labels >= 0).sum())
+            for part in range(rank, n_parts, n_ranks):
+                yield Batch(inputs[part::n_parts], labels[part::n_parts], n_masked)
+
+    def held_out(self) -> Iterator[Batch]:
+        """Yield the held-out rows, with the same masks for every model."""
+        inputs, labels = self.masking(self.text.held_out, "held out")
+        for some in zip(inputs.split(_HELD_OUT_BATCH), labels.split(_HELD_OUT_BATCH), strict=True):
+            yield Batch(*some, int((some[1] >= 0).sum()))
+
+    def unigram_loss(self) -> float:
+        """Return the loss of a model that knows the frequencies of tokens alone, on the held-out tokens, in nats."""
+        _, labels = self.masking(self.text.held_out, "held out")
+        return self.text.unigram_loss(labels[labels >= 0])
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Return the batches of this process, without end."""
+        trainer = cast(pl.Trainer, self.trainer)
+        share = (trainer.global_rank, trainer.world_size, trainer.accumulate_grad_batches)
+        return DataLoader(_Endless(self, self.first, share), batch_size=None)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """Return the held-out rows."""
+        return DataLoader(cast(Any, list(self.held_out())), batch_size=None)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of steps that were trained."""
+        return {"first": cast(pl.Trainer, self.trainer).global_step}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Begin with the first step that was not trained."""
+        self.first = state_dict["first"]
+
+
+class _Endless(IterableDataset[Batch]):
+    def __init__(self, rows: PackedRows, first: int, share: tuple[int, int, int]) -> None:
+        self.rows, self.first, self.share = rows, first, share
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.rows.batches(self.first, *self.share)

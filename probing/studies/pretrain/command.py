@@ -1,0 +1,151 @@
+"""`pretrain`: small encoders from scratch, with and without position embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, chosen, figure_formats, number_problems
+from probing.cli.options import WandbOptions
+from probing.cli.python_calls import configured
+from probing.corpus import Corpus, load_corpus
+from probing.errors import UserError, out_of_range, refuse
+from probing.runs.call import places, say_results, tracking
+from probing.runs.folder import ResumableFolder, free_name
+from probing.runs.registry import study_of
+from probing.runs.study import Result
+from probing.runtime.processes import interrupt_behind, is_main_process
+from probing.studies.pretrain.options import (
+    ARMS,
+    EncoderOptions,
+    Size,
+    TrainingOptions,
+    chosen_recipe,
+    recipe_problems,
+)
+from probing.tracking import Tracker, resolve_mode
+
+# Options that decide how a run is made or shown, and not what is in it.
+_NOT_OF_THE_RUN = ("quiet", "cache", "runs", "wandb", "figure_format")
+
+
+@configured
+def pretrain(
+    config: dict[str, Any],
+    corpus: Source = "builtin", arms: str | list[str] = "learned,none", seeds: int = 1, size: Size = "tiny",
+    sentences: int = 1000, seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
+    quiet: bool = False, trainer: dict[str, Any] | None = None, encoder: EncoderOptions = EncoderOptions(),
+    training: TrainingOptions = TrainingOptions(), wandb: WandbOptions = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result | None:  # fmt: skip
+    """Pretrain encoders that differ only in what tells them positions, and measure outliers in their checkpoints.
+
+    Args:
+        corpus: Text to learn from; a tenth of its documents is held out, or a tenth of its sentences if it marks fewer
+            than 20 documents. Given as builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as
+            .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.
+        arms: How the encoder is given positions: all, or some of learned (a table of embeddings), none, constant (every
+            token is given the same position), causal (as none, but each token attends only to itself and earlier
+            tokens), sinusoidal (a table of sines that is not trained), rotary (queries and keys rotated by the
+            position).
+        seeds: Number of trainings of each arm, with the seeds from --seed on.
+        size: Shape of the encoder and its training, which --encoder and --training change: tiny trains in minutes on a
+            processor, base is that of Luo, Kulmizev & Mao (2021).
+        sentences: Maximum number of held-out sentences on which checkpoints are measured.
+        seed: Seed of the division of the text, of what is drawn to measure, and first seed of the trainings: initial
+            weights, order of the text, masks.
+        name: Name of this run; pretrain-SIZE-YYYYMMDD-HHMMSS by default. A killed run of this name goes on where it
+            stopped.
+        cache: Folder of activations while a checkpoint is measured; $PROBING_CACHE or RUNS/cache by default.
+        trainer: Arguments of Lightning's Trainer, such as --trainer.devices 2, --trainer.precision bf16-mixed or
+            --trainer.accumulate_grad_batches 4.
+        encoder: Shape of the encoder and of its input, where it is not that of the size.
+        training: How the encoder is trained, where it is not as the size says.
+
+    Returns:
+        The tables of the run; None on ranks other than the first.
+    """
+    from probing.runtime import terminal
+
+    say = terminal.silence if quiet else terminal.say
+    shape, recipe = chosen_recipe(size, encoder, training)
+    refuse(
+        number_problems(seed, None, None) + out_of_range("seeds", seeds, 1, 1000)
+        + out_of_range("sentences", sentences, 10) + recipe_problems(shape, recipe)
+    )  # fmt: skip
+    config |= {"encoder": asdict(shape), "training": asdict(recipe)}
+    wanted = chosen("--arms", arms, ARMS)
+    resolve_mode(wandb.mode)
+    cached, place = places(cache, runs, None)
+    text = load_corpus(corpus)
+    with terminal.quiet_libraries():
+        from probing.runtime.trainer import check_trainer_options
+        from probing.studies.pretrain.experiment import Asked, check, measure_all, packed_text, train_all
+        from probing.studies.pretrain.training import Job
+        from probing.studies.pretrain.training import Places as Written
+
+        check_trainer_options(trainer or {}, "pretraining")
+        check(trainer or {}, name is not None)
+        folder = _folder(place, name or free_name(place, f"pretrain-{size}"), config, text)
+        jobs = [Job(arm, number) for number in range(seed, seed + seeds) for arm in wanted]
+        asked = Asked(jobs, shape, recipe, sentences, seed, trainer or {})
+        first, progress = is_main_process(), terminal.show_progress(quiet)
+        written = Written(folder.path, first)
+        with folder.locked() if first else nullcontext(), _continuable(folder, first):
+            rows = packed_text(text, asked, written)
+            with tracking(folder if first else None, wandb, config) as tracker:
+                logger = tracker.logger if tracker else None
+                losses = train_all(rows, asked, written, logger, say, terminal.step_bars(progress))
+                measured = measure_all(rows, asked, written, cached, losses, say, progress)
+                if not first:
+                    return None
+                _write(folder.path, config, {"arms": measured, "losses": losses}, text, rows, tracker)
+            made = study_of("pretrain").read(folder.finish())
+    say_results(made, tracker.where(made.folder) if tracker else None, quiet)
+    return made
+
+
+def _folder(place: Path, name: str, config: dict[str, Any], text: Corpus) -> ResumableFolder:
+    """Return the run's folder; sentences that were given as a list are named by their file in it.
+
+    Raises:
+        UserError: If the name is taken.
+    """
+    if not isinstance(config["corpus"], str):
+        config["corpus"] = str(place / name / "corpus.txt")
+    definition = {k: v for k, v in config.items() if k not in _NOT_OF_THE_RUN}
+    return ResumableFolder(place, name, {**definition, "fingerprint": text.fingerprint})
+
+
+@contextmanager
+def _continuable(folder: ResumableFolder, first: bool) -> Iterator[None]:
+    """After an interrupt, say how to continue; after a refused request, leave no folder behind."""
+    try:
+        yield
+    except BaseException as error:
+        if interrupt := interrupt_behind(error):
+            left = f"the unfinished run is {folder.path}; the same command with --name {folder.final.name} continues it"
+            raise type(interrupt)(left) from None
+        if isinstance(error, UserError) and first:
+            folder.discard()
+        raise
+
+
+def _write(
+    folder: Path, config: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]], corpus: Any, text: Any,
+    tracker: Tracker | None,
+) -> None:  # fmt: skip
+    """Write tables, figures and summary into the run's folder, and log them."""
+    from probing.studies.pretrain.results import write, write_figures
+
+    (folder / "figures").mkdir(exist_ok=True)
+    figures = write_figures(folder / "figures", tables, figure_formats(config["figure_format"]))
+    files = write(folder, config, tables, corpus, text)
+    if config["corpus"].endswith(f"{folder.stem}/corpus.txt"):  # sentences that were given as a list
+        files.append(folder / "corpus.txt")
+        files[-1].write_text("".join(f"{sentence}\n" for sentence in corpus.sentences), encoding="utf-8")
+    if tracker:
+        tracker.log_results([], [], figures, files, tables, kind="pretrain")

@@ -1,0 +1,95 @@
+"""The LightningModule of masked-language modelling, and its curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from probing.errors import UserError
+from probing.studies.pretrain.arms import seed_of, told
+from probing.studies.pretrain.batches import Batch
+from probing.studies.pretrain.options import Recipe
+
+
+class MaskedLanguageModel(pl.LightningModule):
+    """An encoder that learns to predict masked tokens.
+
+    Logits are computed for masked tokens alone, which are a seventh of all.
+
+    Args:
+        model: The encoder of transformers with its masked-language-model head.
+        arm: Name of its arm, which says what it is told of positions.
+        recipe: How it is trained.
+        seed: Seed of dropout. A draw depends only on the seed, the step, the batch and the process, so that a continued
+            run draws the same.
+    """
+
+    def __init__(self, model: Any, arm: str, recipe: Recipe, seed: int) -> None:
+        super().__init__()
+        self.model, self.arm, self.recipe, self.seed = model, arm, recipe, seed
+
+    def loss_sum(self, batch: Batch) -> Tensor:
+        """Return the cross-entropy of the masked tokens of a batch, summed, in nats."""
+        chosen = batch.labels >= 0
+        states = self.model.base_model(**told(self.arm, batch.input_ids)).last_hidden_state
+        logits = self.model.cls(states[chosen])
+        return functional.cross_entropy(logits.float(), batch.labels[chosen], reduction="sum")
+
+    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+        """Return the loss whose mean over processes and accumulated batches is the mean over all masked tokens."""
+        n_parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
+        loss = self.loss_sum(batch) * n_parts / max(batch.n_masked, 1)
+        if not math.isfinite(value := float(loss.detach())):
+            raise UserError(
+                f"`--training.learning_rate {self.recipe.learning_rate}`: the training diverged at step "
+                f"{self.global_step}; lower it."
+            )
+        self.last_loss = value
+        return loss
+
+    def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
+        """Draw the dropout of each batch from the seed, its number and the process."""
+        torch.manual_seed(seed_of(self.seed, "dropout", self.global_step, batch_index, self.global_rank))
+
+    def validation_step(self, batch: Batch, batch_index: int) -> None:
+        """Log the mean cross-entropy of the masked tokens of the held-out rows."""
+        self.log("loss", self.loss_sum(batch) / max(batch.n_masked, 1), batch_size=batch.n_masked)
+
+    @torch.no_grad()
+    def held_out_loss(self, batches: Iterable[Batch]) -> float:
+        """Return the mean cross-entropy of the masked tokens of some batches, without dropout, in float32."""
+        was_training = self.model.training
+        self.model.eval()
+        total, n = 0.0, 0
+        for batch in batches:
+            total += float(self.loss_sum(batch.to(self.device)))
+            n += batch.n_masked
+        self.model.train(was_training)
+        return total / n
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW with a learning rate that rises linearly and then falls linearly to 0."""
+        recipe = self.recipe
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trained, recipe.learning_rate, (recipe.beta1, recipe.beta2), recipe.epsilon, recipe.weight_decay
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate(recipe.steps, recipe.warm_up))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def share_of_rate(steps: int, warm_up: int) -> Callable[[int], float]:
+    """Return what share of the highest learning rate each step has, counted from 0."""
+
+    def share(step: int) -> float:
+        if step < warm_up:
+            return (step + 1) / (warm_up + 1)
+        return max(0.0, (steps - step) / (steps - warm_up)) if steps > warm_up else 1.0
+
+    return share

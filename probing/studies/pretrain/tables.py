@@ -1,0 +1,214 @@
+"""Columns, verdict, tables and sentences of `pretrain`, for files and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from probing.results.schema import Schema
+from probing.results.shown import in_brackets
+from probing.tables.schema import layer_column, number, text, whole
+
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+Verdict = Literal["confirmed", "refuted", "unclear", "not testable"]
+
+
+# By how many nats the arm with positions is to be better than the arm without them, and than frequencies of tokens.
+BETTER_THAN_NONE, BETTER_THAN_UNIGRAM = 0.5, 1.0
+# Least number of seeds.
+SEEDS = 3
+CLAIM = "Position embeddings cause outliers (Luo, Kulmizev & Mao 2021)"
+# An outlier of the mean deviates by more than this, in sd; see `probing.statistics.outliers`.
+OUTLIER = 5.0
+# What the loss is compared with: a model that knows these alone.
+FREQUENCIES = "frequencies of tokens"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the experiment says on the claim that position embeddings cause outliers.
+
+    Args:
+        verdict: The verdict.
+        reason: Why, as a clause.
+    """
+
+    verdict: Verdict
+    reason: str
+
+
+def last_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the last checkpoint of each arm and seed."""
+    last: dict[tuple[str, int], int] = {}
+    for row in rows:
+        key = (row["arm"], row["seed"])
+        last[key] = max(last.get(key, 0), row["step"])
+    return [row for row in rows if row["step"] == last[row["arm"], row["seed"]]]
+
+
+def judge(rows: Sequence[Row]) -> Judgement:
+    """Return the verdict on the claim of Luo, Kulmizev & Mao (2021) that position embeddings cause outliers.
+
+    It is testable if, after the last step and for every seed, `learned` is better than `none` by half a nat and than
+    the frequencies of tokens by one. It is refuted if `none` or `constant` has an outlier above the embeddings for some
+    seed, and confirmed if `learned` has one for every seed, of at least three. It is not testable if `learned` has none
+    for any seed, and unclear otherwise.
+
+    Args:
+        rows: Rows of `arms.csv`.
+    """
+    end = last_rows(rows)
+    loss = {arm: {row["seed"]: row["loss"] for row in end if row["arm"] == arm} for arm in ("learned", "none")}
+    unigram = {row["seed"]: row["unigram_loss"] for row in end if row["arm"] == "learned"}
+    seeds = sorted(loss["learned"])
+    if not seeds or seeds != sorted(loss["none"]):
+        return Judgement("not testable", "the arms learned and none are needed, with the same seeds")
+    for seed in seeds:
+        learned, none = loss["learned"][seed], loss["none"][seed]
+        for other, name, margin in (
+            (none, "none", BETTER_THAN_NONE), (unigram[seed], "the frequencies of tokens", BETTER_THAN_UNIGRAM)
+        ):  # fmt: skip
+            if not other - learned >= margin:
+                return Judgement(
+                    "not testable",
+                    f"with seed {seed}, learned is better than {name} by {other - learned:.2f} nats, and {margin:g} "
+                    "are needed",
+                )
+    with_outlier = {arm: seeds_with_outlier(end, arm) for arm in ("learned", "none", "constant")}
+    for arm in ("none", "constant"):
+        if with_outlier[arm]:
+            return Judgement("refuted", f"{arm} has an outlier with {_seeds(with_outlier[arm])}")
+    if not with_outlier["learned"]:
+        return Judgement("not testable", "learned has no outlier either, at this size and after these steps")
+    if with_outlier["learned"] != seeds:
+        return Judgement("unclear", f"learned has an outlier with {_seeds(with_outlier['learned'])} alone")
+    if len(seeds) < SEEDS:
+        return Judgement("unclear", f"learned has an outlier and none has not, but {SEEDS} seeds are needed")
+    return Judgement("confirmed", "learned has an outlier with every seed, and none with no seed")
+
+
+def seeds_with_outlier(rows: Iterable[Row], arm: str) -> list[int]:
+    """Return the seeds with which an arm has an outlier of the mean in a layer above the embeddings."""
+    return sorted({row["seed"] for row in rows if row["arm"] == arm and row["layer"] > 0 and is_outlier(row)})
+
+
+def is_outlier(row: Row) -> bool:
+    """Return whether a layer has an outlier of the mean."""
+    return row["max_mean_sd"] > OUTLIER
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def trainings_of(rows: Iterable[Row]) -> dict[tuple[str, int], list[Row]]:
+    """Return the rows of each arm and seed, in the order of the rows."""
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["arm"], row["seed"]), []).append(row)
+    return found
+
+
+def arms_of(rows: Iterable[Row]) -> list[str]:
+    """Return the arms, in the order of the rows."""
+    return list(dict.fromkeys(row["arm"] for row in rows))
+
+
+def tables(made: Tables) -> list[Any]:
+    """Return the table of the terminal: each arm after its last step, with the range over seeds."""
+    from probing.runtime.terminal import plain_table
+
+    end = last_rows(made["arms"])
+    table = plain_table("After the last step: mean over seeds (lowest to highest)")
+    for heading in ("arm", "layer", "farthest mean, sd", "position accuracy", "by the token alone", "equivariance"):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    for arm in arms_of(end):
+        of_arm = [row for row in end if row["arm"] == arm]
+        for layer in sorted({row["layer"] for row in of_arm}):
+            here = [row for row in of_arm if row["layer"] == layer]
+            table.add_row(
+                arm, str(layer), _range(here, "max_mean_sd"),
+                _range(here, "position_accuracy"), _range(here, "token_accuracy"),
+                f"{max(row['equivariance'] for row in here):.1e}",
+            )  # fmt: skip
+    return [table]
+
+
+def _range(rows: Sequence[Row], column: str) -> str:
+    values = [row[column] for row in rows]
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return f"{sum(values) / len(values):.2f}{in_brackets(f'{low} to {high}' if low != high else '')}"
+
+
+def conclusions(made: Tables, growth: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the conclusions, a sentence for each question.
+
+    Args:
+        made: The tables.
+        growth: How the largest mean of `learned` grows, as in `results.json`; None where it was not measured.
+    """
+    rows = made["arms"]
+    end = last_rows(rows)
+    lines = []
+    for arm in arms_of(end):
+        here = [row for row in end if row["arm"] == arm]
+        last = max(row["layer"] for row in here)
+        top = [row for row in here if row["layer"] == last]
+        lines.append(
+            f"{arm}: held-out loss {_range(top, 'loss')} nats, {FREQUENCIES} {_range(top, 'unigram_loss')}; "
+            f"position accuracy in layer {last} {_range(top, 'position_accuracy')}, by the token alone "
+            f"{_range(top, 'token_accuracy')}; {_outliers(here, arm)}."
+        )
+    judgement = judge(rows)
+    lines.append(f"{CLAIM}: {judgement.verdict}: {judgement.reason}.")
+    if growth and not seeds_with_outlier(end, "learned"):
+        lines.append(growth_line(growth))
+    return lines
+
+
+def _outliers(rows: Sequence[Row], arm: str) -> str:
+    """Return what to say of an arm's outliers above the embeddings."""
+    above = [row for row in rows if row["layer"] > 0]
+    if seeds := seeds_with_outlier(above, arm):
+        layers = sorted({row["layer"] for row in above if is_outlier(row)})
+        return f"outliers with {_seeds(seeds)} (layers {', '.join(map(str, layers))})"
+    most = max((row["max_mean_sd"] for row in above), default=0.0)
+    return f"no outlier above the embeddings (the farthest mean is at {most:.1f} sd, an outlier beyond {OUTLIER:g})"
+
+
+def growth_line(growth: Mapping[str, Any]) -> str:
+    """Return how many steps an outlier would take, by the growth so far."""
+    slope, low, high = growth["slope"], growth["slope_low"], growth["slope_high"]
+    said = f"From step {growth['first_step']} on, the farthest mean of learned grows by {slope:.2f} sd each time the "
+    said += "steps double" + (f" (95% interval over seeds: {low:.2f} to {high:.2f})" if low is not None else "")
+    if slope <= 0:
+        return f"{said}: at this rate there would never be an outlier."
+    if growth["steps"] is None:
+        return f"{said}: too slowly for an outlier within 30 doublings of the steps."
+    reach = "no end" if growth["steps_high"] is None else f"{growth['steps_high']:,.0f}"
+    ends = f" (interval: {growth['steps_low']:,.0f} to {reach})" if growth["steps_low"] is not None else ""
+    return f"{said}: extrapolated, {OUTLIER:g} sd would be reached after {growth['steps']:,.0f} steps{ends}."
+
+
+_ARM = text("arm", "What tells the encoder positions.")
+_SEED = whole("seed", "Seed of the training.")
+_STEP = whole("step", "Number of steps of the optimiser.")
+_LOSS = number("loss", "Mean cross-entropy of masked tokens in held-out text, in nats.")
+_UNIGRAM = number("unigram_loss", "The loss of a model that knows how often each token occurs and nothing else.")
+ARMS = Schema("arms", "a row per arm, seed, checkpoint and layer", (
+    _ARM, _SEED, _STEP, _LOSS, _UNIGRAM, layer_column(),
+    whole("outlier_neuron", "The neuron with the farthest mean, where that is beyond 5 sd."),
+    number("max_mean_sd", "How far the farthest mean of a neuron is from the mean of all, in sd of these."),
+    number("argmax_share", "Share of tokens in which that neuron is the largest."),
+    number("argmin_share", "Share of tokens in which it is the smallest."),
+    number("position_accuracy", "Accuracy of a linear probe of position."),
+    number("token_accuracy", "The same of a probe of the token embedding alone."),
+    number("equivariance", "Largest difference of states if a row is read permuted, in root mean squares."),
+))  # fmt: skip
+LOSSES = Schema("losses", "a row per arm, seed and step at which a loss was noted", (
+    _ARM, _SEED, _STEP,
+    number("train_loss", "Mean training loss since the row before, in nats."),
+    _LOSS, _UNIGRAM,
+))  # fmt: skip

@@ -1,0 +1,197 @@
+"""Trains one encoder of one arm with Lightning: its curve, its checkpoints, and states to continue from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytorch_lightning as pl
+import torch
+
+from probing.runtime.files import replacing
+from probing.runtime.processes import interrupts_pass
+from probing.runtime.trainer import build_trainer
+from probing.studies.pretrain.arms import build, checkpoint_folder, checkpoint_steps, save_checkpoint
+from probing.studies.pretrain.batches import PackedRows, PackedText
+from probing.studies.pretrain.module import MaskedLanguageModel
+from probing.studies.pretrain.options import Encoder, Recipe
+
+# Points of the curve of the training loss.
+POINTS = 200
+CLIP = 0.5
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training.
+
+    Args:
+        arm: Name of the arm.
+        seed: Seed of the initial weights, of the order of the rows and of the masks.
+    """
+
+    arm: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Its name, in folders and curves."""
+        return f"{self.arm}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where trainings write.
+
+    Args:
+        folder: The run's folder.
+        writes: Whether this process writes there: the first one alone does.
+    """
+
+    folder: Path
+    writes: bool = True
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of all checkpoints."""
+        return self.folder / "checkpoints"
+
+    def state(self, job: Job) -> Path:
+        """The file of the last state of an unfinished training."""
+        return self.folder / "state" / f"{job.name}.ckpt"
+
+    def curve(self, job: Job) -> Path:
+        """The file with the curve of a finished training."""
+        return self.folder / "state" / f"{job.name}.json"
+
+
+def train(
+    job: Job, text: PackedText, shape: Encoder, recipe: Recipe, options: Mapping[str, Any], places: Places,
+    logger: Any, bars: Sequence[pl.Callback] = (),
+) -> list[Row]:  # fmt: skip
+    """Train an encoder from its beginning or from its last state, unless it is finished; return its curve.
+
+    Args:
+        job: The arm and the seed.
+        text: The packed text.
+        shape: The encoder's shape.
+        recipe: How it is trained.
+        options: Arguments of Lightning's Trainer.
+        places: Where to write.
+        logger: Lightning logger of the curves, if any.
+        bars: Callbacks that show the progress.
+    """
+    if places.curve(job).is_file():
+        curve = cast(list[Row], json.loads(places.curve(job).read_text(encoding="utf-8")))
+        if logger:
+            _log_again(logger, job, curve)
+        return curve
+    module = MaskedLanguageModel(build(job.arm, shape, text.tokenizer, job.seed), job.arm, recipe, job.seed)
+    rows = PackedRows(text, recipe.batch_size, recipe.masked, job.seed)
+    keeper = Keeper(job, rows, recipe, places, logger)
+    defaults = {"gradient_clip_val": CLIP, "limit_val_batches": 0}
+    own = {"max_steps": recipe.steps, "max_epochs": -1}
+    trainer = build_trainer({**defaults, **options, **own}, None, [keeper, *bars], str(places.folder))
+    state = places.state(job)
+    with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        trainer.fit(module, datamodule=rows, ckpt_path=state if state.is_file() else None)
+    return keeper.curve
+
+
+class Keeper(pl.Callback):
+    """Writes checkpoints, states and the curve of a training, and logs the curve.
+
+    Args:
+        job: The arm and the seed.
+        rows: The packed rows, whose held-out part is measured at every checkpoint.
+        recipe: How it is trained.
+        places: Where to write.
+        logger: Lightning logger of the curves, if any.
+    """
+
+    def __init__(self, job: Job, rows: PackedRows, recipe: Recipe, places: Places, logger: Any) -> None:
+        self.job, self.rows, self.recipe, self.places, self.logger = job, rows, recipe, places, logger
+        self.curve: list[Row] = []
+        self.losses: list[float] = []
+        self.checkpoints = set(checkpoint_steps(recipe.steps, recipe.checkpoint_factor))
+        self.done = -1
+        self.unigram_loss = rows.unigram_loss()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the curve so far."""
+        return {"curve": self.curve, "losses": self.losses}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the curve."""
+        self.curve, self.losses = list(state_dict["curve"]), list(state_dict["losses"])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the first checkpoint; of a continued training, log the curve so far."""
+        self.done = trainer.global_step
+        if trainer.global_step == 0:
+            self._record(trainer, cast(MaskedLanguageModel, pl_module), 0)
+        elif self.logger:
+            _log_again(self.logger, self.job, self.curve)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        """After a step of the optimiser, record what is due."""
+        module, step = cast(MaskedLanguageModel, pl_module), trainer.global_step
+        self.losses.append(module.last_loss)
+        if step == self.done:  # gradients are still accumulated
+            return
+        self.done = step
+        every = max(1, self.recipe.steps // POINTS)
+        if step in self.checkpoints or step % every == 0:
+            self._record(trainer, module, step)
+        if step % self.recipe.save_every == 0 and step < self.recipe.steps:
+            self._save_state(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the curve, which says that the training is finished, and remove its state."""
+        if self.places.writes and trainer.global_step >= self.recipe.steps:
+            path = self.places.curve(self.job)
+            path.parent.mkdir(exist_ok=True)
+            with replacing(path) as partial:
+                partial.write_text(json.dumps(self.curve), encoding="utf-8")
+            self.places.state(self.job).unlink(missing_ok=True)
+
+    def _record(self, trainer: pl.Trainer, module: MaskedLanguageModel, step: int) -> None:
+        """Add a row to the curve; at a checkpoint, also write it and measure the held-out loss."""
+        row: Row = {"arm": self.job.arm, "seed": self.job.seed, "step": step, "unigram_loss": self.unigram_loss}
+        if self.losses:
+            mean = torch.tensor(sum(self.losses) / len(self.losses), dtype=torch.float64, device=module.device)
+            row["train_loss"] = float(trainer.strategy.reduce(mean, reduce_op="mean"))
+            self.losses = []
+        if step in self.checkpoints:
+            if self.places.writes:
+                folder = checkpoint_folder(
+                    self.places.checkpoints, self.job.arm, self.job.seed, step, self.recipe.steps
+                )  # fmt: skip
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                save_checkpoint(folder, self.job.arm, module.model, self.rows.text.tokenizer)
+            row["loss"] = module.held_out_loss(self.rows.held_out())
+        self.curve.append(row)
+        if self.logger:
+            _log_again(self.logger, self.job, [row])
+
+    def _save_state(self, trainer: pl.Trainer) -> None:
+        """Write the state from which a killed training is continued; the file is replaced as a whole."""
+        path = self.places.state(self.job)
+        if not self.places.writes:
+            trainer.save_checkpoint(path)  # takes part in what the first process writes
+            return
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as partial:
+            trainer.save_checkpoint(partial)
+
+
+def _log_again(logger: Any, job: Job, curve: Sequence[Row]) -> None:
+    """Log rows of a curve."""
+    for row in curve:
+        names = [name for name in ("train_loss", "loss", "unigram_loss") if name in row]
+        logger.log_metrics({f"{name}/{job.name}": row[name] for name in names}, step=row["step"])

@@ -1,0 +1,304 @@
+"""`sweep`: run the trials of a W&B sweep file without a server."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from probing.cli.arguments import read_yaml
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, figure_formats
+from probing.cli.options import WandbOptions, as_options, with_shared_help
+from probing.cli.python_calls import command
+from probing.errors import UserError, as_clause, out_of_range, refuse
+from probing.results.rows import write_csv
+from probing.runs.call import places, say_where
+from probing.runs.registry import study_of
+from probing.runs.run import load_fit
+from probing.runs.study import Result
+from probing.runtime.processes import interrupt_behind, refuse_several
+from probing.studies.fit.command import fit as fit_command
+from probing.studies.sweep.definition import Sweep, parse_sweep
+from probing.studies.sweep.folder import SweepFolder
+from probing.studies.sweep.options import TrialOptions
+from probing.studies.sweep.tables import SWEEP
+from probing.studies.sweep.trials import Trial, alike, is_stacked, stacks, trial_name
+from probing.tracking import Tracker, one_service, resolve_mode
+
+
+@command
+@with_shared_help
+def sweep(
+    file: str | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    fit: dict[str, Any] | None = None,
+    runs: str = "runs",
+    name: str | None = None,
+    cache: str | None = None,
+    quiet: bool = False,
+    wandb: WandbOptions = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result:
+    """Run the trials of a W&B sweep file here; train those that differ in layer, seed or penalty together.
+
+    Args:
+        file: Sweep file whose trials are runs of fit; may be given without `--file`.
+        trials: Maximum number of trials; by default all of a grid, otherwise run_cap of the file.
+        seed: Seed of random and Bayesian search; the seed of the split is an option of the trials.
+        fit: Options of fit that hold for all trials and override the file, such as --fit.corpus text.txt.
+        runs: Folder of runs, in which the sweep is written too.
+        name: Name of the sweep, that of the file by default; an unfinished sweep of this name is continued.
+        wandb: Where and how to track the trials, as one group, in Weights & Biases.
+
+    Returns:
+        The finished sweep.
+    """
+    wandb = as_options(WandbOptions, wandb, "wandb")
+    from probing.runtime import terminal
+
+    refuse_several("sweep")
+    if file is None:
+        raise UserError("`sweep` takes a sweep file, such as conf/sweeps/layers.yaml.")
+    content = read_yaml(file, "sweep")
+    over = _flat(fit or {})
+    definition = parse_sweep(content, file).without(over)
+    refuse(out_of_range("trials", trials, 1) + out_of_range("seed", seed, 0))
+    options = TrialOptions(fit_command, definition, file, over)
+    runs, cache, quiet, wandb = _own_defaults(options.own, definition, runs, cache, quiet, wandb)
+    name = name or Path(file).stem
+    mode, formats = resolve_mode(wandb.mode), figure_formats(figure_format)
+    cached, place = places(cache, runs, None)
+    n_trials = _number_of_trials(definition, trials, file)
+    settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": over}
+    folder = SweepFolder(place, name, settings)
+    say = terminal.silence if quiet else terminal.say
+    with terminal.quiet_libraries(), folder.claimed() as whole, one_service(mode):
+        start = time.perf_counter()
+        runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say, quiet)
+        try:
+            made = runner.run()
+            _conclude(folder.path, definition, options, made, wandb, name, say, start, formats)
+        except BaseException as error:
+            left = f"{shlex.join(['python', '-m', 'probing', 'sweep', file])} continues the sweep"
+            if interrupt := interrupt_behind(error):
+                raise type(interrupt)(f"the unfinished sweep is {folder.path}, and {left}") from None
+            if isinstance(error, OSError):
+                raise UserError(
+                    f"`--runs {runs}` cannot be written ({as_clause(error)}); make room: {left}."
+                ) from error
+            raise
+    finished = study_of("sweep").read(folder.finish())
+    if not quiet:
+        terminal.show(*finished.tables())
+    for line in finished.conclusions():
+        print(line)
+    say_where(finished.folder, None)
+    return finished
+
+
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by their dotted names; groups of options, as Python gives them, are flattened."""
+    groups = {name: value for name, value in options.items() if isinstance(value, Mapping)}
+    inner = {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
+    return {**{name: value for name, value in options.items() if name not in groups}, **inner}
+
+
+def _own_defaults(
+    own: Mapping[str, Any], definition: Sweep, runs: str, cache: str | None, quiet: bool, wandb: WandbOptions
+) -> tuple[str, str | None, bool, WandbOptions]:
+    """Return the sweep's own options: those of the command line, or else what the file says for all trials."""
+    usual = WandbOptions()
+    said: dict[str, Any] = {"project": definition.project, "entity": definition.entity}
+    said |= {name.removeprefix("wandb."): value for name, value in own.items() if name.startswith("wandb.")}
+    told = {name: value for name, value in said.items() if value and getattr(wandb, name) == getattr(usual, name)}
+    return (
+        own.get("runs", runs) if runs == "runs" else runs, cache or own.get("cache"), quiet or own.get("quiet", False),
+        replace(wandb, **told),
+    )  # fmt: skip
+
+
+def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
+    """Return the number of trials.
+
+    Raises:
+        UserError: If nothing limits their number, or the search cannot be done here.
+    """
+    from probing.studies.sweep.rows import check_metric
+    from probing.studies.sweep.search import check_installed, n_points
+
+    refuse([problem] if (problem := check_metric(definition.metric)) else [])
+    cap = min((n for n in (trials, definition.run_cap) if n), default=None)
+    if definition.method == "grid":
+        return min(n_points(definition), cap or n_points(definition))
+    if cap is None:
+        raise UserError(f"`method: {definition.method}` in {file} never ends; give `run_cap` there, or --trials.")
+    if definition.method == "bayes":
+        check_installed()
+    return cap
+
+
+class _Runner:
+    """Runs the trials that are not finished yet.
+
+    Args:
+        definition: The sweep that is searched.
+        options: Turns points of the search into the options of trials.
+        folder: Folder of the sweep.
+        whole: Names of the trials that are finished.
+        n_trials: Number of trials of the sweep.
+        seed: Seed of random and Bayesian search.
+        cache: Folder of cached activations.
+        wandb: Where and how trials are tracked.
+        say: Function that takes one-line messages.
+        quiet: Whether to show no progress.
+    """
+
+    def __init__(
+        self, definition: Sweep, options: TrialOptions, folder: SweepFolder, whole: Sequence[str], n_trials: int,
+        seed: int, cache: Path, wandb: WandbOptions, say: Any, quiet: bool,
+    ) -> None:  # fmt: skip
+        self.definition, self.options, self.folder, self.whole = definition, options, folder, set(whole)
+        self.n_trials, self.seed, self.cache, self.say, self.quiet = n_trials, seed, cache, say, quiet
+        self.wandb = replace(wandb, group=wandb.group or folder.final.name)
+
+    def run(self) -> list[Trial]:
+        """Run what is left and return all trials."""
+        if self.whole:
+            self.say(f"{len(self.whole)} of {self.n_trials} trials are finished already")
+        if self.definition.stops_early:
+            self.say("early_terminate applies to the agents of W&B only: here every trial runs to its end")
+        if self.definition.method == "bayes":
+            return self._search()
+        trials = [self._trial(number, point) for number, point in enumerate(self._points())]
+        self._check(trials)
+        for stack in stacks(trials):
+            self._run(stack)
+        return trials
+
+    def _points(self) -> Iterator[Mapping[str, Any]]:
+        from probing.studies.sweep.search import draw, grid
+
+        if self.definition.method == "grid":
+            return itertools.islice(grid(self.definition), self.n_trials)
+        return (draw(self.definition, number, self.seed) for number in range(self.n_trials))
+
+    def _search(self) -> list[Trial]:
+        """Run a Bayesian search: each trial's point is suggested by the metrics of the trials before it."""
+        from probing.studies.sweep.rows import metric_of, outcome
+        from probing.studies.sweep.search import suggest
+
+        trials: list[Trial] = []
+        finished: list[tuple[dict[str, Any], float]] = []
+        for number in range(self.n_trials):
+            point = suggest(self.definition, finished, self.seed)
+            trials.append(self._trial(number, point))
+            self._check(trials[-1:])
+            self._run(trials[-1:])
+            made = outcome(trials[-1].name, point, load_fit(self.folder.trials / trials[-1].name))
+            finished.append((point, metric_of(made, self.definition.metric)))
+        return trials
+
+    def _trial(self, number: int, point: Mapping[str, Any]) -> Trial:
+        varied = self.options.varied_of(point)
+        options = {**self.options.of(point), "cache": str(self.cache), "wandb": self.wandb}
+        return Trial(trial_name(number, self.n_trials, varied), varied, options)
+
+    def _check(self, trials: Sequence[Trial]) -> None:
+        """Refuse what the model or the training cannot do, before any work."""
+        from probing.models import load_config, parse_layers, resolve_model
+        from probing.runtime.trainer import check_trainer_options
+
+        for same in {alike(trial): trial for trial in trials}.values():
+            trainer = same.options["trainer"] or {}
+            if {"strategy", "num_nodes"} & set(trainer) or trainer.get("devices", 1) != 1:
+                raise UserError(
+                    "`trainer.strategy`, `trainer.devices` and `trainer.num_nodes`: a sweep runs in one process; "
+                    "`wandb agent` runs its trials on any number of hosts."
+                )
+            check_trainer_options(trainer, same.probe.solver)
+            if same.options["corpus"] == "-":
+                raise UserError("`corpus: -`: a sweep reads its corpus more than once; give it as a file.")
+        depth: dict[tuple[str, str | None], int] = {}
+        for trial in trials:
+            model, revision = trial.options["model"], trial.options["revision"]
+            if (model, revision) not in depth:
+                depth[model, revision] = load_config(resolve_model(model, revision)).num_hidden_layers
+            parse_layers(trial.options["layer"], depth[model, revision], model)
+
+    def _run(self, stack: Sequence[Trial]) -> None:
+        from probing.runtime import terminal
+
+        todo = [trial for trial in stack if trial.name not in self.whole]
+        if not todo:
+            return
+        if not is_stacked(todo[0]):
+            self._fit(todo[0])
+            return
+        from probing.studies.sweep.stacks import StackContext, run_stack
+
+        progress = terminal.show_progress(self.quiet)
+
+        def callbacks(what: str) -> list[Any]:
+            return [terminal.training_progress(what)] if progress else []
+
+        done = [trial for trial in stack if trial.name in self.whole]
+        context = StackContext(self.folder.trials, self.cache, self.wandb, self.say, callbacks, self._finished)
+        run_stack(todo, done, context, progress)
+
+    def _fit(self, trial: Trial) -> None:
+        """Run a trial that asks for more than a probe as a `fit` of its own."""
+        import yaml
+
+        with contextlib.redirect_stdout(io.StringIO()):  # its tables are on disk
+            made = fit_command(**{**trial.options, "runs": str(self.folder.trials), "name": trial.name, "quiet": True})
+        assert made is not None  # of one process the first rank
+        config = {**made.config, "runs": trial.options["runs"], "quiet": trial.options["quiet"]}
+        (made.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        self._finished(trial)
+
+    def _finished(self, trial: Trial) -> None:
+        before = len(self.whole)
+        self.whole.add(trial.name)
+        tenth = max(1, self.n_trials // 10)
+        if before // tenth != len(self.whole) // tenth or len(self.whole) == self.n_trials:
+            self.say(f"{len(self.whole)} of {self.n_trials} trials")
+
+
+def _conclude(
+    folder: Path, definition: Sweep, options: TrialOptions, trials: Sequence[Trial], wandb: WandbOptions, name: str,
+    say: Any, start: float, formats: Sequence[str],
+) -> None:  # fmt: skip
+    """Write the results of all trials, with what the terminal says of them, and log them."""
+    import yaml
+
+    from probing.runtime.installation import versions
+    from probing.studies.sweep import rows as table
+    from probing.studies.sweep.figures import write_sweep_figure
+
+    outcomes = [table.outcome(trial.name, trial.point, load_fit(folder / "trials" / trial.name)) for trial in trials]
+    rows = table.rows(outcomes, options.varied)
+    best = table.best(outcomes, definition.metric, definition.goal)
+    (folder / "figures").mkdir(exist_ok=True)
+    figures = write_sweep_figure(folder / "figures" / "sweep", rows, options.varied, formats)
+    write_csv(folder / "sweep.csv", rows, SWEEP)
+    settings = json.loads((folder / "definition.json").read_text(encoding="utf-8"))
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False), encoding="utf-8")
+    summary = {
+        "kind": "sweep", "versions": versions(), **{key: settings[key] for key in ("trials", "seed", "fit")},
+        "best": {"trial": best.name, **best.point, "metric": table.metric_of(best, definition.metric)},
+        "timings": {"total_s": time.perf_counter() - start},
+        "said": table.conclusion(rows, best, options.varied, definition.metric, definition.goal),
+    }  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    files = [folder / file for file in ("sweep.csv", "sweep.yaml", "results.json")]
+    tracker = Tracker(replace(wandb, group=wandb.group or name), folder, name, {**settings, **asdict(wandb)}, say)
+    tracker.log_results([], [], figures, files, {"sweep": rows}, kind="sweep")
+    tracker.finish()

@@ -1,1 +1,0 @@
-"""Sweeps: the trials of a W&B sweep file, trained together where possible."""

@@ -1,0 +1,280 @@
+"""Tables of `fit`, `probe` and `rank`, and columns that tables of several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probing.data.control_names import ADDED_CONTROLS, CONTROLS
+from probing.results.schema import Column, Schema, Type, label_of_class, layer_number, measured, number, text, whole
+from probing.statistics.sample_size import SIZE_COLUMNS
+
+INTERVAL = "95% interval"
+
+
+def layer_column(meaning: str = "Number of the layer; 0 is the embedding output, k the output of block k.") -> Column:
+    """Return the column of the layer."""
+    return Column("layer", layer_number, meaning)
+
+
+def block(meaning: str = "Number of the block, from 1.") -> Column:
+    """Return the column of the layer where it is the number of a block."""
+    return Column("layer", layer_number, meaning)
+
+
+HEAD = whole("head", "Number of the attention head within its block, from 1.")
+
+
+def ends(of: str, meaning: str, kind: Type = float) -> tuple[Column, Column]:
+    """Return the columns of both ends of an interval that does not belong to the column before it."""
+    return tuple(Column(f"{of}_{end}".lstrip("_"), kind, meaning) for end in ("low", "high"))  # type: ignore[return-value]
+
+
+def value(meaning: str) -> Column:
+    """Return the column `value` with its interval, `low` and `high`."""
+    return Column("value", float, f"{meaning}; low, high: its {INTERVAL}.", form=".3f", interval="")
+
+
+def effect(meaning: str) -> Column:
+    """Return the column `effect` with its interval, `low` and `high`."""
+    return Column("effect", float, f"{meaning}; low, high: its {INTERVAL}.", form="+.3f", interval="")
+
+
+_SIZES = {
+    "n_fitted_sentences": "Number of sentences on which the transform was fitted.",
+    "n_fitted_vectors": "Number of vectors on which the transform was fitted.",
+    "n_fitted_dimensions": "Number of dimensions that the transform estimates.",
+}
+# The size of the sample that a transform was fitted on; only of transforms that estimate a covariance.
+SIZES = (
+    *(whole(name, meaning) for name, meaning in _SIZES.items()),
+    number("vectors_per_dimension", "Vectors per estimated dimension; whitening is unreliable below ten.", form=".1f"),
+)
+assert tuple(column.name for column in SIZES) == tuple(SIZE_COLUMNS)
+
+N_TRAIN_TOKENS = whole("n_train_tokens", "Number of training tokens, or other examples.")
+N_TEST_TOKENS = whole("n_test_tokens", "Number of test tokens, or other examples.")
+__all__ = [
+    "HEAD", "INTERVAL", "N_TEST_TOKENS", "N_TRAIN_TOKENS", "SIZES", "Column", "block", "effect", "ends", "layer_column",
+    "measured", "number", "text", "value", "whole",
+]  # fmt: skip
+
+
+def _controls(score: str, words: str) -> Iterator[Column]:
+    """Yield of each control its score, and the interval of the probe's minus that."""
+    for name, said in (CONTROLS | ADDED_CONTROLS).items():
+        meaning = f"{words} of the control {said}, a mean over its draws."
+        yield Column(f"{name}_{score}", float, meaning, form=".3f", interval=f"above_{name}")
+
+
+_AGREEMENT = (
+    number("bootstrap_overlap", "Share of the first 10 neurons that bootstrapped probes have in common."),
+    number("more_penalty_overlap", "Overlap of the first 10 neurons with those under a penalty 10 times stronger."),
+    number("more_penalty_spearman", "Spearman's correlation with the ranking under that penalty."),
+    number("less_penalty_overlap", "Overlap of the first 10 neurons with those under a penalty 10 times weaker."),
+    number("less_penalty_spearman", "Spearman's correlation with the ranking under that penalty."),
+)
+_FLAG = text("flag", "uninformative where the probe is not shown to beat a constant answer.", may_be_empty=True)
+ACCURACY = Schema("accuracy", "a row per layer", (
+    layer_column(),
+    measured("accuracy", "Share of the test tokens whose class the probe predicts."),
+    number("macro_accuracy", "Mean over the classes of the accuracy of each."),
+    number("within_one", "Share of test tokens whose predicted class is at most 1 away, where classes are numbers."),
+    number("mean_absolute_error", "Mean absolute distance of the predicted number from the true one.", form=".2f"),
+    number("cross_entropy", "Cross-entropy of the test tokens, in nats."),
+    number("prior_cross_entropy", "Cross-entropy of a constant answer, in nats."),
+    number("train_cross_entropy", "Cross-entropy of the training tokens, in nats."),
+    measured("information", "Nats by which the probe is better than the constant answer."),
+    number("optimality_gap", "By how many nats, at most, the training objective is above its minimum.", form=".1e"),
+    Column("majority_accuracy", float, "Accuracy of always predicting the most frequent class of training; "
+           "above_majority: by how much the probe is above it, paired.", form=".3f", interval="above_majority"),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+    whole("n_classes", "Number of classes."),
+    *_controls("accuracy", "Accuracy"),
+    whole("n_clipped", "Number of neurons that `--transform clip` sets to 0."),
+    number("selectivity", "Accuracy minus that of the control task."),
+    *_AGREEMENT,
+    number("online_code_bits", "Bits of the training labels encoded online, with `--mdl`.", form=".0f"),
+    number("uniform_code_bits", "Bits of the labels in a code that knows only the number of classes.", form=".0f"),
+    number("compression", "The second divided by the first.", form=".1f"),
+    number("validation_cross_entropy", "Cross-entropy of the validation tokens, in nats."),
+    *SIZES, _FLAG,
+))  # fmt: skip
+# Of numbers, where the R² of a ridge probe stands in the place of the accuracy.
+NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
+    layer_column(),
+    measured("r2", "R² on test examples: the share of the constant answer's squared error that the probe saves."),
+    number("train_r2", "R² on training examples."),
+    number("mean_absolute_error", "Mean absolute error, in units of the number.", form=".3g"),
+    number("root_mean_squared_error", "Root of the mean squared error, in units of the number.", form=".3g"),
+    number("constant_root_mean_squared_error", "The same of the constant answer.", form=".3g"),
+    number("relative_gradient", "Norm of the gradient of the objective, divided by that at 0.", form=".1e"),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+    *_controls("r2", "R²"), *_AGREEMENT, *SIZES, _FLAG,
+))  # fmt: skip
+
+# False discovery rate of the neurons that are not flagged `no-signal`: the largest expected share without a signal.
+FALSE_DISCOVERIES = 0.01
+_RANKED = (
+    layer_column("0 is the embedding output, and layer k the output of block k; units of an MLP and outputs of heads "
+                 "of layer k are inside block k."),
+    whole("rank", "Rank of the neuron in its layer, by contribution; 1 contributes most."),
+    whole("neuron", "Index of the neuron in its layer, from 0."),
+    whole("head", "Attention head that the neuron belongs to, counted from 1; with `--site attention`."),
+    number("contribution", "Mean over the test tokens of |weight × activation| for the true class, in logit units, "
+           "weights centred over classes; of a probe of numbers, for its prediction, in their unit. A high "
+           "contribution does not show that the model uses the neuron.", form=".4f"),
+    number("ratio", "Contribution in multiples of the mean of the layer's neurons.", form=".1f"),
+    number("share", "Contribution as a share of the sum over the layer's neurons.", form=".1%"),
+    Column("rank_low", int, "Best and worst rank over this probe and those trained on bootstrap samples of the "
+           "training sentences. It shows how stable the rank is and is not a confidence interval.", "range"),
+    Column("rank_high", int, "The worst of these ranks."),
+    number("contribution_centred", "Contribution after subtracting the neuron's mean over training tokens: what is "
+           "left once the neuron cannot stand in for the intercept that the probe lacks. * marks unreliable values.",
+           "centred", ".4f"),
+)  # fmt: skip
+_COMPANION = number(
+    "contribution_companion", "Centred contribution to a probe that has an intercept, for neurons whose centred "
+    "contribution is marked unreliable by *.", "with intercept", ".4f",
+)  # fmt: skip
+# What labels explain of a neuron with something else held fixed (`--given`).
+GIVEN = (
+    number("given_eta_squared", "The same among training tokens with the same value of what `--given` names: the "
+           "share of the variance that is left within these.", "given"),
+    number("given_z", "By how many standard deviations that is more than by chance.", "z given", ".0f"),
+    number("given_p", "Its p-value.", "p given"),
+    number("given_q", "Lowest false discovery rate at which the neuron counts as having a signal with that value held "
+           f"fixed. Above {FALSE_DISCOVERIES:g} the flag says confound, if it has a signal otherwise.", "q given"),
+)  # fmt: skip
+_SEPARATION = (
+    number("eta_squared", "Eta squared: the share of the neuron's variance over training tokens that is between "
+           "classes rather than within them, minus the share that is expected by chance. It is 0 for a neuron that "
+           "tells nothing about the class by itself. Of numbers, the squared correlation, minus that by "
+           "chance.", "eta sq."),
+    number("eta_squared_z", "By how many standard deviations the labels explain more of the neuron than by "
+           "chance.", "z",
+           ".0f"),
+    number("eta_squared_p", "Its p-value.", "p"),
+    number("eta_squared_q", "Lowest false discovery rate over the neurons of the layer at which this one counts as "
+           f"having a signal. Above {FALSE_DISCOVERIES:g} the flag says no-signal.", "q"),
+    *GIVEN,
+    number("unique", "Estimate, without retraining, of what the probe loses without the neuron, from its weights and "
+           "from how well the other neurons can stand in for it. It is good for the order of neurons, and several "
+           "times too large as a number of nats.", form=".4f"),
+)  # fmt: skip
+_REMOVED = (
+    text("removed", "Why a probe was trained without the neuron, and what its interval cannot tell."),
+    number("removed_p", "p-value of the loss without it, corrected for all removed neurons."),
+    number("mean", "Mean activation over training tokens."),
+    number("sd", "Standard deviation of the activation over training tokens."),
+    text("flag", "Warnings about the rank, separated by spaces.", may_be_empty=True),
+)
+NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
+    *_RANKED,
+    _COMPANION,
+    number("control_task_share", "Share of the neuron in the contributions to probes of random labels of word types, "
+           "the mean over several draws. A neuron with as large a share there tells words apart rather than classes.",
+           "in control tasks", ".1%"),
+    number("selectivity", "Its share of the layer's sum minus that."),
+    *_SEPARATION,
+    measured("cross_entropy_without", "Ablation effect: by how many nats a probe that is retrained without the neuron "
+             "predicts the test tokens worse. Little is lost where other neurons carry the same information.",
+             "without it", "+.4f"),
+    *_REMOVED,
+))  # fmt: skip
+NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order, of numbers", (
+    *_RANKED, _COMPANION,
+    number("correlation", "Correlation of the neuron with the number over training tokens.", form="+.3f"),
+    *_SEPARATION,
+    measured("r2_without", "Ablation effect: by how much the R² of the test tokens falls for a probe that is solved "
+             "again without the neuron. Little is lost where other neurons carry the same "
+             "information.", "R² lost", "+.4f"),
+    *_REMOVED,
+))  # fmt: skip
+POSITIONS = Schema("positions", "of positions, a row per layer and position", (
+    layer_column(),
+    whole("position", "Position of the token in its sentence, special tokens included."),
+    measured("accuracy", "Share of the test tokens at the position that are predicted."),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+CLASSES = Schema("classes", "a row per layer, class and neuron among the first 20 of the class", (
+    layer_column(),
+    Column("class", label_of_class, "Label of the class."),
+    whole("n_test_tokens", "Number of test tokens of the class."),
+    whole("rank", "Rank of the neuron for the class."),
+    whole("neuron", "Index of the neuron."),
+    number("contribution", "Mean contribution over the class's test tokens."),
+    number("share", "Its share of the class's sum."),
+    number("weight", "The probe's centred weight; its sign says whether high values speak for or against the class."),
+), optional=True)  # fmt: skip
+HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
+    layer_column(),
+    whole("head", "Number of the head, from 1."),
+    whole("first_neuron", "Its first neuron."),
+    whole("n_neurons", "Number of its neurons."),
+    number("contribution", "Sum of the contributions of its neurons."),
+    number("share", "That as a share of the layer's sum."),
+    measured("accuracy", "Accuracy of a probe of the head's neurons alone."),
+    number("majority_accuracy", "Accuracy of always predicting the most frequent class."),
+    number("random_accuracy", "Mean accuracy of probes of as many random neurons."),
+    number("random_lowest", "The lowest of these."),
+    number("random_highest", "The highest of these."),
+    whole("n_random", "Number of random sets."),
+    text("above_chance", "Whether the head is above both, corrected for the number of heads: yes or no."),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+
+RANKING = Schema("METHOD", "a row per layer and neuron in ranked order, a file per method", (
+    layer_column(), whole("rank", "Rank in the layer."), whole("neuron", "Index of the neuron."),
+    number("score", "What the method ranks by."),
+))  # fmt: skip
+EVALUATION = Schema("evaluation", "a row per ranking, probe, end and size", (
+    layer_column(),
+    text("ranking", "Method of the ranking."),
+    text("probe", "linear or gaussian."),
+    text("from", "top, bottom or random: which of its neurons."),
+    whole("k", "Number of neurons."),
+    whole("draw", "Number of the draw of random neurons."),
+    measured("accuracy", "Accuracy on test tokens."),
+    number("majority_accuracy", "Accuracy of the most frequent class."),
+    text("above_chance", "Whether the accuracy is above that: yes or no."),
+    number("cross_entropy", "Cross-entropy, in nats."),
+    number("mutual_information", "Nats that the probe knows of the class."),
+    number("share_of_entropy", "That as a share of the entropy of the classes."),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+ERASURE = Schema("erasure", "a row per layer and condition", (
+    layer_column(),
+    text("condition", "What a new probe reads: all neurons, the first alone, the others, or after erasure."),
+    whole("n_neurons", "Number of neurons that it reads."),
+    whole("n_removed", "Number of directions that were erased."),
+    measured("accuracy", "Accuracy on test tokens."),
+    number("majority_accuracy", "Accuracy of the most frequent class."),
+    number("cross_entropy", "Cross-entropy, in nats."),
+    number("constant_cross_entropy", "Cross-entropy of a constant answer."),
+    measured("information", "Usable information: nats by which the probe is better than a constant answer."),
+    number("share", "That as a share of the information of all neurons."),
+    N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+CURVES = Schema("curves", "a row per ranking, kind, end and number of neurons", (
+    layer_column(),
+    text("ranking", "Method of the ranking."),
+    text("kind", "only these neurons, or without them."),
+    text("from", "top, bottom or random: which of its neurons."),
+    whole("k", "Number of neurons."),
+    whole("draw", "Number of the draw of random neurons."),
+    measured("accuracy", "Accuracy on test tokens."),
+    number("cross_entropy", "Cross-entropy, in nats."),
+    number("validation_accuracy", "Accuracy on validation tokens."),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+PREDICTIONS = Schema("predictions", "what `Run.predict` returns: a row per example and layer", (
+    whole("sentence", "Index of the sentence."),
+    whole("position", "Position of the token in its sentence, special tokens included."),
+    text("token", "Characters of the token, or the word."),
+    text("word", "The word that the token belongs to."),
+    whole("word_index", "Index of that word in its sentence."),
+    whole("row", "Index of the row, of arrays."),
+    layer_column(),
+    Column("predicted", label_of_class, "Label that the probe predicts, or number."),
+    number("probability", "Probability that it gives to the label."),
+), optional=True)  # fmt: skip

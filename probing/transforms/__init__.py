@@ -1,1 +1,0 @@
-"""Affine maps of hidden states: clipping, whitening, linear erasure and others."""

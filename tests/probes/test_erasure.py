@@ -1,0 +1,341 @@
+"""Linear erasure: theorems of LEACE in float64, held-out data by scikit-learn, and what a probe is left with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import sqrtm
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from conftest import BARE
+from families import D_MODEL
+from probing import WandbOptions, fit, rank
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.data.examples import read
+from probing.evidence.removal import cross_entropy_by_sentence, usable_information
+from probing.probes.erasure import Eraser, ErasureAccumulator, erased, fit_erasers, with_neurons
+from probing.probes.recipe import Lbfgs, Training
+from probing.probes.solvers import Penalty
+from probing.results.shown import without_nan
+from probing.tables.rankings import CONDITIONS
+from probing.tables.schema import ERASURE
+from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
+from wandb_reader import read_offline_runs
+from written import read_csv
+
+pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
+
+
+def planted_classes(
+    n: int, d_model: int, n_classes: int, seed: int = 0, strength: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return correlated float64 states around a random mean for each class, far from 0, and their labels."""
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(d_model, d_model, generator=generator, dtype=torch.float64)
+    means = torch.randn(n_classes, d_model, generator=generator, dtype=torch.float64)
+    labels = torch.randint(n_classes, (n,), generator=generator)
+    noise = torch.randn(n, d_model, generator=generator, dtype=torch.float64)
+    return (noise + means[labels]) @ mixing + 3, labels
+
+
+def fit_eraser(states: Tensor, labels: Tensor, n_classes: int, batch: int = 10_000) -> Eraser:
+    accumulator = ErasureAccumulator(states.shape[1], n_classes)
+    for start in range(0, len(states), batch):
+        accumulator.update(states[start : start + batch], labels[start : start + batch])
+    return accumulator.result()
+
+
+def cross_covariance(states: Tensor, labels: Tensor) -> np.ndarray[Any, Any]:
+    one_hot = np.eye(int(labels.max()) + 1)[labels.numpy()]
+    x = states.double().numpy()
+    return (x - x.mean(0)).T @ (one_hot - one_hot.mean(0)) / len(x)
+
+
+# --- theorems ---
+
+
+def test_the_eraser_is_the_papers_formula() -> None:
+    # Theorem 4.3 written out: r(x) = x - W^+ P W (x - mu), W the symmetric inverse root of the covariance.
+    states, labels = planted_classes(400, 9, 4)
+    x, sigma_xz = states.numpy(), cross_covariance(states, labels)
+    w = np.linalg.inv(np.real(sqrtm(np.cov(x.T, bias=True))))
+    p = (w @ sigma_xz) @ np.linalg.pinv(w @ sigma_xz, rcond=1e-10)
+    expected = x - (x - x.mean(0)) @ (np.linalg.pinv(w) @ p @ w).T
+    eraser = fit_eraser(states, labels, 4)
+    assert eraser.rank == 3
+    np.testing.assert_allclose(eraser.apply(states).numpy(), expected, atol=1e-9)
+
+
+def test_after_erasure_states_and_classes_do_not_vary_together_and_the_mean_stays() -> None:
+    states, labels = planted_classes(500, 12, 5)
+    changed = fit_eraser(states, labels, 5).apply(states)
+    assert np.abs(cross_covariance(states, labels)).max() > 0.1
+    assert np.abs(cross_covariance(changed, labels)).max() < 1e-12
+    torch.testing.assert_close(changed.mean(0), states.mean(0))
+
+
+def test_erasing_twice_is_erasing_once() -> None:
+    states, labels = planted_classes(500, 12, 5)
+    eraser = fit_eraser(states, labels, 5)
+    changed = eraser.apply(states)
+    torch.testing.assert_close(eraser.apply(changed), changed, atol=1e-10, rtol=0)
+    assert fit_eraser(changed, labels, 5).rank == 0  # nothing is left to erase
+
+
+def test_no_other_affine_map_that_erases_changes_the_states_less() -> None:
+    states, labels = planted_classes(600, 8, 4)
+    x, sigma_xz = states.numpy(), cross_covariance(states, labels)
+    changed = fit_eraser(states, labels, 4).apply(states).numpy()
+    q, _ = np.linalg.qr(np.linalg.svd(sigma_xz)[0][:, :3])
+    orthogonal = x - (x - x.mean(0)) @ q @ q.T  # erases too: the projection along the means' differences
+    assert np.abs(cross_covariance(torch.from_numpy(orthogonal), labels)).max() < 1e-12
+    # Theorem 4.2: whatever positive definite form measures the change, here three of them.
+    for form in (np.eye(8), np.diag(np.arange(1.0, 9)), np.linalg.inv(np.cov(x.T))):
+        least, naive = (np.einsum("ni,ij,nj->n", x - r, form, x - r).mean() for r in (changed, orthogonal))
+        assert least < 0.99 * naive
+        # And by perturbation: adding any map that keeps the class means equal makes it worse.
+        generator = np.random.default_rng(0)
+        null = np.eye(8) - q @ q.T  # rows that see no difference between the means
+        for _ in range(20):
+            other = changed + (x - x.mean(0)) @ (0.05 * generator.standard_normal((8, 8)) @ null).T
+            assert np.einsum("ni,ij,nj->n", x - other, form, x - other).mean() > least
+
+
+def test_scaling_neurons_scales_what_is_left() -> None:
+    states, labels = planted_classes(500, 12, 5)
+    scale = torch.logspace(-9, 3, 12, dtype=torch.float64)
+    changed = fit_eraser(states, labels, 5).apply(states)
+    torch.testing.assert_close(fit_eraser(states * scale, labels, 5).apply(states * scale) / scale, changed)
+
+
+def test_batches_do_not_matter_and_tokens_without_a_class_do_not_count() -> None:
+    states, labels = planted_classes(500, 12, 5)
+    mixed, of_mixed = torch.cat([states, torch.full((40, 12), 1e3)]), torch.cat([labels, torch.full((40,), -1)])
+    whole = fit_eraser(states, labels, 5).apply(states)
+    torch.testing.assert_close(fit_eraser(mixed, of_mixed, 5, batch=7).apply(states), whole, atol=1e-9, rtol=0)
+
+
+def test_float32_states_stay_float32_and_are_erased_to_their_rounding() -> None:
+    states, labels = planted_classes(2000, 12, 5)
+    narrow = states.float() + 100  # large means, as outlier neurons have
+    changed = fit_eraser(narrow, labels, 5).apply(narrow)
+    assert changed.dtype == torch.float32
+    assert np.abs(cross_covariance(changed, labels)).max() < 1e-6 * float(narrow.abs().max())
+
+
+# --- what real layers are like ---
+
+
+def test_directions_and_neurons_without_variance_are_passed_over() -> None:
+    # As after a LayerNorm: a weighted sum of the neurons is 0; one is constant, two are dead in all but name.
+    states, labels = planted_classes(800, 12, 5)
+    states = states - states.mean(1, keepdim=True)
+    extra = torch.stack([torch.full((800,), 10.1), 1e-32 * states[:, 0], 1e-12 * states[:, 1]], 1)
+    states = torch.cat([states, extra], 1)
+    eraser = fit_eraser(states, labels, 5)
+    changed = eraser.apply(states)
+    assert eraser.rank == 4
+    assert torch.isfinite(eraser.left).all()
+    assert torch.equal(changed[:, 12], states[:, 12])
+    sd = states.std(0).clamp(min=1e-300).numpy()[:, None]
+    left = np.abs(cross_covariance(changed, labels) / sd)[[*range(12), 14]]
+    assert left.max() < 1e-9
+    assert left[:12].max() < 1e-12
+    torch.testing.assert_close(changed[:, :12].mean(1), states[:, :12].mean(1), atol=1e-10, rtol=0)
+
+
+def test_rounding_in_float32_does_not_make_a_direction() -> None:
+    states, labels = planted_classes(3000, 12, 5)
+    narrow = (states - states.mean(1, keepdim=True)).float()
+    eraser = fit_eraser(narrow, labels, 5)
+    # Had the direction of rounding been kept, undoing its scale would show as large entries.
+    assert float(eraser.right.norm(dim=1).max() * eraser.left.norm(dim=0).max()) < 50
+    assert np.abs(cross_covariance(eraser.apply(narrow), labels)).max() < 1e-5
+
+
+def test_of_classes_without_tokens_and_states_without_variance_nothing_is_erased() -> None:
+    states, labels = planted_classes(300, 6, 3)
+    assert fit_eraser(states, labels, 7).rank == 2
+    constant = torch.full((300, 6), 10.1)
+    assert fit_eraser(constant, labels, 3, batch=100).rank == 0
+    assert torch.equal(fit_eraser(constant, labels, 3).apply(constant), constant)
+    with pytest.raises(ValueError, match="no tokens"):
+        ErasureAccumulator(6, 3).result()
+
+
+def test_labels_without_signal_cost_as_many_directions_and_no_more() -> None:
+    # LEACE removes the directions of the means' differences however small they are, so that it removes n_classes - 1 of
+    # the d_model whitened ones from anything: the change is (n_classes - 1) / d_model, signal or not.
+    for n_classes in (2, 6):
+        states, _ = planted_classes(2000, 40, 3)
+        labels = torch.randint(n_classes, (2000,), generator=torch.Generator().manual_seed(5))
+        moved = fit_eraser(states, labels, n_classes).apply(states) - states
+        whitened = np.einsum("ni,ij,nj->n", moved, np.linalg.inv(np.cov(states.numpy().T, bias=True)), moved).mean()
+        assert whitened / 40 == pytest.approx((n_classes - 1) / 40)
+
+
+# --- held-out data ---
+
+
+@pytest.mark.slow
+def test_logistic_regression_on_held_out_states_falls_to_the_majority() -> None:
+    # science.md, F9. With an intercept and next to no penalty, as the theorem has it.
+    states, labels = planted_classes(4000, 20, 4)
+    labels = torch.where(torch.rand(4000, generator=torch.Generator().manual_seed(1)) < 0.3, 0, labels)
+    train, test = slice(0, 2000), slice(2000, 4000)
+    eraser = fit_eraser(states[train], labels[train], 4)
+    accuracy = {}
+    for name, x in (("before", states), ("after", eraser.apply(states))):
+        probe = LogisticRegression(C=1e4, max_iter=2000).fit(x[train], labels[train])
+        accuracy[name] = probe.score(x[test], labels[test])
+    majority = float((labels[test] == labels[train].mode().values).float().mean())
+    assert accuracy["before"] > majority + 0.2
+    assert accuracy["after"] <= majority + 3 * (majority * (1 - majority) / 2000) ** 0.5
+
+
+LENGTHS = np.random.default_rng(0).integers(6, 14, 240).tolist()
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """Position in the first 4 neurons of 48; all have a mean, of which a bias-free probe can make an intercept."""
+    tokens = make_tokens(LENGTHS)
+    states = np.random.default_rng(1).standard_normal((tokens.n_tokens, 48))
+    states[:, :4] = positional(tokens, 4, 3.0)
+    return sides(make_store(tmp_path_factory.mktemp("store"), [states + 1, 2 * states - 1], tokens, shard_tokens=500))
+
+
+def test_after_erasure_a_bias_free_probe_knows_no_more_than_the_best_constant_answer(planted: Data) -> None:
+    changed = Data(**vars(erased(planted, [0, 1])))
+    n_classes = len(planted.classes)
+    p = planted.train.counts(n_classes) / planted.train.n_tokens
+    constant = -np.log(p)
+    for before, after in zip(planted.fit([0, 1], l2=1e-5), changed.fit([0, 1], l2=1e-5), strict=True):
+        assert before.metrics["accuracy"] > 0.6
+        # On the tokens it was fitted on, by Jensen's inequality exactly so (up to float32's rounding).
+        on_train = cross_entropy_by_sentence(changed.train, [after]).sum() / planted.train.n_tokens
+        assert on_train >= float(p @ constant) - 1e-5
+        # On others within three standard errors of the paired difference, sentence by sentence.
+        of = planted.test.store.tokens.sentences[planted.test.labels >= 0]
+        best = np.bincount(of, constant[planted.test.labels[planted.test.labels >= 0]], minlength=len(LENGTHS))
+        (loss,) = cross_entropy_by_sentence(changed.test, [after])
+        saved = (best - loss)[planted.test.sentences()]
+        assert saved.sum() <= 3 * saved.std(ddof=1) * len(saved) ** 0.5
+        majority = (planted.test.labels == p.argmax()).sum() / planted.test.n_tokens
+        assert after.metrics["accuracy"] <= majority + 3 * (majority / planted.test.n_tokens) ** 0.5
+
+
+def test_an_eraser_is_fitted_on_training_tokens_alone(planted: Data) -> None:
+    masked = replace(planted.test, labels=np.full_like(planted.test.labels, 0))
+    same, other = fit_erasers(planted.train, [0], 14), erased(replace(planted, test=masked), [0])
+    for batch, changed in zip(read(planted.train, [0]), read(other.train, [0]), strict=True):
+        torch.testing.assert_close(same[0].apply(batch.hidden_states[0]), changed.hidden_states[0])
+
+
+def test_neurons_are_picked_layer_by_layer_and_equally_many(planted: Data) -> None:
+    picked = with_neurons(planted, {0: [3, 1], 1: [0, 15]})
+    assert picked.test.store.plan.d_model == 2
+    for batch, some in zip(read(planted.test, [0, 1]), read(picked.test, [0, 1]), strict=True):
+        assert torch.equal(some.hidden_states[0], batch.hidden_states[0][:, [3, 1]])
+        assert torch.equal(some.hidden_states[1], batch.hidden_states[1][:, [0, 15]])
+    with pytest.raises(ValueError, match="the same number of neurons, not 1 and 2"):
+        with_neurons(planted, {0: [3], 1: [0, 15]})
+
+
+# --- what is known ---
+
+TRAINING = Training(Penalty(0, 1e-4), Lbfgs(1e-4))
+
+
+def test_usable_information_is_where_it_was_planted(planted: Data) -> None:
+    order = list(range(48))
+    rows = {
+        (row["layer"], row["condition"]): row
+        for row in usable_information(planted, {1: order, 0: order}, 4, TRAINING, seed=0)
+    }
+    assert list(rows) == [(layer, condition) for layer in (1, 0) for condition in CONDITIONS]
+    for layer in (0, 1):
+        share = {condition: rows[layer, condition]["share"] for condition in CONDITIONS}
+        assert share["all"] == 1
+        assert share["top"] > 0.95
+        assert share["without_random"] > 0.95
+        assert share["erased_shuffled"] > 0.5
+        for condition in ("random", "without_top", "erased"):
+            assert share[condition] < 0.05
+            assert rows[layer, condition]["information_low"] <= 0
+        gone = rows[layer, "erased"]
+        assert gone["n_removed"] == len(planted.classes) - 1
+        assert gone["n_neurons"] == 48
+        assert rows[layer, "without_top"]["n_removed"] == 4
+        assert rows[layer, "without_top"]["n_neurons"] == 44
+        for row in (rows[layer, condition] for condition in CONDITIONS):
+            assert set(ERASURE.types) == set(row)
+            assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
+            assert row["information_low"] <= row["information"] <= row["information_high"]
+            assert row["information"] == pytest.approx(row["constant_cross_entropy"] - row["cross_entropy"])
+
+
+def test_without_signal_nothing_is_known_and_there_is_nothing_to_share(tmp_path: Path) -> None:
+    tokens = make_tokens(LENGTHS[:100])
+    noise = np.random.default_rng(2).standard_normal((tokens.n_tokens, 6))
+    data = sides(make_store(tmp_path / "store", [noise], tokens, shard_tokens=500))
+    rows = usable_information(data, {0: range(6)}, 2, TRAINING, seed=0)
+    assert all(row["information_low"] <= 0 for row in rows)
+    assert all(np.isnan(row["share"]) or row["information"] > 0 or row["share"] < 1 for row in rows)
+
+
+@pytest.mark.parametrize("n_top", [0, 25])
+def test_more_than_half_of_the_neurons_are_no_top(planted: Data, n_top: int) -> None:
+    with pytest.raises(ValueError, match="expected 1 to 24"):
+        usable_information(planted, {0: range(48)}, n_top, TRAINING, seed=0)
+
+
+# --- a finished run ---
+
+
+@pytest.mark.slow
+def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", **BARE, runs=str(tmp_path),
+        name="made", wandb=WandbOptions(mode="disabled"), task_args={"min_count": 5}, quiet=True,
+    )  # fmt: skip
+    assert made is not None
+    folder = made.folder / "rankings"
+    typed = ["rank", str(made.folder), "--erase", "--top", "4"]
+    assert run(COMMANDS, [*typed, "--layer", "2", "--wandb.mode", "offline"]) == 0
+    output = capsys.readouterr().out
+    assert output.count("usable information for retrained linear probes") == 1
+    assert "shuffled labels erased instead" in output
+    assert {path.name for path in folder.iterdir()} == {"contribution.csv", "erasure.csv", "wandb"}
+    rows = read_csv(folder / "erasure.csv")
+    assert list(rows[0]) == list(ERASURE.types)
+    assert [(row["layer"], row["condition"]) for row in rows] == [(2, condition) for condition in CONDITIONS]
+    (tracked,) = read_offline_runs(folder)
+    assert len(tracked.table("erasure")) == len(rows)
+    for row in rows:
+        fitted = made.accuracy[1]
+        assert row["n_test_tokens"] == fitted["n_test_tokens"]
+        assert row["majority_accuracy"] == pytest.approx(fitted["majority_accuracy"])
+        if row["condition"] == "all":  # the run's own probe, trained again
+            assert row["cross_entropy"] == pytest.approx(fitted["cross_entropy"], abs=5e-3)
+    # Another layer is added, in full precision like those that stay.
+    added = rank(str(made.folder), layer=0, erase=True, top=4, quiet=True, wandb=WandbOptions(mode="disabled"))
+    stored = read_csv(folder / "erasure.csv")
+    assert [without_nan(row) for row in stored] == [without_nan(row) for row in [*added.erasure, *rows]]
+    assert added.erasure[0]["accuracy"] > 0.3  # the embeddings know position
+    assert added.erasure[-2]["condition"] == "erased"
+    erased = added.erasure[-2]
+    assert erased["information_low"] < erased["information"] < erased["information_high"]
+    assert "usable information for retrained linear probes" in repr(added)
+    for top in ("0", str(D_MODEL // 2 + 1)):
+        assert run(COMMANDS, ["rank", str(made.folder), "--erase", "--top", top]) == 2
+        assert f"`--top {top}` is out of range: expected 1 to {D_MODEL // 2}, half" in capsys.readouterr().err

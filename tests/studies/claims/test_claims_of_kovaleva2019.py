@@ -1,0 +1,34 @@
+"""Every claim that is measured is confirmed by a survey of which it is true, and not by one of which it is false."""
+
+from __future__ import annotations
+
+import pytest
+
+from claim_cases import measured, name, verdicts
+from planted_attention import runs_of
+from probing.studies.claims.claim import Claim, read_paper
+from probing.studies.claims.evaluation import Model, rows_of
+from probing.studies.claims.measures import MEASURES
+
+PAPER = read_paper("kovaleva2019", MEASURES)
+
+
+@pytest.mark.parametrize(("claim", "model"), measured(PAPER), ids=name)
+def test_a_claim_is_confirmed_where_it_is_true_and_not_where_it_is_false(claim: Claim, model: str) -> None:
+    assert verdicts(PAPER, claim, model, runs_of) == ["confirmed", "not confirmed"]
+
+
+def test_another_model_has_analogues_of_its_own_heads() -> None:
+    rows = {}
+    for true, met in ((True, "yes"), (False, "no")):
+        rows = {row["id"]: row for row in rows_of(PAPER.claims, [Model("other", runs_of(true))], PAPER)}
+        assert {row["verdict"] for row in rows.values()} == {"analogue", "not testable here"}
+        assert {number: row["met"] for number, row in rows.items() if "met" in row} == dict.fromkeys(
+            [1, 2, 3, 4, 6, 7, 8], met
+        )
+    assert all("GLUE" in rows[number]["lacking"] or "RTE" in rows[number]["lacking"] for number in (5, 9, 10))
+
+
+def test_the_paper_has_10_claims() -> None:
+    assert [claim.id for claim in PAPER.claims] == list(range(1, 11))
+    assert PAPER.models == ["own", "bert-uncased"]

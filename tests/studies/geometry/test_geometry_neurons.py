@@ -1,0 +1,260 @@
+"""`geometry --interventions` with neurons that are named, from end to end on a tiny model with planted positions."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import BARE
+from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
+from families import make_checkpoint, masked_lm
+from probing import UserError, WandbOptions, fit, load_run, report
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.runs.study import Result
+from probing.studies.geometry.command import geometry
+from probing.studies.geometry.neurons.sets import NeuronSet
+from probing.studies.geometry.neurons.stream import NeuronPasses
+from probing.studies.geometry.neurons.tables import conclusions
+from probing.studies.geometry.schema import NEURON_INTERVENTIONS
+from wandb_reader import read_offline_runs
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+
+USUAL: dict[str, Any] = {
+    "quiet": True, "wandb": WandbOptions("disabled"), "trainer": {"accelerator": "cpu", "max_epochs": 25},
+    "transforms": "none", "figure_format": "png",
+}  # fmt: skip
+PLANTED = [7, 21, 30]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("neurons")
+
+
+@pytest.fixture(scope="module")
+def model(place: Path, sentences: list[str]) -> Path:
+    """A BERT of 36 neurons whose position table has nothing but three of them, and whose blocks add little."""
+    from transformers import BertConfig, BertModel
+
+    folder = make_checkpoint(place / "planted", "bert", sentences)
+    torch.manual_seed(0)
+    vocab_size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    encoder = BertModel(
+        BertConfig(
+            vocab_size=vocab_size,
+            hidden_size=36,
+            num_hidden_layers=3,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=128,
+        )
+    )
+    with torch.no_grad():
+        table = encoder.embeddings.position_embeddings.weight
+        angles = torch.arange(len(table)) / 4
+        table.zero_()
+        table[:, PLANTED] = 3 * torch.stack([angles.sin(), angles.cos(), angles / 10 - 1], dim=1)
+        encoder.embeddings.word_embeddings.weight.mul_(30)
+    encoder.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fitted(place: Path, model: Path, corpus_file: Path) -> Path:
+    options = {**BARE, **USUAL, "transform": "none", "name": "fitted", "runs": str(place / "runs")}
+    options.pop("transforms")
+    made = fit(model=str(model), corpus=str(corpus_file), **options)
+    assert made is not None
+    return made.folder
+
+
+def measured(place: Path, **options: Any) -> Result:
+    made = geometry(**{"runs": str(place / "runs"), "interventions": True, **USUAL, **options})
+    assert made is not None
+    return made
+
+
+@pytest.fixture(scope="module")
+def made(place: Path, fitted: Path) -> Result:
+    return measured(
+        place, from_run=str(fitted), top=3, layer=1, kind="mean,direction", draws=9, retrain=1, name="made",
+        wandb=WandbOptions("offline"),
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Result, fitted: Path) -> None:
+    rows = made.neuron_interventions
+    assert {row["changed_layer"] for row in rows} == {1}
+    assert {(row["readout"], row["layer"]) for row in rows if row["readout"].startswith("position")} == {
+        ("position", 2), ("position", 3), ("position_retrained", 3),
+    }  # fmt: skip
+    accuracy = {row["layer"]: row["accuracy"] for row in load_run(fitted).accuracy}
+    for row in rows:
+        assert row["effect"] == pytest.approx(row["value"] - row["intact"])
+        if row["readout"] == "position":
+            assert row["intact"] == pytest.approx(accuracy[row["layer"]])
+            assert row["low"] <= row["effect"] <= row["high"]
+        if row["k"] == 3:
+            assert sorted(map(int, row["neurons"].split())) == PLANTED
+            if row["readout"] == "position":
+                assert row["effect"] < -0.1
+                assert row["random_p"] == pytest.approx(1 / 10)
+                assert row["random_percentile"] == 100
+            if row["readout"] == "position_retrained":
+                assert row["random_p"] == pytest.approx(1 / 2)
+    heads = [row for row in rows if row["readout"] == "head_contrast" and row["k"] == 3]
+    assert len({(row["layer"], row["head"]) for row in heads}) >= 3
+    assert {row["layer"] for row in heads} <= {2, 3}
+    draws = [
+        row["effect"]
+        for row in made.neuron_draws
+        if (row["kind"], row["k"], row["readout"], row["layer"], row["set"]) == ("mean", 2, "position", 2, "random")
+    ]
+    (row,) = [
+        row for row in rows if (row["kind"], row["k"], row["readout"], row["layer"]) == ("mean", 2, "position", 2)
+    ]
+    assert len(draws) == 9
+    assert row["random"] == pytest.approx(sum(draws) / 9)
+    assert (row["random_lowest"], row["random_highest"]) == (min(draws), max(draws))
+
+
+@pytest.mark.slow
+def test_results_are_read_back_shown_and_logged(made: Result) -> None:
+    again = load_run(made.folder)
+    assert isinstance(again, Result)
+    assert set(again.neuron_interventions[0]) <= set(NEURON_INTERVENTIONS.types)
+    assert len(again.neuron_interventions) == len(made.neuron_interventions)
+    assert again.results["neurons"]["n_drawn_sentences"] > 0
+    assert not again.interventions
+    shown = repr(again)
+    assert "k neurons of layer 1 held at their mean" in shown
+    mean, direction = conclusions(again.neuron_interventions)
+    assert mean.startswith("Layer 1, 3 neurons held at their mean: probe of layer 3 from ")
+    assert "random sets" in mean
+    assert "retrained probe of layer 3 from " in direction
+    assert (made.folder / "figures" / "neurons_layer_1.png").is_file()
+    (logged,) = read_offline_runs(made.folder)
+    assert all(logged.rows(name) for name in ("neuron_interventions", "neuron_draws", "figures/neurons_layer_1"))
+
+
+@pytest.mark.slow
+def test_the_report_says_what_the_terminal_says(made: Result, fitted: Path, tmp_path: Path) -> None:
+    page = html.unescape(
+        report([str(fitted), str(made.folder)], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
+    )
+    for line in conclusions(made.neuron_interventions):
+        assert f"<p>{line}</p>" in page
+    assert "k neurons of layer 1 held at their mean" in page
+
+
+def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
+    place: Path, model: Path, corpus_file: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[NeuronSet] = []
+    run_one = NeuronPasses.run
+
+    def counting(self: NeuronPasses, one: NeuronSet, reads: Any) -> Any:
+        seen.append(one)
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+        return run_one(self, one, reads)
+
+    monkeypatch.setattr(NeuronPasses, "run", counting)
+    options: dict[str, Any] = {"from_run": None, "model": str(model), "corpus": str(corpus_file), "retrain": 0}
+    options |= {"neurons": [4, 12, 33], "layer": 2, "kind": "zero", "at": "everywhere", "draws": 4}
+    with pytest.raises(KeyboardInterrupt):
+        measured(place, **options)
+    monkeypatch.setattr("probing.disabling.probed_task.train_probes", None)  # they are stored, too
+    found = measured(place, **options)
+    assert seen[6] == seen[5]
+    assert len(seen) == 1 + 3 + 3 * 8 + 1
+    assert {row["layer"] for row in found.neuron_interventions if row["readout"] == "position"} == {3}
+    (row,) = [row for row in found.neuron_interventions if row["readout"] == "position" and row["k"] == 3]
+    assert row["random_p"] > 0.05
+    assert "position_retrained" not in {row["readout"] for row in found.neuron_interventions}
+
+
+def test_options_that_contradict_each_other_are_refused(
+    place: Path, model: Path, corpus_file: Path, fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    usual = ["geometry", f"--runs={tmp_path / 'runs'}", "--wandb.mode=disabled"]
+    own = [f"--model={model}", f"--corpus={corpus_file}"]
+    refused = {
+        "`--neurons 3,5` names neurons that are changed inside of the model; add `--interventions`": [
+            *own, "--neurons=3,5"
+        ],
+        "`--kind zero` says how neurons are changed, and none are named": [*own, "--interventions", "--kind=zero"],
+        "both name neurons": ["--interventions", "--neurons=3", f"--from_run={fitted}"],
+        "`--neurons 36` is out of range: expected 0 to 35": [*own, "--interventions", "--neurons=36"],
+        "`--neurons 3,x`: expected numbers of neurons": [*own, "--interventions", "--neurons=3,x"],
+        "neuron 3 is there twice": [*own, "--interventions", "--neurons=3,3"],
+        "`--layer 3` with `--neurons 3`: neurons of this layer cannot be changed, because no later layer": [
+            *own, "--interventions", "--neurons=3", "--layer=3"
+        ],
+        "`--top 19`: 19 neurons are more than half of the 36": [
+            "--interventions", f"--from_run={fitted}", "--top=19"
+        ],
+        "the run's own is read, which is": ["--interventions", f"--from_run={fitted}", "--model=minilm2"],
+        "`--kind means` is not one of mean, zero, resample, direction, shuffled, translate": [
+            *own, "--interventions", "--neurons=3", "--kind=means"
+        ],
+        "`--neurons all` with `--kind mean` would leave nothing": [*own, "--interventions", "--neurons=all"],
+        "`--readouts sts=nowhere` cannot be read": [*own, "--interventions", "--neurons=3", "--readouts=sts=nowhere"],
+        "`--readouts task` reads the classes of the task of a run; give `--from_run`": [
+            *own, "--interventions", "--neurons=3", "--readouts=task"
+        ],
+        "`--readouts wic=nowhere` with `--kind translate`: words are moved from their own class": [
+            *own, "--interventions", "--neurons=3", "--readouts=wic=nowhere", "--kind=translate"
+        ],
+        "`--dtype bfloat16`: neurons are changed in float32 alone": [
+            *own, "--interventions", "--neurons=3", "--dtype=bfloat16"
+        ],
+    }  # fmt: skip
+    monkeypatch.setenv("PROBING_CACHE", str(tmp_path / "cache"))
+    for message, options in refused.items():
+        assert run(COMMANDS, [*usual, *options]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "cache").exists()  # nothing was extracted
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(UserError, match=r"holds no finished run|no finished"):
+        measured(place, from_run=str(tmp_path))
+
+
+def test_the_loss_of_masked_words_is_read_where_the_model_has_a_head(
+    place: Path, corpus_file: Path, sentences: list[str]
+) -> None:
+    folder = masked_lm(place / "masked", "bert", sentences)
+    found = measured(
+        place, model=str(folder), corpus=str(corpus_file), neurons="3,9", layer=1, readouts="mlm", draws=2, tokens=1500
+    )
+    rows = found.neuron_interventions
+    assert [(row["readout"], row["layer"], row["k"]) for row in rows] == [("mlm", 3, 1), ("mlm", 3, 2)]
+    for row in rows:
+        assert row["effect"] == pytest.approx(row["value"] - row["intact"])
+        assert row["random_p"] >= 1 / 3
+    (line,) = conclusions(rows)
+    assert "loss of masked words" in line
+    assert "nats" in line
+
+
+def test_similarity_and_senses_are_read_from_data(place: Path, corpus_file: Path, sentences: list[str]) -> None:
+    write_semeval(place / "STS12", "one", sentence_pairs(40, 0))
+    for part in ("train", "dev"):
+        write_wic(place / "wic", part, word_pairs(40, len(part)))
+    found = measured(
+        place, model=str(make_checkpoint(place / "pairs", "bert", sentences)), corpus=str(corpus_file), neurons="3",
+        layer=1, readouts=[f"sts={place / 'STS12'}", f"wic={place / 'wic'}"], draws=2, tokens=1500,
+    )  # fmt: skip
+    rows = found.neuron_interventions
+    assert [(row["readout"], row["layer"], row["n"]) for row in rows] == [("sts:STS12", 3, 40), ("wic", 3, 40)]
+    for row in rows:
+        assert row["effect"] == pytest.approx(row["value"] - row["intact"])

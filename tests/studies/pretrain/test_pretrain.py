@@ -1,0 +1,298 @@
+"""`pretrain` from end to end on tiny encoders: tables, checkpoints, and runs that were killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import BARE, ROOT
+from fault_loop import processes
+from probing import ProbeOptions, Result, UserError, WandbOptions, fit, load_run, pretrain, series
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.studies.pretrain.tables import ARMS
+from rendering import without_rendering
+from wandb_reader import read_offline_runs
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+
+# Long enough for a busy machine; nothing waits so long unless something is wrong.
+PATIENCE_S = 600
+ENCODER = {"n_layers": 1, "d_model": 32, "n_heads": 2, "d_feedforward": 32, "vocabulary": 100, "row_length": 16}
+TRAINING = {
+    "steps": 12, "batch_size": 8, "warm_up": 2, "held_out_rows": 20, "checkpoint_factor": 4.0, "save_every": 3,
+}  # fmt: skip
+USUAL: dict[str, Any] = {
+    "size": "tiny", "sentences": 60, "encoder": ENCODER, "training": TRAINING, "quiet": True,
+    "trainer": {"accelerator": "cpu"}, "wandb": WandbOptions("disabled"), "figure_format": "png",
+}  # fmt: skip
+ARGS = [
+    *(f"--encoder.{name}={value}" for name, value in ENCODER.items()),
+    *(f"--training.{name}={value}" for name, value in TRAINING.items()),
+    "--sentences=60", "--quiet", "--trainer.accelerator=cpu", "--wandb.mode=disabled", "--figure_format=png",
+]  # fmt: skip
+
+
+def pretrained(place: Path, corpus: Path, **options: Any) -> Result:
+    made = pretrain(corpus=str(corpus), runs=str(place), **{**USUAL, **options})
+    assert made is not None
+    return made
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pretrain")
+
+
+@pytest.fixture(scope="module")
+def made(place: Path, corpus_file: Path) -> Result:
+    return pretrained(place, corpus_file, name="made", wandb=WandbOptions("offline"))
+
+
+def test_there_is_a_row_for_every_arm_checkpoint_and_layer(made: Result) -> None:
+    found = [(row["arm"], row["seed"], row["step"], row["layer"]) for row in made.arms]
+    assert found == [(arm, 0, step, layer) for arm in ("learned", "none") for step in (0, 1, 4, 12) for layer in (0, 1)]
+    header = (made.folder / "arms.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert header == ",".join(ARMS.types)
+    loss = {(row["arm"], row["step"]): row["loss"] for row in made.losses if "loss" in row}
+    for row in made.arms:
+        assert row["loss"] == loss[row["arm"], row["step"]]
+        assert (row["equivariance"] < 1e-5) is (row["arm"] == "none")
+    assert loss["learned", 12] < loss["learned", 0]
+    assert {row["unigram_loss"] for row in made.arms} == {made.losses[0]["unigram_loss"]}
+    assert sum("train_loss" in row for row in made.losses) == 24
+    assert made.results["verdict"] == "not testable"
+    assert sorted(path.name for path in made.folder.iterdir() if path.name != "wandb") == [
+        "arms.csv", "checkpoints", "config.yaml", "figures", "losses.csv", "results.json"
+    ]  # fmt: skip
+
+
+def test_arms_are_trained_on_the_same_batches_from_the_same_weights(made: Result) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    place = made.folder / "checkpoints"
+    first, other = (load_file(place / f"{arm}-seed0/step00/model.safetensors") for arm in ("learned", "none"))
+    different = [name for name in first if not torch.equal(first[name], other[name])]
+    assert different == ["bert.embeddings.position_embeddings.weight"]
+
+
+def test_results_are_read_back_shown_and_logged(made: Result) -> None:
+    again = load_run(made.folder)
+    assert isinstance(again, Result)
+    assert again.arms == made.arms
+    assert "equivariance" in repr(again)
+    assert {path.stem for path in (made.folder / "figures").iterdir()} == {"loss", "outliers", "position"}
+    (logged,) = read_offline_runs(made.folder)
+    assert len(logged.rows("loss/learned-seed0")) == 4
+    assert len(logged.rows("train_loss/none-seed0")) == 12
+    assert logged.rows("unigram_loss/none-seed0")
+    assert logged.rows("arms")
+
+
+def test_a_checkpoint_is_a_model_for_other_commands(made: Result, corpus_file: Path, place: Path) -> None:
+    checkpoint = made.folder / "checkpoints" / "none-seed0" / "step12"
+    fitted = fit(
+        model=str(checkpoint), corpus=str(corpus_file), layer=1, runs=str(place), quiet=True,
+        wandb=WandbOptions("disabled"), **BARE,
+    )  # fmt: skip
+    assert fitted is not None
+    assert fitted.accuracy[0]["accuracy"] < 0.5
+
+
+def test_checkpoints_are_a_series_with_the_losses_of_their_training(
+    made: Result, corpus_file: Path, place: Path
+) -> None:
+    checkpoints = made.folder / "checkpoints" / "learned-seed0"
+    found = series(
+        [str(checkpoints / name) for name in ("step00", "step12")],
+        corpus=str(corpus_file), runs=str(place), cache=str(place / "cache"), quiet=True,
+        probe=ProbeOptions(l2=1e-2), wandb=WandbOptions("disabled"), figure_format="png",
+    )  # fmt: skip
+    own = {row["step"]: row["loss"] for row in made.losses if row["arm"] == "learned" and row["step"] in (0, 12)}
+    assert {row["step"]: row["value"] for row in found.series if row["measure"] == "held_out_loss"} == own
+    assert {row["command"] for row in found.series} == {"fit", "geometry", "attention", "training"}
+    assert {row["quantity"] for row in found.emergence} == {"loss", "position", "position heads", "outliers"}
+    (first,) = (row for row in found.emergence if (row["quantity"], row.get("layer")) == ("position", 1))
+    assert first["step"] == 0  # the table tells positions before it is trained
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return everything of a run that does not say when it was made."""
+    files = [
+        *folder.glob("checkpoints/*/*/*"),
+        *folder.glob("*.csv"),
+        *folder.glob("figures/*"),
+        folder / "results.json",
+    ]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.is_file()}
+
+
+@pytest.mark.slow
+def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Result, place: Path) -> None:
+    config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
+    assert config["training"]["steps"] == 12
+    assert config["encoder"]["initial_sd"] == 0.06
+    args = ["--config", str(made.folder / "config.yaml"), "--wandb.mode=disabled", "--name=again"]
+    assert run(COMMANDS, ["pretrain", *args]) == 0
+    assert contents(place / "again") == contents(made.folder)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_where_it_stopped(
+    made: Result, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from probing.studies.pretrain import experiment
+    from probing.studies.pretrain.training import Keeper
+
+    after, steps = Keeper.on_train_batch_end, []
+
+    def stopping(self: Keeper, trainer: Any, *args: Any) -> None:
+        steps.append(trainer.global_step)
+        if len(steps) == 20:  # the eighth step of the second arm, whose last state is that of step 6
+            raise KeyboardInterrupt
+        after(self, trainer, *args)
+
+    monkeypatch.setattr(Keeper, "on_train_batch_end", stopping)
+    with pytest.raises(KeyboardInterrupt, match="the same command with --name made continues it"):
+        pretrained(tmp_path, corpus_file, name="made")
+    with pytest.raises(UserError, match="belongs to a run with other options"):
+        pretrained(tmp_path, corpus_file, name="made", seed=1)
+    measure, measured = experiment.measure, []
+
+    def measuring(*args: Any) -> Any:
+        measured.append(args[0].name)
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        return measure(*args)
+
+    monkeypatch.setattr(experiment, "measure", measuring)
+    with pytest.raises(KeyboardInterrupt):
+        pretrained(tmp_path, corpus_file, name="made")
+    again = pretrained(tmp_path, corpus_file, name="made", quiet=True)
+    assert steps[20:] == list(range(7, 13))
+    assert len(measured) == 3 + 6
+    assert contents(again.folder) == contents(made.folder)
+
+
+def pretrain_here(args: list[str], moment: tuple[str, bool] | None, variables: dict[str, str]) -> None:
+    """Type `probing pretrain` in this process, and kill it where a file or folder gets its name, if a moment is given.
+
+    Args:
+        args: What is typed.
+        moment: The end of that path, and whether to kill just after it has its name, or just before, when what was
+            written still has a temporary one.
+        variables: Variables of the environment.
+    """
+    named = False
+
+    def watch(event: str, values: tuple[Any, ...]) -> None:
+        nonlocal named
+        if moment is None or event == "os.kill":
+            return
+        path, after = moment
+        at = event == "os.rename" and str(values[1]).endswith(path)
+        if named or (at and not after):
+            os.kill(os.getpid(), signal.SIGKILL)
+        named = named or at
+
+    os.environ.update(variables)
+    warnings.simplefilter("ignore")
+    without_rendering()
+    sys.addaudithook(watch)
+    sys.exit(run(COMMANDS, ["pretrain", *args]))
+
+
+def processes_of(args: list[str], moment: tuple[str, bool] | None, *variables: dict[str, str]) -> list[int | None]:
+    """Type `probing pretrain` in a process for each set of variables, and return their exit statuses."""
+    started = [processes().Process(target=pretrain_here, args=(args, moment, one)) for one in variables]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(PATIENCE_S)
+    return [process.exitcode for process in started]
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(corpus_file: Path, made: Result, tmp_path: Path) -> None:
+    args = [*ARGS, "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=made"]
+    # While the first state and the last checkpoint are written, between two arms, within the second one, and while
+    # checkpoints are measured.
+    moments = [
+        ("state/learned-seed0.ckpt", False), ("learned-seed0/step12", False), ("state/learned-seed0.json", True),
+        ("state/none-seed0.ckpt", True), ("state/learned-seed0-step04.json", False),
+    ]  # fmt: skip
+    for moment in moments:
+        assert processes_of(args, moment, {}) == [-signal.SIGKILL], moment
+        path = next((tmp_path / "made.partial").glob(f"**/{moment[0]}"), None)
+        assert (path is not None) is moment[1], moment
+    assert run(COMMANDS, ["pretrain", *args]) == 0
+    assert contents(tmp_path / "made") == contents(made.folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"arms": "learned,nine"}, "`--arms nine` is not one of learned, none"),
+        ({"training": {"steps": 0}}, "`--training.steps 0` is out of range"),
+        ({"training": {"steps": 10, "warm_up": 11}}, "`--training.warm_up 11` is out of range"),
+        ({"encoder": {"d_model": 30, "n_heads": 4}}, "twice `--encoder.n_heads 4`"),
+        ({"encoder": {"row_length": 100_000}}, "at least one row of 100000 tokens"),
+        ({"encoder": {"depth": 3}}, "encoder.depth"),
+        ({"trainer": {"max_epochs": 3}}, "`--trainer.max_epochs` cannot be used in pretraining"),
+        ({"trainer": {"devices": 2, "accelerator": "cpu"}}, "give --name"),
+        ({"seeds": 0}, "`--seeds 0` is out of range"),
+        ({"name": "made"}, "runs are never changed"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    options: dict[str, Any], message: str, made: Result, place: Path, corpus_file: Path
+) -> None:
+    before = sorted(place.iterdir())
+    with pytest.raises(UserError) as error:
+        pretrained(place, corpus_file, **options)
+    assert message in str(error.value)
+    assert [path for path in sorted(place.iterdir()) if path not in before] == []
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_the_losses_of_one(made: Result, corpus_file: Path, tmp_path: Path) -> None:
+    args = [*ARGS, "--arms=learned", "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=two"]
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    launcher = {
+        "TORCHELASTIC_RUN_ID": "two", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+    }  # fmt: skip
+    ranks = [{**launcher, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
+    assert processes_of(args, None, *ranks) == [0, 0]
+    two = load_run(tmp_path / "two")
+    losses, arms = ([row for row in table if row["arm"] == "learned"] for table in (made.losses, made.arms))
+    assert [row["step"] for row in two.losses] == [row["step"] for row in losses]
+    for name in ("train_loss", "loss"):  # sums are cut in other places
+        expected = [row[name] for row in losses if name in row]
+        assert [row[name] for row in two.losses if name in row] == pytest.approx(expected, abs=1e-5)
+    assert [(row["step"], row["layer"]) for row in two.arms] == [(row["step"], row["layer"]) for row in arms]
+
+
+@pytest.mark.several
+def test_processes_that_the_command_starts_itself_share_a_run(made: Result, corpus_file: Path, tmp_path: Path) -> None:
+    args = ["--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=two", "--trainer.devices=2"]
+    command = [sys.executable, "-m", "probing", "pretrain", *ARGS, *args]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, timeout=300)
+    again = load_run(tmp_path / "two")
+    assert len(again.losses) == len(made.losses)
+    for row, one in zip(again.losses, made.losses, strict=True):
+        for name in ("train_loss", "loss"):
+            assert row.get(name) == pytest.approx(one.get(name), abs=1e-5)
+    assert [row["step"] for row in again.arms] == [row["step"] for row in made.arms]

@@ -1,0 +1,297 @@
+"""`series` from end to end: what is planted from a step on is found there, with the numbers of the other commands."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import make_sentences
+from family_tokenizers import make_tokenizer
+from fault_loop import contents
+from probing import Result, UserError, WandbOptions, attention, fit, geometry, load_run, series
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.studies.series import survey as series_survey
+from probing.studies.series.tables import EMERGENCE, conclusions
+from wandb_reader import read_offline_runs
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+
+D_MODEL, HEAD, LONGEST, NEURON = 64, 32, 24, 40
+# From which step on each thing is planted: an outlier, position embeddings, and a head that attends to the word before.
+OUTLIER, POSITION, HEADS = 10, 200, 1000
+STEPS = (0, OUTLIER, POSITION, HEADS)
+USUAL: dict[str, Any] = {
+    "quiet": True, "wandb": WandbOptions("disabled"), "probe": {"l2": 1e-2}, "figure_format": "png",
+}  # fmt: skip
+
+
+def save_checkpoint(folder: Path, outlier: bool, positions: bool, heads: bool) -> None:
+    """Save a model of one block whose positions, if it has any, stand in the first half of the neurons."""
+    from transformers import BertConfig, BertModel
+
+    tokenizer = make_tokenizer("wordpiece", make_sentences(200))
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=D_MODEL, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=LONGEST, initializer_range=0.02,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    model = BertModel(config)
+    with torch.no_grad():
+        words = model.embeddings.word_embeddings.weight
+        words.copy_(0.3 * torch.randn(words.shape, generator=generator))
+        words[:, HEAD:] += torch.randn(D_MODEL - HEAD, generator=generator)
+        words[:, NEURON] += 1.5
+        model.embeddings.position_embeddings.weight.zero_()
+        if positions:
+            model.embeddings.position_embeddings.weight[:, :LONGEST] = 5 * torch.eye(LONGEST)
+        block: Any = model.encoder.layer[0]
+        if outlier:
+            block.output.LayerNorm.weight[NEURON] = 30
+        if heads:
+            query, key = block.attention.self.query.weight, block.attention.self.key.weight
+            query[:HEAD], key[:HEAD] = 0, 0
+            key[:LONGEST, :LONGEST] = 2 * torch.eye(LONGEST)
+            query[: LONGEST - 1, 1:LONGEST] = 2 * torch.eye(LONGEST - 1)  # position i asks for the key i - 1
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with checkpoints, the last one planted with everything, and a text of short sentences."""
+    place = tmp_path_factory.mktemp("series")
+    for step in STEPS:
+        save_checkpoint(place / f"step{step}", step >= OUTLIER, step >= POSITION, step >= HEADS)
+    (place / "text.txt").write_text("\n".join(make_sentences(300, longest=6)), encoding="utf-8")
+    return place
+
+
+def measured(place: Path, checkpoints: Any, **options: Any) -> Result:
+    return series(checkpoints, corpus=place / "text.txt", runs=place / "runs", **{**USUAL, **options})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def made(place: Path) -> Result:
+    return measured(place, place / "step*", name="all", wandb=WandbOptions("offline"), figure_format="png,pdf")
+
+
+@pytest.mark.slow
+def test_what_is_planted_from_a_step_on_is_found_from_that_step_on(made: Result) -> None:
+    found = {(row["quantity"], row["layer"], row.get("neuron")): row for row in made.emergence}
+    steps = {at: (row.get("step_before"), row.get("step")) for at, row in found.items()}
+    assert steps == {
+        ("position", 0, None): (OUTLIER, POSITION), ("position", 1, None): (OUTLIER, POSITION),
+        ("position heads", 1, None): (POSITION, HEADS),
+        ("outliers", 0, None): (None, None), ("outliers", 1, NEURON): (0, OUTLIER),
+    }  # fmt: skip
+    assert {(row["step"], row["layer"], row["neuron"]) for row in made.series_outliers} == {
+        (step, 1, NEURON) for step in STEPS[1:]
+    }
+    (head,) = (row for row in made.series if row["measure"] == "offset_mass" and row["step"] == HEADS)
+    assert (head["head"], head["offset"]) == (1, -1)
+    assert head["value"] > 0.9
+    assert conclusions(made.by_name)[-1] == (
+        f"Order: outliers (step {OUTLIER}), then position (step {POSITION}), then position heads (step {HEADS})."
+    )
+
+
+def test_the_numbers_are_those_of_the_commands_on_one_checkpoint(made: Result, place: Path) -> None:
+    common: dict[str, Any] = {
+        "model": place / f"step{HEADS}", "corpus": place / "text.txt", "runs": place / "single",
+        "cache": place / "runs" / "cache", **{name: USUAL[name] for name in ("quiet", "wandb")},
+    }  # fmt: skip
+    bare: dict[str, Any] = {"controls": "token", "replicates": 0, "evidence": "none", "probe": USUAL["probe"]}
+    probes, space = fit(**common, **bare, name="fit"), geometry(**common, transforms="none")
+    assert probes is not None
+    assert space is not None
+    heads = attention(**common, parts="profile,tokens,position_heads", run=str(probes.folder))
+    assert heads is not None
+    here = {(row["layer"], row["measure"]): row for row in made.series if row["step"] == HEADS}
+    for row in probes.accuracy:
+        one = here[row["layer"], "accuracy"]
+        names = ("accuracy", "accuracy_low", "accuracy_high", "n_test_tokens")
+        assert [one[name] for name in ("value", "low", "high", "n")] == [row[name] for name in names]
+        assert here[row["layer"], "token_accuracy"]["value"] == row["token_accuracy"]
+        assert here[row["layer"], "majority_accuracy"]["value"] == row["majority_accuracy"]
+        assert here[row["layer"], "above_token"]["low"] == row["above_token_low"]
+    of_geometry = [row for row in space.geometry if row["transform"] == "none"]
+    assert len({row["measure"] for row in of_geometry}) > 10
+    for row in of_geometry:
+        assert str(here[row["layer"], row["measure"]]["value"]) == str(row["value"])
+    (outlier,) = (
+        row for row in space.outliers
+        if (row["definition"], row["special_tokens"]) == ("mean_profile", "exclude")
+    )  # fmt: skip
+    (kept,) = (row for row in made.series_outliers if row["step"] == HEADS)
+    assert (kept["layer"], kept["neuron"], kept["deviations"]) == (outlier["layer"], NEURON, outlier["value"])
+    mass = next(row for row in heads.attention_layers if (row["measure"], row.get("to")) == ("mass", "special tokens"))
+    assert here[1, "special_mass"]["value"] == mass["value"]
+    strongest = max(heads.position_heads, key=lambda row: row["mass"])
+    columns = {"value": "mass", "low": "mass_low", "high": "mass_high", "n": "n", "head": "head", "offset": "offset"}
+    for name, column in columns.items():
+        assert here[1, "offset_mass"][name] == strongest[column]
+    assert here[1, "n_position_heads"]["value"] == sum(row["position_head"] == "yes" for row in heads.position_heads)
+
+
+def test_results_are_read_back_shown_and_logged_by_step(made: Result) -> None:
+    again = load_run(made.folder)
+    assert isinstance(again, Result)
+    assert str(again.series) == str(made.series)
+    assert list(read_columns(made.folder / "emergence.csv")) == list(EMERGENCE.types)
+    assert [one["step"] for one in made.results["checkpoints"]] == list(STEPS)
+    assert "Checkpoints: accuracy of position" in repr(made)
+    assert {path.name for path in (made.folder / "figures").iterdir()} == {"series.png", "series.pdf"}
+    (logged,) = read_offline_runs(made.folder)
+    points = logged.rows("by_step/accuracy_layer_01")
+    assert [point["step"] for point in points] == list(STEPS)
+    assert logged.step_metrics["by_step/accuracy_layer_01"] == "step"
+    assert [point["by_step/n_outliers_layer_01"] for point in points] == [0, 1, 1, 1]
+    assert logged.rows("series")
+
+
+def read_columns(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()[0].split(",")
+
+
+@pytest.mark.slow
+def test_a_killed_series_goes_on_with_the_next_checkpoint_and_ends_with_the_same_bytes(
+    made: Result, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    (of_another_command := cache / f"step{OUTLIER}-{'0' * 16}").mkdir(parents=True)
+    seen: list[tuple[str, str]] = []
+
+    def counting(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
+        def one(source: Any, *args: Any) -> Any:
+            seen.append((source.model.folder.name, name))
+            if len(seen) == 4:  # the second measure of the second checkpoint
+                raise KeyboardInterrupt
+            return of(source, *args)
+
+        return one
+
+    real = series_survey.MEASURES
+    monkeypatch.setattr(series_survey, "MEASURES", {name: counting(name, of) for name, of in real.items()})
+    some, options = [place / f"step{step}" for step in (OUTLIER, 0)], {"cache": cache, "measures": "geometry,attention"}
+    with pytest.raises(KeyboardInterrupt):
+        measured(place, some, **options)
+    assert seen[:3] == [("step0", "geometry"), ("step0", "attention"), (f"step{OUTLIER}", "geometry")]
+    resumed = measured(place, some, **options, name="resumed")
+    assert seen[4:] == [(f"step{OUTLIER}", "attention")]
+    assert resumed.results["n_kept"] == 3
+    # Of the hidden states none are left, not even those that the killed series made.
+    undisturbed = tmp_path / "undisturbed"
+    measured(place, some, **{**options, "cache": undisturbed}, name="undisturbed")
+    assert contents(cache) == contents(undisturbed)
+    assert {path.suffix for path in cache.iterdir() if path.is_file()} == {".lock"}
+    assert of_another_command.is_dir()
+    # What was never killed has the same lines.
+    lines = (made.folder / "series.csv").read_text(encoding="utf-8").splitlines()
+    both = [line.split(",") for line in lines if line.split(",")[0] in ("step", "0", str(OUTLIER))]
+    expected = [",".join(line) for line in both if line[2] != "fit"]
+    assert (resumed.folder / "series.csv").read_text(encoding="utf-8").splitlines() == expected
+
+
+def test_from_the_command_line_one_checkpoint_and_a_loss_of_the_trainer(
+    made: Result,
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for step in (0, HEADS):
+        shutil.copytree(place / f"step{step}", f"checkpoint-{step}")
+        Path(f"checkpoint-{step}/trainer_state.json").write_text(
+            f'{{"log_history": [{{"step": {step}, "eval_loss": {5 - step / 500}}}, {{"step": {step}, "loss": 9.0}}]}}',
+            encoding="utf-8",
+        )
+    usual = ["--corpus", str(place / "text.txt"), "--cache", str(place / "runs" / "cache"), "--wandb.mode=disabled"]
+    # As the shell gives the pattern checkpoint-*.
+    words = ["--checkpoints", "checkpoint-0", f"checkpoint-{HEADS}", "--measures", "geometry"]
+    assert run(COMMANDS, ["series", *words, *usual]) == 0
+    out = capsys.readouterr()
+    assert "The held-out loss is at most 4.00 nats from step 1000 on (not yet at step 0)." in out.out
+    assert "Order: loss and outliers (step 1000)." in out.out
+    assert f"step {HEADS} (checkpoint-{HEADS}) is measured, geometry from the cache; 0 of 2 left" in out.err
+    assert run(COMMANDS, ["series", "checkpoint-0", "--measures=geometry", *usual, "--quiet"]) == 0
+    assert "One checkpoint (step 0) tells no order" in capsys.readouterr().out
+
+
+@pytest.fixture
+def hub(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a model in the cache of the hub's client, offline, whose revisions are two of the checkpoints."""
+    from huggingface_hub import constants
+
+    assert constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--org--tiny"
+    for name in ("blobs", "refs"):
+        (repository / name).mkdir(parents=True)
+    for step, commit in ((0, "a" * 40), (HEADS, "b" * 40)):
+        (repository / "refs" / f"step{step}").write_text(commit, encoding="utf-8")
+        (snapshot := repository / "snapshots" / commit).mkdir(parents=True)
+        for file in (place / f"step{step}").iterdir():  # files of equal content are one blob, as the client has it
+            blob = repository / "blobs" / sha256(file.read_bytes()).hexdigest()
+            shutil.copy(file, blob)
+            (snapshot / file.name).symlink_to(f"../../blobs/{blob.name}")
+    return "org/tiny"
+
+
+def test_revisions_in_the_cache_of_the_hub_are_measured_as_folders_are(
+    made: Result, place: Path, tmp_path: Path, hub: str
+) -> None:
+    found = measured(
+        place, None, model=hub, revisions=f"step{HEADS},step0", measures="geometry", cache=tmp_path / "cache"
+    )  # fmt: skip
+    of_folders = [row for row in made.series if row["command"] == "geometry" and row["step"] in (0, HEADS)]
+    assert len(of_folders) > 20
+    assert str(found.series) == str(of_folders)
+    assert found.folder.name.startswith("series-tiny-")
+    assert [(one["model"], one["revision"]) for one in found.results["checkpoints"]] == [
+        (hub, "step0"), (hub, f"step{HEADS}"),
+    ]  # fmt: skip
+    # The same files have the same key in the cache, wherever they lie.
+    again = measured(place, [place / "step0"], measures="geometry", cache=tmp_path / "cache")
+    assert again.results["n_kept"] == 1
+
+
+def test_a_revision_that_is_not_there_is_refused_before_any_is_measured(place: Path, tmp_path: Path, hub: str) -> None:
+    with pytest.raises(UserError) as caught:
+        measured(place, None, model=hub, revisions="step0,step7", cache=tmp_path / "cache")
+    assert "`--model org/tiny --revisions step7` is not on this machine" in str(caught.value)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"measures": "loss"}, "`--measures loss` is not one of fit, geometry, attention, all"),
+        ({"threshold_outliers": -1}, "`--threshold_outliers -1"),
+        ({"trainer": {"devices": 2}}, "`--trainer.devices`: `series` runs in one process"),
+        ({"layer": 7}, "has layers 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_before_any_work(
+    place: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        series(str(place / "step0"), runs=str(tmp_path / "runs"), **options)
+    assert message in str(caught.value)
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_checkpoints_that_read_the_text_differently_are_refused(
+    place: Path, tmp_path: Path, checkpoints: dict[str, Path]
+) -> None:
+    (other := tmp_path / "step5").symlink_to(checkpoints["distilbert"])
+    with pytest.raises(UserError, match="step5 makes other tokens of the text than step0"):
+        measured(place, [place / "step0", other], measures="geometry", cache=tmp_path / "cache")

@@ -1,0 +1,219 @@
+"""`sts` from the command line: sentences that share words are found alike, and nothing leaks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from downstream_data import WORDS, plant_outlier, sentence_pairs, write_benchmark, write_semeval, write_sts
+from probing import sts
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.errors import UserError
+from probing.runs.loading import load_run
+from probing.runs.run import load_fit
+from probing.runs.study import Result
+from wandb_reader import read_offline_runs
+from written import read_csv
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "vectors.txt").write_text(
+        "".join(f"{w} {i} {i % 3} 1\n" for i, w in enumerate(WORDS, 1)), encoding="utf-8"
+    )
+    return write_sts(tmp_path / "sts")
+
+
+@pytest.fixture
+def options(tmp_path: Path, checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What all runs here have in common; they share one cache."""
+    cache = tmp_path_factory.getbasetemp() / "sts-cache"
+    model = str(checkpoints["bert"])
+    return {"model": model, "runs": str(tmp_path / "runs"), "cache": str(cache), "wandb": {"mode": "disabled"}}
+
+
+def find(rows: list[dict[str, Any]], **wanted: object) -> dict[str, Any]:
+    (row,) = [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+    return row
+
+
+@pytest.mark.slow
+def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
+    data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [f"--{name}={value}" for name, value in options.items() if name != "wandb"]
+    args += ["--static", str(data.parent / "vectors.txt"), "--pooling", "mean,cls", "--name", "a"]
+    assert run(COMMANDS, ["sts", str(data), *args, "--wandb.mode", "offline"]) == 0
+    said = capsys.readouterr()
+    assert "Spearman x 100: mean, whitened" in said.out
+    assert "STS-B train" in said.out
+    folder = Path(options["runs"]) / "a"
+    assert f"Results: {folder}" in said.out
+    assert {path.name for path in folder.iterdir()} == {
+        "sts.csv", "chosen.csv", "config.yaml", "results.json", "figures", "wandb"
+    }  # fmt: skip
+    drawn = {f"sts_{pooling}.{form}" for pooling in ("mean", "cls") for form in ("png", "pdf")}
+    assert {path.name for path in (folder / "figures").iterdir()} == drawn
+    rows, chosen = read_csv(folder / "sts.csv"), read_csv(folder / "chosen.csv")
+    # Two poolings of four layers in three spaces, and static vectors in two.
+    assert len(rows) == 3 * 3 * (2 * 4 * 3 + 2)
+    row = find(rows, set="STS-B dev", pooling="mean", layer=0, transform="none", aggregation="all")
+    assert row["low"] < row["spearman"] < row["high"]
+    assert row["spearman"] > 0.7
+    assert row["n_pairs"] == 80
+    plain = find(chosen, protocol="held_out", set="STS12", pooling="mean", transform="none", aggregation="all")
+    assert (plain["chosen_on"], plain["n_chosen_on"]) == ("STS-B dev", 80)
+    mean = find(chosen, protocol="held_out", set="STS12", pooling="mean", transform="none", aggregation="mean")
+    assert mean["spearman"] != plain["spearman"]
+    whitened = find(chosen, protocol="held_out", set="STS12", pooling="mean", transform="whiten", aggregation="all")
+    assert whitened["fitted_on"] == "STS-B train and SICK-R train"
+    assert whitened["gain_low"] <= whitened["gain"] <= whitened["gain_high"]
+    # In the embeddings every [CLS] is the same: no correlation is defined.
+    assert find(rows, set="STS12", pooling="cls", layer=0, transform="none", aggregation="all")["spearman"] == ""
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    assert results["sets"][0]["subsets"] == {"MSRpar": 40, "OnWN": 20}
+    assert 0 < results["sets"][0]["static_coverage"] < 1
+    (tracked,) = read_offline_runs(folder)
+    assert len(tracked.table("chosen")) == len(chosen)
+    with pytest.raises(UserError, match="holds a similarity evaluation"):
+        load_fit(folder)
+    opened = load_run(folder)
+    assert type(opened) is Result
+    assert (opened.folder, opened.results) == (folder, results)
+    assert (len(opened.sts), len(opened.chosen)) == (len(rows), len(chosen))
+    assert "Spearman x 100: mean, whitened" in repr(opened)
+    assert run(COMMANDS, ["sts", "--config", str(folder / "config.yaml"), "--name", "b", "--wandb.mode=disabled"]) == 0
+    assert (folder / "sts.csv").read_bytes() == (folder.parent / "b" / "sts.csv").read_bytes()
+
+
+def test_transforms_know_nothing_of_what_they_are_judged_on_unless_asked(data: Path, options: dict[str, Any]) -> None:
+    def whitened(fit_on: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        found = sts([str(data)], layer=1, transforms="whiten", fit_on=fit_on, quiet=True, **options)
+        assert found is not None
+        row = find(found.sts, set="STS-B dev", transform="whiten", aggregation="all")
+        return row, json.loads((found.folder / "results.json").read_text(encoding="utf-8"))["fitted_on"]["STS-B dev"]
+
+    train, on_train = whitened("train")
+    target, on_target = whitened("target")
+    n_distinct = len({text for pair in sentence_pairs(80, 3) for text in pair[:2]})
+    assert on_target == {"corpora": ["STS-B dev (transductive)"], "n_sentences": n_distinct}
+    assert target["fitted_on"] == "STS-B dev (transductive)"
+    # Another STS12 changes nothing of STS-B, nor do its sentences that are in a training part add to the fit.
+    leaked = sentence_pairs(80, 2)[:10]
+    write_semeval(data / "STS12-en-test", "MSRpar", [*leaked, *sentence_pairs(9, 20)])
+    again, on_again = whitened("train")
+    assert on_again["n_sentences"] == on_train["n_sentences"] - len({s for pair in leaked for s in pair[:2]})
+    assert whitened("target")[0]["spearman"] == target["spearman"]
+    assert train["spearman"] not in (again["spearman"], target["spearman"])
+
+
+def test_without_training_part_the_built_in_corpus_is_fitted_on(
+    tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from probing import corpus
+
+    monkeypatch.setattr(corpus, "builtin_sentences", lambda: [f"the {word} reads the {word}" for word in WORDS] * 3)
+    write_benchmark(tmp_path / "sts", "dev", sentence_pairs(30, 0))
+    found = sts([str(tmp_path / "sts")], layer=[1, 2], quiet=False, **options)
+    said = capsys.readouterr()
+    assert "there is no training part: transforms are fitted on the built-in corpus" in said.err
+    assert found is not None
+    assert {row["protocol"] for row in found.chosen} == {"published"}
+    assert {row["fitted_on"] for row in found.chosen if row["transform"] != "none"} == {"builtin"}
+    assert "As published, which can be too high" in repr(found)
+
+
+def test_a_corpus_of_ones_own_can_be_fitted_on(data: Path, options: dict[str, Any], corpus_file: Path) -> None:
+    found = sts([str(data)], layer=0, fit_on=str(corpus_file), quiet=True, **options)
+    assert found is not None
+    assert {row["fitted_on"] for row in found.sts if row["transform"] != "none"} == {str(corpus_file)}
+
+
+def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
+    data: Path, options: dict[str, Any], tiny_model: Callable[..., Path]
+) -> None:
+    planted = {**options, "model": str(plant_outlier(tiny_model("bert"), 3)), "quiet": True}
+    found = sts([str(data)], layer=0, pooling="mean,first_last", definition="argmin_share", components=3, **planted)
+    assert found is not None
+    rows = {(row["pooling"], row["transform"]): row for row in found.sts if row["aggregation"] == "all"}
+    # Of the average, those of layer 1 are clipped too.
+    n_clipped = [rows[how, name]["n_clipped"] for name in ("none", "clip") for how in ("mean", "first_last")]
+    assert n_clipped == [0, 0, 1, 2]
+    assert "3" in str(rows["first_last", "clip"]["clipped"]).split()
+    assert rows["mean", "clip"]["spearman"] != rows["mean", "none"]["spearman"]
+    other = sts([str(data)], layer=0, transforms="whiten", components=4, **planted)
+    assert other is not None
+    again = next(row for row in reversed(other.sts) if row["aggregation"] == "all")
+    assert again["spearman"] != rows["mean", "whiten"]["spearman"]
+
+
+def test_sentences_that_no_vector_stands_for_are_counted(
+    data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Snowmen are not in the vocabulary, and neither they nor words that no vectors are of have a static vector.
+    pairs = [*sentence_pairs(40, 0), ("☃ ☂", "☃", 5.0), ("☃", "probe layer", 0.0), ("a the", "never", 5.0)]
+    write_semeval(data / "STS12-en-test", "MSRpar", pairs)
+    found = sts([str(data)], layer=1, static=str(data.parent / "vectors.txt"), transforms="whiten", **options)
+    assert found is not None
+    said, (told, *_) = capsys.readouterr().err, found.results["sets"]
+    assert (told["n_unknown_sentences"], told["n_unknown_pairs"]) == (2, 2)
+    everything = [*pairs, *sentence_pairs(20, 1)]
+    texts = {text for *pair, _ in everything for text in pair if {*WORDS}.isdisjoint(text.split())}
+    n_pairs = sum(not texts.isdisjoint(pair[:2]) for pair in everything)
+    assert (told["n_static_unknown_sentences"], told["n_static_unknown_pairs"]) == (len(texts), n_pairs)
+    assert "STS12: 2 sentences have no token that the model's vocabulary knows, and their 2 pairs are ranked" in said
+    assert f"STS12: {len(texts)} sentences have no word with a static vector, and static cosines of their" in said
+    assert {row["n_pairs"] for row in found.sts if row["set"] == "STS12"} == {63}
+
+
+def test_pairs_without_a_score_are_left_out_and_counted(
+    data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = sentence_pairs(40, 0)
+    write_semeval(data / "STS12-en-test", "MSRpar", whole)
+    before = sts([str(data)], layer=1, transforms="none", quiet=True, **options)
+    broken = [pair for some in zip(whole, sentence_pairs(40, 0), strict=True) for pair in some]
+    scores = ["nan", "inf", "", "-1"]
+    written = [(a, b, scores[i % 4]) if i % 2 else (a, b, score) for i, (a, b, score) in enumerate(broken)]
+    write_semeval(data / "STS12-en-test", "MSRpar", written)
+    after = sts([str(data)], layer=1, transforms="none", **options)
+    assert before is not None
+    assert after is not None
+    assert "STS12: 40 of 100 pairs are left out: 40 have no score, 0 lack a sentence" in capsys.readouterr().err
+    told = after.results["sets"][0]
+    assert told["n_read"] == 100 == told["n_pairs"] + told["n_without_score"] + told["n_without_sentence"]
+    assert after.sts == before.sts
+
+
+def test_all_poolings_differ_and_the_published_average_takes_the_first_block(
+    data: Path, options: dict[str, Any]
+) -> None:
+    found = sts([str(data)], layer=2, pooling="all", transforms="none", quiet=True, **options)
+    assert found is not None
+    values = [row["spearman"] for row in found.sts if row["set"] == "STS12" and row["aggregation"] == "all"]
+    assert len(set(values)) == 4
+
+
+def test_cls_needs_a_special_token_at_the_beginning(
+    data: Path, options: dict[str, Any], checkpoints: dict[str, Path]
+) -> None:
+    with pytest.raises(UserError, match=r"`--pooling cls`: tiny-t5 puts no special token at the beginning"):
+        sts([str(data)], pooling="cls", quiet=True, **{**options, "model": str(checkpoints["t5"])})
+
+
+def test_quiet_prints_a_line_for_each_set_and_space(
+    data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sts([str(data)], layer="0,1", transforms="none", quiet=True, **options)
+    said = capsys.readouterr()
+    assert said.err == ""
+    lines = said.out.splitlines()
+    assert [line.split(",")[0] for line in lines[:3]] == ["STS12", "STS-B dev", "SICK-R trial"]
+    assert len(lines) == 4
