@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import Parser
+from probing.cli.commandline import load_command
 from probing.cli.option_types import expected, option_types
 
 PAGE = Path(__file__).with_name("options.md")
@@ -33,18 +33,14 @@ The most important ones are explained in the [quickstart](quickstart.md#the-opti
 
 def page() -> str:
     """Return the page."""
-    return HEAD + "".join(f"\n## {name}\n\n{_command(*_load(function))}" for name, function in COMMANDS.items())
+    return HEAD + "".join(f"\n## {name}\n\n{_command(load_command(where))}" for name, where in COMMANDS.items())
 
 
-def _load(function: str) -> tuple[str, Callable[..., Any]]:
-    module, name = function.split(":")
-    found = getattr(import_module(module), name)
-    return (found.__doc__ or "").splitlines()[0], found
-
-
-def _command(what: str, function: Callable[..., Any]) -> str:
+def _command(function: Callable[..., Any]) -> str:
     rows = [("option", "value", "default", "meaning"), ("---",) * 4, *_options(function)]
-    return f"{_plain(what)}\n\n" + "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+    return f"{_plain((function.__doc__ or '').splitlines()[0])}\n\n" + "".join(
+        f"| {' | '.join(cells)} |\n" for cells in rows
+    )
 
 
 def _options(function: Callable[..., Any]) -> Iterator[tuple[str, str, str, str]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from probing.runs.known_studies import STUDIES
+
 if TYPE_CHECKING:
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
@@ -43,14 +45,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The commands, each a function in a module of its name.
-_COMMANDS = (
-    "attention", "cloze", "compare", "disable", "extract", "fit", "geometry", "hierarchy", "pretrain", "probe", "rank",
-    "report", "reproduce", "series", "sts", "sweep", "wic",
-)  # fmt: skip
-# The public names and their modules, which are imported on first use.
+# The public names and their modules, which are imported on first use; a study is called by its name, too.
 _HOMES = {
-    **{name: f"probing.commands.{name}" for name in _COMMANDS},
     "ActivationDataModule": "probing.data.module",
     "Call": "probing.runs.call",
     "Column": "probing.results.schema",
@@ -68,9 +64,12 @@ _HOMES = {
     "UserError": "probing.errors",
     "WandbOptions": "probing.cli.options",
     "configured": "probing.cli.python_calls",
+    "extract": "probing.studies.fit.command",
     "load_run": "probing.runs.loading",
+    "probe": "probing.studies.fit.arrays",
+    "report": "probing.commands.report",
 }
-__all__ = [*_HOMES, "__version__"]
+__all__ = [*_HOMES, *STUDIES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -78,4 +77,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in STUDIES:
+        from probing.runs.registry import study_of
+
+        return study_of(name).command
     raise AttributeError(f"module 'probing' has no attribute {name!r}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-# The commands in the order of the usage text; each is a function in a module of its name, imported when it is run.
-_STUDIES = (
-    "fit", "extract", "rank", "compare", "sweep", "geometry", "attention", "disable", "hierarchy", "cloze", "pretrain",
-    "series", "wic", "sts", "reproduce", "report",
-)  # fmt: skip
+from probing.runs.known_studies import STUDIES
+
+# The commands, each as `module:name` of its function or of its study, imported when it is run.
 COMMANDS = {
-    **{name: f"probing.commands.{name}:{name}" for name in _STUDIES},
+    **STUDIES,
+    "extract": "probing.studies.fit.command:extract",
+    "report": "probing.commands.report:report",
     **{f"cache {name}": f"probing.commands.cache:{name}" for name in ("ls", "verify", "prune")},
 }
 

@@ -45,7 +45,7 @@ def processes() -> ForkServerContext:
     vars(sys.modules["__main__"]).setdefault("__spec__", None)
     context = multiprocessing.get_context("forkserver")
     rooms = (
-        "commands.fit", "cache.extraction", "probes.training", "pretraining.experiment", "runs.results",
+        "studies.fit.command", "cache.extraction", "probes.training", "studies.pretrain.experiment", "runs.results",
         "evidence.table",
     )  # fmt: skip
     probing = [f"probing.{name}" for name in rooms]

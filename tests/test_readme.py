@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from families import masked_lm
 from pages import PAGES, README, ROOT, code_blocks, label
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse
-from probing.cli.commandline import run
+from probing.cli.commandline import load_command, run
 from probing.runtime.trainer import check_trainer_options
 from rendering import rendered_once
 
@@ -253,8 +252,7 @@ def test_commands_that_are_not_run_are_understood() -> None:
     assert len(found) >= 4
     for line in found:
         name, *args = shlex.split(line)
-        module, function = COMMANDS[name].split(":")
-        options = parse(name, getattr(import_module(module), function), args)
+        options = parse(name, load_command(COMMANDS[name]), args)
         check_trainer_options(options.get("trainer") or {}, "lbfgs")
 
 

@@ -169,7 +169,7 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     with signals_interrupt():
         try:
             check_variables()
-            function = _load(commands[name])
+            function = unchecked(load_command(commands[name]))
             rest, printed_as = taken_out(rest)
             if printed_as and not {"-h", "--help"} & set(rest):
                 print_config(name, function, rest, printed_as)
@@ -214,18 +214,26 @@ def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
     print(f"usage: {started} COMMAND [OPTIONS]   ({started} COMMAND --help lists a command's options)")
     print(f"       {started} --version\n")
     for name, function in commands.items():
-        print(f"  {name:14} {(_load(function).__doc__ or '').splitlines()[0]}")
+        print(f"  {name:14} {(load_command(function).__doc__ or '').splitlines()[0]}")
     return 0
 
 
-def _load(function: str) -> Callable[..., Any]:
-    """Return the function that a command is, or that a study of another package has as its command."""
-    module, name = function.split(":")
+def load_command(where: str) -> Callable[..., Any]:
+    """Return the function of a command, which is named itself or by its study.
+
+    Args:
+        where: The function or the study as `module:name`.
+
+    Raises:
+        UserError: If another package adds it, and it cannot be imported.
+    """
+    module, name = where.split(":")
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         if module.split(".")[0] == __name__.split(".")[0]:
             raise
-        where = f"the command at {function} cannot be imported ({error})"
-        raise UserError(f"{where}; update or remove the package that adds it.") from error
-    return unchecked(getattr(found, "command", found))
+        told = f"the command at {where} cannot be imported ({error})"
+        raise UserError(f"{told}; update or remove the package that adds it.") from error
+    function: Callable[..., Any] = getattr(found, "command", found)
+    return function

@@ -27,14 +27,6 @@ from typing import (
 from probing.cli.options import ProbeOptions, are_options, as_options
 from probing.errors import UserError, did_you_mean, out_of_range
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    Model: TypeAlias = str | PathLike[str] | PreTrainedModel
-    Tokenizer: TypeAlias = Any
-    Source: TypeAlias = str | PathLike[str] | list[str]
-
-
 # Formats of figures: an image for the screen and for W&B, and vector forms for a paper.
 FORMATS: tuple[Literal["png", "pdf", "svg"], ...] = ("png", "pdf", "svg")
 # How `--figure_format` is typed, and its default.
@@ -206,8 +198,18 @@ FirstToken = Literal["include", "exclude"]
 
 Layers = int | list[int] | str
 
+
 # Types of options that take a name on the command line, and also an object in Python. The parser of arguments sees only
 # the type of the name.
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    Model: TypeAlias = str | PathLike[str] | PreTrainedModel
+    Tokenizer: TypeAlias = Any
+    Source: TypeAlias = str | PathLike[str] | list[str]
+else:
+    Model = Source = str
+    Tokenizer = PythonOnly
 
 # The largest seed that all random number generators accept.
 LAST_SEED = 2**63 - 1

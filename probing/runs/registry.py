@@ -7,44 +7,28 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from probing.errors import UserError
+from probing.runs.known_studies import STUDIES
 from probing.runs.study import Study
 
 # The group of entry points by which another package adds a study.
 GROUP = "probing.studies"
-# The studies of this package in the order of the usage text, imported when they are asked for.
-_OWN = {
-    "fit": "probing.runs.run:FIT",
-    "rank": "probing.runs.rankings:RANK",
-    "compare": "probing.studies.compare.study:COMPARE",
-    "sweep": "probing.studies.sweep.study:SWEEP",
-    "geometry": "probing.studies.geometry.study:GEOMETRY",
-    "attention": "probing.studies.attention.study:ATTENTION",
-    "disable": "probing.studies.disable.study:DISABLE",
-    "hierarchy": "probing.studies.hierarchy.study:HIERARCHY",
-    "cloze": "probing.studies.cloze.study:CLOZE",
-    "pretrain": "probing.studies.pretrain.study:PRETRAIN",
-    "series": "probing.studies.series.study:SERIES",
-    "wic": "probing.studies.similarity.study:WIC",
-    "sts": "probing.studies.similarity.study:STS",
-    "reproduce": "probing.studies.claims.study:REPRODUCE",
-}
 
 
 @cache
 def added_studies() -> dict[str, str]:
     """Return where the studies of other packages are, as `module:name`; none can replace one of this package."""
     found = sorted((one.name, one.value) for one in entry_points(group=GROUP))
-    return {name: where for name, where in found if name not in _OWN}
+    return {name: where for name, where in found if name not in STUDIES}
 
 
 def study_names() -> list[str]:
     """Return the names of all studies, which are those of their commands."""
-    return [*_OWN, *added_studies()]
+    return [*STUDIES, *added_studies()]
 
 
 def own_studies() -> list[Study]:
     """Return the studies of this package."""
-    return [study_of(name) for name in _OWN]
+    return [study_of(name) for name in STUDIES]
 
 
 @cache
@@ -54,7 +38,7 @@ def study_of(name: str) -> Study:
     Raises:
         UserError: If another package names a study that cannot be imported, or is none.
     """
-    where = _OWN.get(name) or added_studies()[name]
+    where = STUDIES.get(name) or added_studies()[name]
     module, _, attribute = where.partition(":")
     try:
         found = getattr(import_module(module), attribute)

@@ -19,10 +19,11 @@ import yaml
 from conftest import ROOT
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse, with_underscores
-from probing.cli.commandline import run, without_display
+from probing.cli.commandline import load_command, run, without_display
 from probing.cli.options import ProbeOptions
 from probing.commands.cache import prune
 from probing.errors import UserError
+from probing.runs.known_studies import STUDIES
 from probing.runtime.processes import interrupts_pass
 from probing.studies.compare.command import compare
 from probing.studies.fit.command import fit
@@ -286,11 +287,10 @@ def test_public_names_are_what_they_say() -> None:
 
     assert probing.extract is extract
     assert probing.UserError is UserError
-    assert set(probing._HOMES) | {"__version__"} == set(probing.__all__)
-    assert all(getattr(probing, name).__name__ == name for name in probing._HOMES)
+    assert {*probing._HOMES, *STUDIES, "__version__"} == set(probing.__all__)
+    assert all(getattr(probing, name).__name__ == name for name in (*probing._HOMES, *STUDIES))
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if " " not in name])
 def test_every_command_is_a_function_of_the_package(name: str) -> None:
-    module, function = COMMANDS[name].split(":")
-    assert getattr(importlib.import_module("probing"), name) is getattr(importlib.import_module(module), function)
+    assert getattr(importlib.import_module("probing"), name) is load_command(COMMANDS[name])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import yaml
 
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse
-from probing.cli.commandline import run
+from probing.cli.commandline import load_command, run
 from probing.cli.python_calls import unchecked
 from probing.cli.yaml_files import as_text, as_yaml
 
@@ -29,8 +28,7 @@ ARGS = {
 
 
 def call_of(name: str, args: list[str]) -> dict[str, Any]:
-    module, function = COMMANDS[name].split(":")
-    return parse(name, unchecked(getattr(import_module(module), function)), args)
+    return parse(name, unchecked(load_command(COMMANDS[name])), args)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

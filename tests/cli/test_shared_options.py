@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import Parser, option_types
+from probing.cli.commandline import load_command
 from probing.cli.option_types import resolved
 from probing.cli.options import DESCRIPTIONS, WIDTH, WandbOptions, complete, with_shared_help
 from probing.errors import UserError
@@ -24,9 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def load(command: str) -> Callable[..., Any]:
-    module, name = COMMANDS[command].split(":")
-    found: Callable[..., Any] = getattr(import_module(module), name)
-    return found
+    return load_command(COMMANDS[command])
 
 
 def entries(docstring: str) -> dict[str, str]:
@@ -45,10 +43,10 @@ def entries(docstring: str) -> dict[str, str]:
 def own_descriptions() -> dict[str, dict[str, str]]:
     """Return what each command's source describes, before it is completed."""
     found: dict[str, dict[str, str]] = {}
-    for command, function in COMMANDS.items():
-        module, name = function.split(":")
-        source = Path(inspect.getfile(import_module(module))).read_text(encoding="utf-8")
-        (node,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name)
+    for command in COMMANDS:
+        function = load(command)
+        source = Path(inspect.getfile(sys.modules[function.__module__])).read_text(encoding="utf-8")
+        (node,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == function.__name__)
         found[command] = entries(ast.get_docstring(node) or "")
     return found
 
@@ -86,7 +84,7 @@ def test_no_description_is_written_in_two_files() -> None:
     written: dict[tuple[str, str], set[str]] = {}
     for command, texts in own.items():
         for entry in texts.items():
-            written.setdefault(entry, set()).add(COMMANDS[command].split(":")[0])
+            written.setdefault(entry, set()).add(load(command).__module__)
     assert len(written) > 50
     # "Print the result line only" is what `quiet` means to two commands, beside the usual meaning.
     repeated = [entry for entry, files in written.items() if len(files) > 1 and entry[0] not in DESCRIPTIONS]

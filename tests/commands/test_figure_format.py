@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from conftest import BARE, ROOT
 from probing import Run, compare, fit, load_run, rank, sweep
 from probing.__main__ import COMMANDS
+from probing.cli.commandline import load_command
 from probing.cli.commandline import run as run_command
 from probing.cli.option_types import option_types
 from probing.cli.python_calls import unchecked
@@ -80,8 +80,7 @@ def test_a_sweep_draws_itself_in_that_format(run: Run, tmp_path: Path, corpus_fi
 def test_an_unknown_format_is_refused_before_any_work(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module, function = COMMANDS[name].split(":")
-    draws = "figure_format" in option_types(unchecked(getattr(import_module(module), function)))
+    draws = "figure_format" in option_types(unchecked(load_command(COMMANDS[name])))
     assert draws == (name in DRAWING)
     if draws:
         monkeypatch.chdir(tmp_path)

@@ -18,7 +18,7 @@ from conftest import BARE, make_sentences
 from probing import ProbeOptions, WandbOptions, fit, load_run, rank
 from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore
-from probing.cli.commandline import _load
+from probing.cli.commandline import load_command
 from probing.cli.python_calls import unchecked
 from probing.errors import UserError
 from probing.studies.fit.command import extract
@@ -120,10 +120,8 @@ def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit)
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_can_be_called_so(name: str) -> None:
-    module, function = COMMANDS[name].split(":")
-    called = getattr(__import__(module, fromlist=[function]), function)
-    assert called is not _load(COMMANDS[name])  # the command line has checked its arguments already
-    assert unchecked(called) is _load(COMMANDS[name])
+    called = load_command(COMMANDS[name])
+    assert unchecked(called) is not called  # the command line has checked its arguments already
     options = inspect.signature(called).parameters
     text = next(option for option in ("cache", "output", "runs") if option in options)
     with pytest.raises(UserError, match=rf"`{text}=3\.5`: expected text"):

@@ -125,7 +125,7 @@ def test_of_a_wide_layer_on_few_tokens_it_would_take_longer_than_the_passes() ->
 
 
 def test_no_more_is_held_than_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(midway_curvature, "MOST_BYTES", 2 * 4 * 3 * 4**2)
+    monkeypatch.setattr(midway_curvature, "MOST_BYTES_OF_SUMS", 2 * 4 * 3 * 4**2)
     found, asked = MidwayCurvature(3, 1e-6), []
     for point in points(0.02 * 0.9**i for i in range(9)):
         for problem in range(3):

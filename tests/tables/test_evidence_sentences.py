@@ -525,14 +525,20 @@ FILLED_IN = {
     "the same corpus; --test_corpus tests on another text",
     "value from a probe with an intercept",
 }
-WHOLE = ("probing/tables/conclusions.py", "probing/tables/conclusions.py")
+WHOLE = ("probing/tables/conclusions.py",)
 SPEAKERS = {
     "probing/studies/fit/command.py": {"_report"},
     "probing/studies/compare/command.py": {"_said"},
     "probing/evidence/by_position.py": {"position_line"},
     "probing/studies/compare/tables.py": {"unread_lines", "everywhere_sentence"},
-    "probing/studies/geometry/tables.py": {"transform_lines", "_transform_line"},
-    "probing/tables/probes.py": {"neurons_table", "heads_table", "penalty_lines", "_uninformative"},
+    "probing/tables/probes.py": {
+        "neurons_table",
+        "heads_table",
+        "penalty_lines",
+        "_uninformative",
+        "transform_lines",
+        "_transform_line",
+    },
     "probing/tables/rankings.py": {"_evaluation_table"},
     "probing/page/answers.py": {"answer", "_on_neurons", "conclusions", "_agreement"},
 }

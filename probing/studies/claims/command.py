@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ def reproduce(
 
         watch = Stopwatch()
         given = Given(corpus, {name: config[name] for name in DATA} | {"size": None})
-        usual = {name: defaults(_function(name)) for name in COMMANDS}
+        usual = {name: defaults(study_of(name).command) for name in COMMANDS}
         planned = plan(of, wanted, named, given, text, usual, place, cached if dry_run else None)
         if dry_run:
             terminal.show(*plan_tables(planned))
@@ -137,15 +136,9 @@ def _continuable(place: Path) -> Iterator[None]:
         raise
 
 
-def _function(name: str) -> Callable[..., Any]:
-    """Return the function of a command."""
-    function: Callable[..., Any] = getattr(import_module(f"probing.commands.{name}"), name)
-    return function
-
-
 def _make(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Path:
     """Make a run of a command and return its folder; its tables are on disk and not shown."""
-    function = _function(name)
+    function = study_of(name).command
     own = defaults(function)
     with contextlib.redirect_stdout(io.StringIO()):
         made = function(**options, **{option: value for option, value in common.items() if option in own})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,11 @@ from probing.cache.files import cache_folder
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Layers, figure_formats, number_problems
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
-from probing.data.examples import Sides
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
-from probing.evidence.removal import usable_information
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
-from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs
 from probing.results.rows import Table
 from probing.results.shown import layers_named
 from probing.runs.call import say_where, writable_folder
-from probing.runs.finished import trained_as
 from probing.runs.of_run import tracked_like
 from probing.runs.rankings import (
     RANKING_KEY,
@@ -90,6 +85,7 @@ def rank(
         from probing.rankings.methods import METHODS
         from probing.runs.finished import Extraction, open_runs, probe_weight, sides_of
         from probing.runs.ranked import Judging, rank_layers
+        from probing.studies.fit.erase import erasure_rows
 
         methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
         if curves and methods == ["random"]:
@@ -212,35 +208,3 @@ def top_problems(n_top: int, d_model: int) -> list[str]:
     half = d_model // 2
     expected = f"expected 1 to {half}, half the neurons, since they are compared with as many random ones"
     return [] if 1 <= n_top <= half else [f"`--top {n_top}` is out of range: {expected}"]
-
-
-def erasure_rows(
-    run: Run, sides: Sides, layers: Sequence[int], n_top: int, seed: int, progress: bool
-) -> list[dict[str, Any]]:
-    """Return the usable information under each condition in some layers of a run.
-
-    Probes are trained with the run's penalty by lbfgs, whatever trained the run's own.
-
-    Args:
-        run: The finished run.
-        sides: The run's examples and their classes.
-        layers: Layers of the run to measure.
-        n_top: Number of first neurons of the run's ranking that are kept or removed.
-        seed: Seed of every random draw: random neurons, shuffled labels and resampled sentences.
-        progress: Whether to show progress bars.
-
-    Returns:
-        Rows as `probing.evidence.removal.usable_information` returns them.
-
-    Raises:
-        ValueError: If `n_top` is not between 1 and half the neurons.
-    """
-    from probing.runtime.terminal import training_bars
-
-    d_model = sides.train.store.plan.d_model
-    rankings = {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in layers}
-    training = replace(
-        trained_as(run, progress=training_bars(progress)),
-        solver=Lbfgs(CONTROL_TOLERANCE),
-    )
-    return usable_information(sides, rankings, n_top, training, seed)

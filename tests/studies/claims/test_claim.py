@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from planted_claims import paper
 from probing.cli.option_types import defaults
 from probing.cli.python_calls import converted, unchecked
 from probing.errors import UserError
+from probing.runs.registry import study_of
 from probing.studies.claims import claim as module
 from probing.studies.claims.claim import chosen_claims, paper_of, papers, read_paper
 from probing.studies.claims.command import DATA
@@ -55,7 +55,7 @@ def test_every_file_is_read_and_its_runs_are_options_of_the_real_commands(file: 
         options = dict(described)
         name = options.pop("command")
         assert name in KINDS
-        command = unchecked(getattr(import_module(f"probing.commands.{name}"), name))
+        command = unchecked(study_of(name).command)
         plain = {key: "text" if str(value).startswith("$") else value for key, value in options.items()}
         plain |= {"size": "tiny"} if "size" in plain else {}
         plain |= {"folders": ["text"]} if "folders" in plain else {}
@@ -183,6 +183,6 @@ def test_an_installed_copy_reads_the_installed_files(tmp_path: Path, monkeypatch
     installed = tmp_path / "probing" / "builtin_claims"
     installed.mkdir(parents=True)
     (installed / "mine.yaml").write_text(yaml.safe_dump(GOOD), encoding="utf-8")
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "probing" / "claims" / "claim.py"))
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "probing" / "studies" / "claims" / "claim.py"))
     assert papers() == ["mine"]
     assert read_paper("mine", MEASURES).title == "Somebody (2020)"

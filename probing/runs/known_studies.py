@@ -1,0 +1,21 @@
+"""Where the studies of this package are, in the order of the usage text; nothing is imported to know it."""
+
+from __future__ import annotations
+
+# For each command that is a study, the study as `module:name`.
+STUDIES = {
+    "fit": "probing.runs.run:FIT",
+    "rank": "probing.runs.rankings:RANK",
+    "compare": "probing.studies.compare.study:COMPARE",
+    "sweep": "probing.studies.sweep.study:SWEEP",
+    "geometry": "probing.studies.geometry.study:GEOMETRY",
+    "attention": "probing.studies.attention.study:ATTENTION",
+    "disable": "probing.studies.disable.study:DISABLE",
+    "hierarchy": "probing.studies.hierarchy.study:HIERARCHY",
+    "cloze": "probing.studies.cloze.study:CLOZE",
+    "pretrain": "probing.studies.pretrain.study:PRETRAIN",
+    "series": "probing.studies.series.study:SERIES",
+    "wic": "probing.studies.similarity.study:WIC",
+    "sts": "probing.studies.similarity.study:STS",
+    "reproduce": "probing.studies.claims.study:REPRODUCE",
+}
