@@ -190,6 +190,8 @@ class Measured:
         axis: The column over which these are drawn.
         draw: Draws the figures into a folder, in some formats, and returns their paths.
         write: Writes other files into the folder of the results, and returns their paths.
+        is_timed: Whether `results.json` has the times of the stages: not where a run that was killed and continued
+            ends in the same bytes as one that was not.
     """
 
     tables: Mapping[str, Sequence[Row]]
@@ -198,6 +200,7 @@ class Measured:
     axis: str = "layer"
     draw: Callable[[Path, Sequence[str]], list[Path]] | None = None
     write: Callable[[Path], list[Path]] | None = None
+    is_timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -303,10 +306,25 @@ class Call:
         keep_inputs(self.config, model.name, folder)
         return self.write_into(folder, measure)
 
-    def write_into(self, folder: RunFolder, measure: Callable[[Path], Measured]) -> Result:
+    def write_into(self, folder: RunFolder | ResumableFolder, measure: Callable[[Path], Measured]) -> Result:
         """Do the same in a folder that is there, and show the results."""
+        made = self.carry_out(folder, lambda tracker: measure(folder.path))
+        assert made is not None  # there is a folder
+        return made
+
+    def carry_out(
+        self, folder: RunFolder | ResumableFolder | None, measure: Callable[[Tracker | None], Measured | None]
+    ) -> Result | None:
+        """Do the same in one of several processes, of which the first alone writes and shows the results.
+
+        Args:
+            folder: Folder of the run; None in the other processes, which return None.
+            measure: Measures, given what logs the run in the first process; what it returns in others is not read.
+        """
         with tracking(folder, self.wandb, self.config) as tracker:
-            measured = measure(folder.path)
+            measured = measure(tracker)
+            if folder is None or tracker is None or measured is None:
+                return None
             self.watch.end("measure")
             files = write_tables(folder.path, self.config, measured.tables, self.study.schemas)
             files += measured.write(folder.path) if measured.write else []
@@ -314,13 +332,13 @@ class Call:
             figures = measured.draw(folder.path / "figures", formats) if measured.draw else []
             self.watch.end("write")
             summary = {"kind": self.study.kind, "versions": versions(), **measured.results}
+            summary |= {"timings": self.watch.timings()} if measured.is_timed else {}
             files.append(folder.path / "results.json")
-            text = json.dumps({**summary, "timings": self.watch.timings()}, indent=2)
-            files[-1].write_text(text, encoding="utf-8")
-            if tracker:
-                tracker.log_results(
-                    measured.curves, [], figures, files, measured.tables, kind=self.study.name, axis=measured.axis
-                )
+            files[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
+            tracker.log_results(
+                measured.curves, [], figures, files, measured.tables, axis=measured.axis,
+                kind=self.study.artifact or self.study.name,
+            )  # fmt: skip
         made = self.study.read(folder.finish())
-        say_results(made, tracker.where(made.folder) if tracker else None, self.config["quiet"])
+        say_results(made, tracker.where(made.folder), self.config["quiet"])
         return made

@@ -112,6 +112,7 @@ class Study:
         in_several_processes: Whether the command can run in several processes.
         files: The other files of its folder, and what is in them, for the documentation.
         page: The page of the documentation that says what its measures are.
+        artifact: Type of the artifact that W&B is given; the name by default.
     """
 
     name: ClassVar[str] = ""
@@ -122,6 +123,7 @@ class Study:
     in_several_processes: ClassVar[bool] = False
     files: ClassVar[Mapping[str, str]] = {}
     page: ClassVar[str] = ""
+    artifact: ClassVar[str] = ""
 
     @property
     def command(self) -> Callable[..., Any]:

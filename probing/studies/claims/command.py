@@ -15,15 +15,14 @@ from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.corpus import load_corpus
 from probing.errors import UserError
-from probing.runs.call import places, say_results, tracking
+from probing.runs.call import Call
 from probing.runs.folder import RunFolder
 from probing.runs.loading import load_run
 from probing.runs.registry import study_of
 from probing.runs.study import Result
-from probing.runtime.machine import Stopwatch
-from probing.runtime.processes import interrupt_behind, refuse_several
+from probing.runtime import terminal
+from probing.runtime.processes import interrupt_behind
 from probing.studies.claims.tables import plan_tables
-from probing.tracking import resolve_mode
 
 # The commands whose runs claims may need.
 COMMANDS = ("fit", "geometry", "attention", "disable", "hierarchy", "cloze", "wic", "sts", "pretrain")
@@ -72,45 +71,33 @@ def reproduce(
     Returns:
         The table of claims; None for a dry run.
     """
-    from probing.runtime import terminal
     from probing.studies.claims.claim import chosen_claims, read_paper
     from probing.studies.claims.measures import MEASURES
     from probing.studies.claims.planning import Given, split_models
 
-    refuse_several("reproduce")
     paper = _checked(paper, corpus, other_corpus, third_corpus, labels, pairs, roles)
     wanted = chosen_claims(claims, of := read_paper(paper, MEASURES))
-    resolve_mode(wandb.mode)
-    cached, place = places(cache, runs, name)
+    call = Call.of(study_of("reproduce"), config, name, replace(wandb, group=wandb.group or paper))
     text, named = load_corpus(corpus), None if models is None else split_models(models)
     with terminal.quiet_libraries():
         from probing.studies.claims.evaluation import rows_of
-        from probing.studies.claims.results import write
+        from probing.studies.claims.results import measured
         from probing.studies.claims.session import carry_out, plan
 
-        watch = Stopwatch()
         given = Given(corpus, {name: config[name] for name in DATA} | {"size": None})
         usual = {name: defaults(study_of(name).command) for name in COMMANDS}
-        planned = plan(of, wanted, named, given, text, usual, place, cached if dry_run else None)
+        planned = plan(of, wanted, named, given, text, usual, call.place, call.cached if dry_run else None)
         if dry_run:
             terminal.show(*plan_tables(planned))
             return None
-        tracked = replace(wandb, group=wandb.group or paper)
-        common = {"runs": runs, "cache": str(cached), "quiet": quiet, "wandb": tracked}
-        say = terminal.silence if quiet else terminal.say
-        with _continuable(place):
-            made, folders = carry_out(planned, partial(_make, common), load_run, say)
-        watch.end("run")
+        common = {"runs": runs, "cache": str(call.cached), "quiet": quiet, "wandb": call.wandb}
+        with _continuable(call.place):
+            made, folders = carry_out(planned, partial(_make, common), load_run, call.say)
+        call.watch.end("run")
         rows = rows_of(wanted, made, of)
         config["models"] = list(planned.models)
-        with tracking(folder := RunFolder(place, name, paper, figures=False), wandb, config) as tracker:
-            watch.end("judge")
-            files = write(folder.path, config, rows, of, folders, watch.timings())
-            if tracker:
-                tracker.log_results([], [], [], files, {"claims": rows}, kind="reproduction")
-        found = study_of("reproduce").read(folder.finish())
-    say_results(found, tracker.where(found.folder) if tracker else None, quiet)
-    return found
+        folder = RunFolder(call.place, name, paper, figures=False)
+        return call.write_into(folder, lambda _: measured(rows, of, folders))
 
 
 def _checked(paper: str | None, *texts: str | None) -> str:

@@ -18,6 +18,7 @@ class Reproduce(Study):
     function = "probing.studies.claims.command:reproduce"
     schemas = (CLAIMS,)
     page = "reproduce.md"
+    artifact = "reproduction"
     files: ClassVar[Mapping[str, str]] = {
         "claims.md": "The table as text.",
     }

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, figure_formats, number_problems
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
-from probing.results.rows import write_tables
-from probing.runs.call import only_accelerator, places, say_where, tracking
+from probing.runs.call import Call, Measured
 from probing.runs.folder import RunFolder
 from probing.runs.registry import study_of
 from probing.runs.run import Run, load_fit_of_classes
 from probing.runs.study import Result
-from probing.runtime.processes import refuse_several
+from probing.runtime import terminal
 from probing.tasks import short_name
-from probing.tracking import Tracker, resolve_mode
 
 # More draws than this would take long to train and hardly sharpen the p-values.
 MOST_NULL_DRAWS = 1000
@@ -60,20 +57,10 @@ def compare(
     Returns:
         The finished comparison.
     """
-    from probing.runtime import terminal
-
-    refuse_several("compare")
-    say = terminal.silence if quiet else terminal.say
-    refuse(
-        number_problems(seed, None, None)
-        + out_of_range("top", top, 1)
-        + out_of_range("null_draws", null_draws, 1, MOST_NULL_DRAWS)
-    )
-    resolve_mode(wandb.mode)
-    cached, place = places(cache, runs, name)
+    out_of_them = [*out_of_range("top", top, 1), *out_of_range("null_draws", null_draws, 1, MOST_NULL_DRAWS)]
+    call = Call.of(study_of("compare"), config, name, wandb, out_of_them)
     if len(folders or ()) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
-    only_accelerator(trainer or {}, "compare")
     defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
     defaults |= {"trainer": trainer or {}, "wandb": asdict(wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
@@ -86,7 +73,7 @@ def compare(
 
         check_trainer_options(trainer or {}, "lbfgs")
         opened = open_runs(made, matching)
-        extract = Extraction(cached, trainer or {}, say, terminal.show_progress(quiet))
+        extract = Extraction(call.cached, trainer or {}, call.say, call.shows_progress)
         ranked = [ranked_of(finished, extract, seed) for finished in opened]
         for place_of in by_index(opened, matching):
             ranked[place_of] = with_shuffled(opened[place_of], ranked[place_of], extract, null_draws, seed)
@@ -94,17 +81,8 @@ def compare(
         common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, top)
 
         stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
-        folder = RunFolder(place, name, stem[:120])
-        with tracking(folder, wandb, config) as tracker:
-            _write(folder.path, config, opened, pairs, common, _said(opened, common, top), tracker)
-        comparison = study_of("compare").read(folder.finish())
-    if not quiet:
-        terminal.show(*comparison.tables())
-        for line in comparison.conclusions():
-            print(line)
-    where = tracker.where(comparison.folder) if tracker else None
-    say_where(comparison.folder, where)
-    return comparison
+        folder = RunFolder(call.place, name, stem[:120])
+        return call.write_into(folder, lambda _: _measured(opened, pairs, common, top))
 
 
 def _said(opened: Sequence[Any], common: Any, top: int) -> list[str]:
@@ -154,43 +132,25 @@ def _fitted(model: str, options: Mapping[str, Any]) -> Run:
     return run
 
 
-def _write(
-    folder: Path,
-    config: Mapping[str, Any],
-    opened: Sequence[Any],
-    pairs: Mapping[tuple[int, int], Any],
-    common: Any,
-    said: Sequence[str],
-    tracker: Tracker | None,
-) -> None:
-    """Write tables, configuration, summary and figures, and log them.
+def _measured(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], common: Any, top: int) -> Measured:
+    """Return what a comparison writes.
 
     Args:
-        folder: The comparison's folder.
-        config: The resolved configuration.
         opened: The `probing.runs.finished.Finished` of each run; types that need torch are not imported here.
         pairs: Comparisons of two runs, by their indices.
         common: The neurons that are among the first of every run.
-        said: What the terminal says of them.
-        tracker: Logs what is written.
+        top: Number of first neurons that count as the top.
     """
-    from probing.studies.compare.tables import AGREEMENT, TOP_EVERYWHERE
-
     rows = [row for pair in pairs.values() for row in pair.rows]
-    summary = {
-        "kind": "comparison",
+    results = {
         "runs": {one.label: str(one.run.folder) for one in opened},
         "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
         "top_everywhere": common.summary(),
-        "said": list(said),
+        "said": _said(opened, common, top),
     }
+    runs = {one.label: one.run for one in opened}
     tables = {"agreement": rows, "top_everywhere": common.rows}
-    files = [*write_tables(folder, config, tables, (AGREEMENT, TOP_EVERYWHERE)), folder / "results.json"]
-    files[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    formats = figure_formats(config["figure_format"])
-    figures = _draw(folder / "figures", rows, {one.label: one.run for one in opened}, formats)
-    if tracker:
-        tracker.log_results([], [], figures, files, tables, kind="comparison")
+    return Measured(tables, results, draw=lambda folder, formats: _draw(folder, rows, runs, formats))
 
 
 def _draw(

@@ -17,6 +17,7 @@ class Compare(Study):
     function = "probing.studies.compare.command:compare"
     schemas = AGREEMENT, TOP_EVERYWHERE
     page = "comparing.md"
+    artifact = "comparison"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Heat maps of layers by layers, and accuracies.",
     }

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, chosen, figure_formats, number_problems
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, chosen
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.corpus import Corpus, load_corpus
-from probing.errors import UserError, out_of_range, refuse
-from probing.runs.call import places, say_results, tracking
+from probing.errors import UserError, out_of_range
+from probing.runs.call import Call, Measured
 from probing.runs.folder import ResumableFolder, free_name
 from probing.runs.registry import study_of
 from probing.runs.study import Result
+from probing.runtime import terminal
 from probing.runtime.processes import interrupt_behind, is_main_process
 from probing.studies.pretrain.options import (
     ARMS,
@@ -26,7 +27,7 @@ from probing.studies.pretrain.options import (
     chosen_recipe,
     recipe_problems,
 )
-from probing.tracking import Tracker, resolve_mode
+from probing.tracking import Tracker
 
 # Options that decide how a run is made or shown, and not what is in it.
 _NOT_OF_THE_RUN = ("quiet", "cache", "runs", "wandb", "figure_format")
@@ -68,44 +69,37 @@ def pretrain(
     Returns:
         The tables of the run; None on ranks other than the first.
     """
-    from probing.runtime import terminal
-
-    say = terminal.silence if quiet else terminal.say
     shape, recipe = chosen_recipe(size, encoder, training)
-    refuse(
-        number_problems(seed, None, None) + out_of_range("seeds", seeds, 1, 1000)
-        + out_of_range("sentences", sentences, 10) + recipe_problems(shape, recipe)
-    )  # fmt: skip
+    numbers = [*out_of_range("seeds", seeds, 1, 1000), *out_of_range("sentences", sentences, 10)]
     config |= {"encoder": asdict(shape), "training": asdict(recipe)}
+    # An unfinished run of the name is continued, so that whether the name is taken is found later.
+    call = Call.of(study_of("pretrain"), config, None, wandb, [*numbers, *recipe_problems(shape, recipe)])
     wanted = chosen("--arms", arms, ARMS)
-    resolve_mode(wandb.mode)
-    cached, place = places(cache, runs, None)
     text = load_corpus(corpus)
     with terminal.quiet_libraries():
         from probing.runtime.trainer import check_trainer_options
         from probing.studies.pretrain.experiment import Asked, check, measure_all, packed_text, train_all
+        from probing.studies.pretrain.results import measured
         from probing.studies.pretrain.training import Job
         from probing.studies.pretrain.training import Places as Written
 
         check_trainer_options(trainer or {}, "pretraining")
         check(trainer or {}, name is not None)
-        folder = _folder(place, name or free_name(place, f"pretrain-{size}"), config, text)
+        folder = _folder(call.place, name or free_name(call.place, f"pretrain-{size}"), config, text)
         jobs = [Job(arm, number) for number in range(seed, seed + seeds) for arm in wanted]
         asked = Asked(jobs, shape, recipe, sentences, seed, trainer or {})
-        first, progress = is_main_process(), terminal.show_progress(quiet)
+        first, progress = is_main_process(), call.shows_progress
         written = Written(folder.path, first)
         with folder.locked() if first else nullcontext(), _continuable(folder, first):
             rows = packed_text(text, asked, written)
-            with tracking(folder if first else None, wandb, config) as tracker:
+
+            def measure(tracker: Tracker | None) -> Measured | None:
                 logger = tracker.logger if tracker else None
-                losses = train_all(rows, asked, written, logger, say, terminal.step_bars(progress))
-                measured = measure_all(rows, asked, written, cached, losses, say, progress)
-                if not first:
-                    return None
-                _write(folder.path, config, {"arms": measured, "losses": losses}, text, rows, tracker)
-            made = study_of("pretrain").read(folder.finish())
-    say_results(made, tracker.where(made.folder) if tracker else None, quiet)
-    return made
+                losses = train_all(rows, asked, written, logger, call.say, terminal.step_bars(progress))
+                layers = measure_all(rows, asked, written, call.cached, losses, call.say, progress)
+                return measured({"arms": layers, "losses": losses}, text, config["corpus"], rows) if first else None
+
+            return call.carry_out(folder if first else None, measure)
 
 
 def _folder(place: Path, name: str, config: dict[str, Any], text: Corpus) -> ResumableFolder:
@@ -132,20 +126,3 @@ def _continuable(folder: ResumableFolder, first: bool) -> Iterator[None]:
         if isinstance(error, UserError) and first:
             folder.discard()
         raise
-
-
-def _write(
-    folder: Path, config: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]], corpus: Any, text: Any,
-    tracker: Tracker | None,
-) -> None:  # fmt: skip
-    """Write tables, figures and summary into the run's folder, and log them."""
-    from probing.studies.pretrain.results import write, write_figures
-
-    (folder / "figures").mkdir(exist_ok=True)
-    figures = write_figures(folder / "figures", tables, figure_formats(config["figure_format"]))
-    files = write(folder, config, tables, corpus, text)
-    if config["corpus"].endswith(f"{folder.stem}/corpus.txt"):  # sentences that were given as a list
-        files.append(folder / "corpus.txt")
-        files[-1].write_text("".join(f"{sentence}\n" for sentence in corpus.sentences), encoding="utf-8")
-    if tracker:
-        tracker.log_results([], [], figures, files, tables, kind="pretrain")

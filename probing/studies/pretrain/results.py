@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,11 +14,10 @@ from scipy.special import stdtrit
 from probing.corpus import Corpus
 from probing.figures.formats import USUAL
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, from_zero, name_layers, write_drawings
-from probing.results.rows import write_tables
-from probing.runtime.installation import versions
+from probing.runs.call import Measured
 from probing.statistics.intervals import LEVEL
 from probing.studies.pretrain.batches import PackedText
-from probing.studies.pretrain.tables import ARMS, FREQUENCIES, LOSSES, OUTLIER, arms_of, judge, last_rows
+from probing.studies.pretrain.tables import FREQUENCIES, OUTLIER, arms_of, judge, last_rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -159,28 +157,18 @@ def _steps(last: int, now: float, slope: float | None) -> float | None:
     return last * 2.0**doublings if doublings < DOUBLINGS else None
 
 
-KIND = "pretraining with and without positions"
-
-
-def write(
-    folder: Path, config: Mapping[str, Any], tables: Mapping[str, Sequence[Mapping[str, Any]]], corpus: Corpus,
-    text: PackedText,
-) -> list[Path]:  # fmt: skip
-    """Write tables, configuration and summary, remove what only a continued run needs, and return the paths.
+def measured(tables: Mapping[str, Sequence[Row]], corpus: Corpus, name: str, text: PackedText) -> Measured:
+    """Return what is written of a run; what only a continued run needs is removed then.
 
     Args:
-        folder: The run's folder.
-        config: The resolved configuration as plain values.
         tables: Rows by the name of their table.
         corpus: The corpus.
+        name: Its name in the run's configuration.
         text: The packed text.
     """
-    paths = [*write_tables(folder, config, tables, (ARMS, LOSSES)), folder / "results.json"]
     judgement = judge(tables["arms"])
-    summary = {
-        "kind": KIND,
-        "versions": versions(),
-        "corpus": {"name": config["corpus"], "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
+    results = {
+        "corpus": {"name": name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
         "n_vocabulary": len(text.tokenizer),
         "n_training_rows": len(text.train),
         "n_held_out_rows": len(text.held_out),
@@ -188,6 +176,17 @@ def write(
         "reason": judgement.reason,
         "growth": growth_of(tables["arms"]),
     }
-    paths[-1].write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    shutil.rmtree(folder / "state", ignore_errors=True)
-    return paths
+
+    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
+        folder.mkdir(exist_ok=True)
+        return write_figures(folder, tables, formats)
+
+    def write(folder: Path) -> list[Path]:
+        shutil.rmtree(folder / "state", ignore_errors=True)
+        if not name.endswith(f"{folder.stem}/corpus.txt"):
+            return []
+        path = folder / "corpus.txt"  # sentences that were given as a list
+        path.write_text("".join(f"{sentence}\n" for sentence in corpus.sentences), encoding="utf-8")
+        return [path]
+
+    return Measured(tables, results, draw=draw, write=write, is_timed=False)
