@@ -1,35 +1,81 @@
-"""The controls that an accuracy can be compared with, and the choice among them.
-
-`shuffled`: labels permuted within each sentence, and exchanged among sentences as far as they differ between these, as
-    labels of whole sentences do; accuracy comes only from a sentence's length and words.
-`token`: each token's input embedding instead of its hidden state; shows what can be predicted from the token's identity
-    alone. For sentences the embeddings are pooled.
-`permuted_positions`: hidden states of the same model for sentences whose tokens are permuted; for position this is the
-    true floor, independent of how the model encodes order.
-`untrained`: hidden states of a randomly initialised model; for position a ceiling rather than a floor, because the
-    architecture itself passes on positions.
-`control_task`: random labels for each word type (Hewitt & Liang 2019), drawn several times; shows what a probe reaches
-    by memorising words.
-"""
+"""The controls that an accuracy can be compared with: what each is, and the choice among them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from probing.cli.option_types import chosen
 from probing.errors import UserError
 
-# The controls in the order of tables and figures, with their labels there.
-CONTROLS = {
-    "shuffled": "labels shuffled",
-    "token": "token alone",
-    "permuted_positions": "tokens permuted",
-    "control_task": "control task",
-    "untrained": "random weights",
+
+@dataclass(frozen=True)
+class Control:
+    """What is said of a control; `probing.data.preparation` makes its examples.
+
+    Args:
+        words: Its name in tables and figures.
+        called: Its name in a sentence.
+        meaning: What it is and shows, for the terms of a page.
+    """
+
+    words: str
+    called: str
+    meaning: str
+
+
+# The controls in the order of tables and figures.
+CONTROLS: Mapping[str, Control] = {
+    "shuffled": Control(
+        "labels shuffled",
+        "labels shuffled",
+        "The same probe with labels permuted within each sentence, and exchanged among sentences as far as they differ "
+        "between these: what the length of a sentence alone allows. It is the floor of any task.",
+    ),
+    "token": Control(
+        "token alone",
+        "the token alone",
+        "The same probe on the input embedding of each token instead of its hidden state: what can be read from the "
+        "token alone. For sentences the embeddings are pooled.",
+    ),
+    "permuted_positions": Control(
+        "tokens permuted",
+        "tokens permuted",
+        "The same probe where the model reads each sentence with its tokens permuted: the true floor for position.",
+    ),
+    # Hewitt & Liang (2019).
+    "control_task": Control(
+        "control task",
+        "the control task",
+        "The same probe on labels drawn at random for each word type, the mean of several draws: what it reaches by "
+        "memorising words.",
+    ),
+    "untrained": Control(
+        "random weights",
+        "the randomly initialised model",
+        "The same probe on a randomly initialised model of the same architecture: what the architecture passes on "
+        "without training. For position it is a ceiling rather than a floor.",
+    ),
 }
-# Controls that other options add. `--transform`: untransformed activations, and clipping of other neurons than the
-# outliers. `--given`: labels permuted among tokens with the same value of what is held fixed.
-ADDED_CONTROLS = {"untransformed": "untransformed", "others_clipped": "others clipped", "given": "given alone"}
+# Controls that other options add: `--transform` the first two, `--given` the last one.
+ADDED_CONTROLS: Mapping[str, Control] = {
+    "untransformed": Control(
+        "untransformed",
+        "the states as they are",
+        "The same probe on the hidden states as they are, without the transform of this run.",
+    ),
+    "others_clipped": Control(
+        "others clipped",
+        "other neurons clipped",
+        "The same probe with other neurons clipped, as many as this run clips outliers.",
+    ),
+    "given": Control(
+        "given alone",
+        "what is held fixed alone",
+        "The same probe with labels permuted among tokens with the same value of what `--given` names: what can be "
+        "read from that value alone.",
+    ),
+}
 
 
 def chosen_controls(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -125,6 +125,35 @@ def read_sides(
     return label_sides(stores, corpora, splits, task, group_by, given), stores
 
 
+# What a model is told where it reads the corpora once more for a control, by the control.
+READ_AGAIN: Mapping[str, str] = {"permuted_positions": "permuted_tokens_seed", "untrained": "random_weights_seed"}
+
+# How the examples of the other controls are made, from those of the task; each list has a draw of the control.
+_Make = Callable[[Sides, Sequence[Corpus], ActivationSource, int], list[Sides]]
+_MADE_FROM_THOSE: Mapping[str, _Make] = {
+    "shuffled": lambda sides, corpora, source, seed: [controls.shuffled(sides, seed)],
+    "token": lambda sides, corpora, source, seed: [
+        controls.token_identity(sides, load_encoder(source.model, source.random_weights_seed))
+    ],
+    "control_task": lambda sides, corpora, source, seed: controls.control_tasks(
+        sides, corpora, word_folding(load_tokenizer(source.model)), seed
+    ),
+    "given": lambda sides, corpora, source, seed: [sides.each(partial(permuted_within, seed=seed))],
+}
+
+
+def source_of_control(name: str, source: ActivationSource, seed: int) -> ActivationSource | None:
+    """Return the model as it reads the corpora for a control; None if no activations are needed, or can be.
+
+    A model that is randomly initialised itself has no randomly initialised control.
+    """
+    told = READ_AGAIN.get(name)
+    if told is None or (told == "random_weights_seed" and source.random_weights_seed is not None):
+        return None
+    reads: dict[str, Any] = {told: seed}
+    return replace(source, **reads)
+
+
 def control_sides(
     wanted: Sequence[str], sides: Sides, corpora: Sequence[Corpus], source: ActivationSource, seed: int
 ) -> dict[str, list[Sides]]:
@@ -134,20 +163,12 @@ def control_sides(
     """
     made: dict[str, list[Sides]] = {}
     for name in wanted:
-        if name == "shuffled":
-            made[name] = [controls.shuffled(sides, seed)]
-        elif name == "control_task":
-            made[name] = controls.control_tasks(sides, corpora, word_folding(load_tokenizer(source.model)), seed)
-        elif name == "token":
-            made[name] = [controls.token_identity(sides, load_encoder(source.model, source.random_weights_seed))]
-        elif name == "permuted_positions":
-            made[name] = [controls.with_activations(sides, replace(source, permuted_tokens_seed=seed).read(corpora))]
-        elif name == "given":
-            made[name] = [sides.each(partial(permuted_within, seed=seed))]
-        elif source.random_weights_seed is not None:
-            source.say("the control untrained is left out: the model itself is randomly initialised")
+        if other := source_of_control(name, source, seed):
+            made[name] = [controls.with_activations(sides, other.read(corpora))]
+        elif name in READ_AGAIN:
+            source.say(f"the control {name} is left out: the model itself is randomly initialised")
         else:
-            made[name] = [controls.with_activations(sides, replace(source, random_weights_seed=seed).read(corpora))]
+            made[name] = _MADE_FROM_THOSE[name](sides, corpora, source, seed)
     return made
 
 

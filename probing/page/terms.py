@@ -26,22 +26,7 @@ FLAGS = {
     "dead": "it hardly varies; its weight and contribution are exactly 0",
 }
 
-_CONTROLS = {
-    "shuffled": "The same probe with labels permuted within each sentence, and exchanged among sentences as far as "
-    "they differ between these: what the length of a sentence alone allows. It is the floor of any task.",
-    "token": "The same probe on the input embedding of each token instead of its hidden state: what can be read "
-    "from the token alone.",
-    "permuted_positions": "The same probe where the model reads each sentence with its tokens permuted: the true floor "
-    "for position.",
-    "control_task": "The same probe on labels drawn at random for each word type, the mean of several draws: what it "
-    "reaches by memorising words.",
-    "untrained": "The same probe on a randomly initialised model of the same architecture: what the architecture "
-    "passes on without training. For position it is a ceiling rather than a floor.",
-    "untransformed": "The same probe on the hidden states as they are, without the transform of this run.",
-    "others_clipped": "The same probe with other neurons clipped, as many as this run clips outliers.",
-    "given": "The same probe with labels permuted among tokens with the same value of what `--given` names: what can "
-    "be read from that value alone.",
-}
+_CONTROLS = {control.words: control.meaning for control in (*CONTROLS.values(), *ADDED_CONTROLS.values())}
 
 ACCURACY: Terms = {
     "layer": "0 is the embedding output, and layer k the output of block k; units of an MLP and outputs of heads of "
@@ -52,7 +37,7 @@ ACCURACY: Terms = {
     "95% range": "Confidence interval of the accuracy, in which sentences or documents, not tokens, are taken as "
     "independent; the answer says which.",
     "majority": "Accuracy of always predicting the most frequent class of the training tokens.",
-    **{words: _CONTROLS[name] for name, words in (CONTROLS | ADDED_CONTROLS).items()},
+    **_CONTROLS,
     "within 1": "Share of the test tokens whose predicted class is at most 1 away from the true one, where classes are "
     "numbers.",
     "error": "Mean absolute difference between the predicted number and the true one.",
@@ -78,7 +63,7 @@ NUMBERS: Terms = {
     "is the mean of the training numbers, whose R² is 0. Below 0 the probe is worse; the chart shows that as 0.",
     "95% range": "Confidence interval of R², in which sentences or documents are taken as independent; the answer says "
     "which.",
-    **{words: _CONTROLS[name].replace("Accuracy", "R²") for name, words in (CONTROLS | ADDED_CONTROLS).items()},
+    **_CONTROLS,
     "in training": "R² of the training tokens. Where it is far above that of the test tokens, the probe overfits.",
     "error": "Mean absolute difference between the predicted number and the true one.",
     "rms error": "Root of the mean squared difference.",

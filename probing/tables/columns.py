@@ -72,7 +72,9 @@ def score_of_neurons(row: Row) -> Score:
 
 def controls_of(rows: Sequence[Row]) -> dict[str, str]:
     """Return the controls that the table has, the majority class first, with their names for a reader."""
-    known, score = {"majority": "majority", **CONTROLS, **ADDED_CONTROLS}, score_of(rows[0]).name
+    known = {"majority": "majority"}
+    known |= {name: control.words for name, control in {**CONTROLS, **ADDED_CONTROLS}.items()}
+    score = score_of(rows[0]).name
     return {name: words for name, words in known.items() if f"{name}_{score}" in rows[0]}
 
 

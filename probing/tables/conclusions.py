@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.results.schema import Row
 from probing.results.shown import ends, in_brackets, interval, layers_named, listed, shown
 from probing.statistics.intervals import few_sentences
@@ -253,9 +254,7 @@ def held_against(row: Mapping[str, Any]) -> str:
     score = score_of(row).name
     if not controls_of([row]):
         return ""
-    named = {
-        name: f"{_called(name, words)} ({row[f'{name}_{score}']:.3f})" for name, words in controls_of([row]).items()
-    }
+    named = {name: f"{_called(name)} ({row[f'{name}_{score}']:.3f})" for name in controls_of([row])}
     if ends(row, score) is None:
         return say("compare_it", layer=row["layer"], names=listed(list(named.values())))
     sides: dict[str, list[str]] = {}
@@ -292,14 +291,9 @@ def _side(row: Mapping[str, Any], name: str) -> str:
     return "above" if apart[0] > 0 else "below" if apart[1] < 0 else "alike"
 
 
-def _called(name: str, words: str) -> str:
+def _called(name: str) -> str:
     """Return the name of a control in a sentence."""
-    noun = {
-        "majority": "the majority class", "shuffled": words, "permuted_positions": words,
-        "untrained": "the randomly initialised model", "untransformed": "the states as they are",
-        "others_clipped": "other neurons clipped", "given": "what is held fixed alone",
-    }  # fmt: skip
-    return noun.get(name, f"the {words}")
+    return "the majority class" if name == "majority" else {**CONTROLS, **ADDED_CONTROLS}[name].called
 
 
 def few_clusters(results: Mapping[str, Any]) -> str | None:

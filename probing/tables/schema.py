@@ -61,8 +61,8 @@ __all__ = [
 
 def _controls(score: str, words: str) -> Iterator[Column]:
     """Yield of each control its score, and the interval of the probe's minus that."""
-    for name, said in (CONTROLS | ADDED_CONTROLS).items():
-        meaning = f"{words} of the control {said}, a mean over its draws."
+    for name, control in {**CONTROLS, **ADDED_CONTROLS}.items():
+        meaning = f"{words} of the control {control.words}, a mean over its draws."
         yield Column(f"{name}_{score}", float, meaning, form=".3f", interval=f"above_{name}")
 
 

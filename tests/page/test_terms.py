@@ -218,7 +218,7 @@ def test_every_heading_is_explained(part: str, page: str) -> None:
 
 
 def test_the_parts_show_what_the_code_can_show(page: str) -> None:
-    controls = {*CONTROLS.values(), *ADDED_CONTROLS.values(), "majority"}
+    controls = {control.words for control in (*CONTROLS.values(), *ADDED_CONTROLS.values())} | {"majority"}
     assert controls | {"within 1", "error", "selectivity", "compression"} <= headings(page, "accuracy")
     assert headings(page, "neurons-0") == {
         *(column.words for column in COLUMNS if column.name in NEURONS.types),

@@ -11,6 +11,7 @@ from probing.cli.options import ProbeOptions, as_options
 from probing.corpus.splits import splits_of
 from probing.data.control_names import chosen_controls
 from probing.data.labelling import choose_classes, class_of_tokens
+from probing.data.preparation import READ_AGAIN
 from probing.models import load_config
 from probing.studies.claims.planning import Need
 from probing.studies.fit.estimate import Probes
@@ -74,4 +75,4 @@ def _probes(options: Mapping[str, Any], reading: Reading) -> tuple[Probes, int]:
     )
     size = reading.size
     known = replace(asked, n_tokens=int((labels >= 0).sum()), n_classes=max(len(classes), 1), d_model=size.width)
-    return known, len({"permuted_positions", "untrained"} & set(controls))
+    return known, len(READ_AGAIN.keys() & set(controls))

@@ -21,6 +21,7 @@ from probing.cache.tokens import Tokens
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.data.controls import CONTROL_DRAWS
+from probing.data.preparation import source_of_control
 from probing.evidence.removal import REMOVED
 from probing.probes.curvature import fits
 from probing.probes.history import LONGEST
@@ -252,11 +253,8 @@ def announced(
         seed: Seed of the controls.
         asked: Further arguments of `Probes.asked`.
     """
-    sources, probes = [source], Probes.asked(source.layers, controls, *asked)
-    if "permuted_positions" in controls:
-        sources.append(replace(source, permuted_tokens_seed=seed))
-    if "untrained" in controls and source.random_weights_seed is None:
-        sources.append(replace(source, random_weights_seed=seed))
+    probes = Probes.asked(source.layers, controls, *asked)
+    sources = [source, *filter(None, (source_of_control(name, source, seed) for name in controls))]
 
     def announce(tokens: Tokens, n_classes: int, n_train: int) -> None:
         readings = [Reading.of(one.request(corpus), source.cache) for one in sources for corpus in corpora]

@@ -35,7 +35,7 @@ DISTRACTORS = Schema("distractors", "the same for each construction that holds t
 
 
 # The controls, with their labels in tables and figures.
-CONTROLS = {name: OF_FIT[name] for name in ("untrained", "permuted_positions")}
+CONTROLS = {name: OF_FIT[name].words for name in ("untrained", "permuted_positions")}
 # Stands for the model itself among the conditions.
 ITSELF = "model"
 # The column of what linear order gives, by task.
