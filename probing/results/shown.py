@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from probing.results.schema import RANGE, Column, Row, Schema
-from probing.runtime.terminal import plain_table
+from probing.runtime.plain_tables import plain_table
 
 
 def is_end(column: str) -> bool:

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from textwrap import fill
 from typing import Any, TextIO, cast
 
 from probing.errors import RunError, as_clause
@@ -148,12 +149,12 @@ def render(*tables: Any) -> str:
     console = _console(width=PLAIN_WIDTH, color_system=None)
     with console.capture() as capture:
         for table in tables:
-            console.print(table)
+            console.print(table, crop=False)
     return capture.get()
 
 
 def show(*tables: Any, whole_lines: bool = False) -> None:
-    """Print tables; in a terminal, with colours and as wide as the window.
+    """Print tables; in a terminal, with colours and as wide as the window, otherwise with all their columns.
 
     Args:
         tables: The tables.
@@ -167,7 +168,16 @@ def show(*tables: Any, whole_lines: bool = False) -> None:
         widest = max(Measurement.get(console, endless, table).maximum for table in tables)
         console = _console(width=max(PLAIN_WIDTH, widest), color_system=None)
     for table in tables:
-        console.print(table)
+        console.print(table, crop=False)
+
+
+def tell(*sentences: str) -> None:
+    """Print sentences, each on a line of its own; in a terminal, broken between words."""
+    for sentence in sentences:
+        if sys.stdout.isatty():
+            width = max(40, _console().width)
+            sentence = fill(sentence, width, break_long_words=False, break_on_hyphens=False)
+        print(sentence)
 
 
 def _console(**options: Any) -> Any:
@@ -176,27 +186,6 @@ def _console(**options: Any) -> Any:
 
     stream = sys.stdout.stream if isinstance(sys.stdout, Output) else None
     return Console(file=stream, markup=False, emoji=False, **options)
-
-
-def plain_table(title: str | None, **options: Any) -> Any:
-    """Return an empty rich table in the style of all tables of this project, whose cells are made visible.
-
-    Args:
-        title: Its title.
-        options: Further options of rich's table.
-    """
-    from rich import box
-    from rich.table import Table
-
-    class PlainTable(Table):
-        def add_column(self, header: Any = "", *args: Any, **options: Any) -> None:
-            super().add_column(visible(header), *args, **options)
-
-        def add_row(self, *cells: Any, **options: Any) -> None:
-            super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **options)
-
-    shown = title and visible(title)
-    return PlainTable(title=shown, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **options)
 
 
 def show_progress(quiet: bool) -> bool:

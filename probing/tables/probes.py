@@ -8,7 +8,7 @@ from typing import Any
 from probing.models.layers import what_is_a_neuron
 from probing.results.schema import Row
 from probing.results.shown import in_brackets, interval, shown
-from probing.runtime.terminal import plain_table
+from probing.runtime.plain_tables import plain_table
 from probing.statistics.sample_size import label, size_lines
 from probing.tables.columns import (
     BELOW_RESOLUTION,
@@ -54,7 +54,7 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
     """Return the accuracies by layer as a rich table; of numbers, R²."""
     if score_of(rows[0]) is R2:
         return _r2_table(rows)
-    table = plain_table("Test accuracy by layer")
+    table = plain_table("Test accuracy by layer", leave_out=("constant", "compression", "error", "within 1"))
     optional = {
         "within 1": ("within_one", ".3f"),
         "error": ("mean_absolute_error", ".2f"),
@@ -171,7 +171,8 @@ def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 
         n_removed: Number of neurons of the layer that a probe was retrained without, one at a time.
     """
     score = score_of_neurons(rows[0])
-    table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to {score.contribution}")
+    least = ("share", "z", "ratio", "range", "given", "head")
+    table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to {score.contribution}", leave_out=least)
     has_range, has_removals, has_heads = "rank_low" in rows[0], "removed" in rows[0], "head" in rows[0]
     has_given = "given_eta_squared" in rows[0]
     names = ["rank"] + ["rank_low"] * has_range + ["neuron"] + ["head"] * has_heads

@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.results.schema import Row
 from probing.results.shown import interval
-from probing.runtime.terminal import plain_table
+from probing.runtime.plain_tables import plain_table
 from probing.tables.evidence_sentences import say
 
 # The neurons or directions that a probe reads in each condition, in the order of the table.

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 import probing
 from conftest import BARE
@@ -114,3 +115,20 @@ def test_results_are_opened_shown_and_reported_alike(name: str, made: Callable[[
             assert all(line[:40] in shown for line in opened.conclusions())
     for term in ("Terms", "To reproduce"):
         assert term in text
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_no_number_of_its_tables_is_cut(made: Callable[[str], Result], name: str) -> None:
+    for table in made(name).tables():
+        headings = [str(column.header) for column in table.columns]
+        cells = [[str(cell) for cell in column.cells] for column in table.columns]
+        for width in (60, 80, 100, 160):
+            console = Console(width=width, color_system=None)
+            with console.capture() as capture:
+                console.print(table, crop=False)
+            text = " ".join(capture.get().split())
+            assert "…" not in text
+            _, _, left_out = text.partition("left out for lack of room: ")
+            for heading, column in zip(headings, cells, strict=True):
+                if heading not in left_out.split(", "):
+                    assert {word for cell in column for word in cell.split()} <= set(text.split()), (heading, width)

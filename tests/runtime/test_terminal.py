@@ -20,9 +20,9 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.cache import ls
 from probing.errors import UserError
+from probing.runtime.plain_tables import plain_table
 from probing.runtime.terminal import (
     escaped_output,
-    plain_table,
     quiet_libraries,
     render,
     say,

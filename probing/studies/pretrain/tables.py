@@ -118,7 +118,7 @@ def arms_of(rows: Iterable[Row]) -> list[str]:
 
 def tables(made: Tables) -> list[Any]:
     """Return the table of the terminal: each arm after its last step, with the range over seeds."""
-    from probing.runtime.terminal import plain_table
+    from probing.runtime.plain_tables import plain_table
 
     end = last_rows(made["arms"])
     table = plain_table("After the last step: mean over seeds (lowest to highest)")

@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.results.schema import Schema, Type
 from probing.results.shown import interval
-from probing.runtime.terminal import plain_table
+from probing.runtime.plain_tables import plain_table
 from probing.tables.schema import ACCURACY, NUMBERS, text
 
 BEST = 10

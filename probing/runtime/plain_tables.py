@@ -1,0 +1,114 @@
+"""Tables in the style of this project, which never cut a number: what has no room is left out and named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from probing.runtime.terminal import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Column
+
+# A column with a cell of more characters than this holds text, which is broken between words where there is no room.
+LONGEST_NUMBER = 24
+# A column of text is at least this wide, or as wide as its longest cell.
+LEAST_TEXT = 16
+# This many columns at the left say what a row is of; they stay.
+OF_THE_ROW = 2
+
+
+def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any) -> Any:
+    """Return an empty rich table in the style of all tables of this project, whose cells are made visible.
+
+    Where there is no room for all of it, headings are broken between words, and then columns are left out and named
+    below the table; what still has no room goes over the width.
+
+    Args:
+        title: Its title.
+        leave_out: Headings of the columns that are left out first, in this order; then those at the right, except the
+            first two columns and the last one.
+        options: Further options of rich's table.
+    """
+    from rich import box
+    from rich.table import Table
+
+    class PlainTable(Table):
+        def add_column(self, header: Any = "", *args: Any, **options: Any) -> None:
+            super().add_column(visible(header), *args, **options)
+
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            fitted, width = _fitted(self, console, options, leave_out)
+            yield from Table.__rich_console__(fitted, console, options.update(width=max(width, options.max_width)))
+
+    shown = title and visible(title)
+    return PlainTable(title=shown, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, **options)
+
+
+def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Sequence[str]) -> tuple[Any, int]:
+    """Return a table that fits into the width, or is as narrow as it can be, and its least width."""
+    from rich.measure import Measurement
+
+    endless = options.update(width=100_000)
+    if Measurement.get(console, endless, table).maximum <= options.max_width:
+        return table, 0
+    columns: list[Column] = list(table.columns)
+    names = [str(column.header) for column in columns]
+    first_out = [names.index(name) for name in leave_out if name in names]
+    others = [i for i in range(len(names) - 2, OF_THE_ROW - 1, -1) if i not in first_out]
+    gone: list[int] = []
+    for broken, i in [(False, None), (True, None), *((True, i) for i in (*first_out, *others))]:
+        gone += [] if i is None else [i]
+        fitted = _with(table, [column for k, column in enumerate(columns) if k not in gone], broken)
+        width = Measurement.get(console, endless, fitted).minimum
+        if width <= options.max_width:
+            break
+    else:  # no choice of columns fits: all of them, over the width
+        gone, fitted = [], _with(table, columns, broken=True)
+        width = Measurement.get(console, endless, fitted).minimum
+    if gone:
+        left_out = [names[k] for k in sorted(gone)]
+        said = f"left out for lack of room: {', '.join(left_out)}"
+        fitted.caption = "\n".join([*_legend(str(fitted.caption or ""), left_out), said])
+        fitted.caption_justify = "left"
+    return fitted, width
+
+
+def _legend(caption: str, left_out: Sequence[str]) -> list[str]:
+    """Return the lines of a caption without what they say of columns that are left out."""
+    own = tuple(f"{name}: " for name in left_out)
+    lines = ["; ".join(part for part in line.split("; ") if not part.startswith(own)) for line in caption.splitlines()]
+    return [line for line in lines if line]
+
+
+def _with(table: Any, columns: Sequence[Column], broken: bool) -> Any:
+    """Return the table with these columns alone, none narrower than its numbers; headings are broken if asked for."""
+    from copy import copy
+
+    made = copy(table)
+    made.columns = [
+        replace(column, header=header, min_width=_least(header, column), no_wrap=_is_of_numbers(column), _index=i)
+        for i, column in enumerate(columns)
+        for header in [str(column.header).replace(" ", "\n") if broken else str(column.header)]
+    ]
+    return made
+
+
+def _is_of_numbers(column: Column) -> bool:
+    return max((len(str(cell)) for cell in column.cells), default=0) <= LONGEST_NUMBER
+
+
+def _least(header: str, column: Column) -> int:
+    """Return the number of characters below which something of a column would be cut."""
+    from rich.cells import cell_len
+
+    cells = [line for cell in column.cells for line in str(cell).splitlines()]
+    if not _is_of_numbers(column):
+        longest = max(cell_len(line) for line in cells)
+        cells = [word for line in cells for word in line.split()] + ["x" * min(LEAST_TEXT, longest)]
+    return max(cell_len(text) for text in (*header.splitlines(), *cells, "x"))

@@ -1,0 +1,74 @@
+"""No number of a table is cut, however narrow the window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from probing.runtime.plain_tables import plain_table
+
+
+def shown(table: Any, width: int) -> list[str]:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(table, crop=False)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def made(leave_out: tuple[str, ...] = ()) -> Any:
+    table = plain_table("Numbers of layers", leave_out)
+    for heading in ("layer", "neuron", "95% range", "without it at all", "ratio", "flag"):
+        table.add_column(heading, justify="right")
+    table.add_row("6", "223", "0.3694-0.4041", "+0.026912", "5.64", "offset")
+    table.add_row("12", "1023", "0.1000-0.2000", "+0.000001", "123.45", "")
+    table.caption = "95% range: over sentences; ratio: in multiples of the mean\nwithout it at all: in nats"
+    return table
+
+
+def test_what_fits_is_shown_as_it_is() -> None:
+    lines = shown(made(), 80)
+    assert "left out" not in " ".join(lines)
+    assert [line.split() for line in lines if "5.64" in line] == [
+        ["6", "223", "0.3694-0.4041", "+0.026912", "5.64", "offset"]
+    ]
+
+
+def test_headings_are_broken_between_words_before_a_column_is_left_out() -> None:
+    whole = max(len(line) for line in shown(made(), 80) if "layer" in line)
+    text = " ".join(shown(made(), whole - 1))
+    assert "left out" not in text
+    assert "without it at all" not in text.partition("95% range: ")[0]
+    assert all(number in text for number in ("0.3694-0.4041", "+0.026912", "123.45", "1023"))
+
+
+@pytest.mark.parametrize("width", [25, 30, 40, 50])
+def test_columns_without_room_are_left_out_and_named(width: int) -> None:
+    text = " ".join(" ".join(shown(made(("ratio",)), width)).split())
+    before, _, named = text.partition("left out for lack of room: ")
+    left_out = named.split(", ")
+    assert left_out[-1] == "ratio"  # the first to go; named in the order of the table
+    assert {"layer", "neuron", "flag"}.isdisjoint(left_out)
+    numbers = {"95% range": "0.3694-0.4041", "without it at all": "+0.026912", "ratio": "123.45", "flag": "offset"}
+    for heading, number in numbers.items():
+        assert (number in before) == (heading not in left_out)
+    assert "in multiples of the mean" not in before
+    assert ("over sentences" in before) == ("95% range" not in left_out)
+
+
+def test_what_cannot_fit_at_all_goes_over_the_width() -> None:
+    table = plain_table("Two")
+    table.add_column("name")
+    table.add_column("number", justify="right")
+    table.add_row("a", "1.23456789012345")
+    assert "1.23456789012345" in " ".join(shown(table, 10))
+
+
+def test_text_is_broken_between_words_alone() -> None:
+    table = plain_table("Sentences")
+    table.add_column("n", justify="right")
+    table.add_column("said")
+    table.add_row("1.234", "position is told by neurons whose incontrovertible contribution is counted")
+    words = " ".join(shown(table, 30)).split()
+    assert {"1.234", "incontrovertible", "contribution", "counted"} <= set(words)
