@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from probing.models.layers import NEURON, aligned, is_inside_blocks, site_of
 from probing.page.sources import Sources, Subject
 from probing.results.schema import Row
-from probing.results.shown import count, in_brackets, interval, layers_named, listed, two_decimals
+from probing.results.shown import count, layers_named, listed, two_decimals
 from probing.runs.study import Result
+from probing.tables.answers import accuracies, ceiling
 from probing.tables.columns import R2, score_of
 from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps, scope
 from probing.tables.evidence_sentences import say
@@ -70,7 +71,8 @@ def _predicted(row: Row) -> str:
 def answer(subject: Subject) -> str:
     """Return the answer of a run, in a paragraph."""
     over = scope(subject.run.results, subject.run.config.get("test_corpus"))
-    sentences = [_accuracies(subject), held_against(subject.run.accuracy[-1]), over]
+    last = subject.run.accuracy[-1]
+    sentences = [accuracies(subject.run.accuracy), held_against(last), ceiling(last, subject.task), over]
     sentences.append(_on_neurons(subject, subject.layers[-1]))
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:
@@ -107,33 +109,6 @@ def depths(rows: Sequence[Row]) -> list[tuple[int, int]]:
     """Return the layers of a pair of runs that are at the same relative depth."""
     layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
     return [(layers_a[i], layers_b[j]) for i, j in aligned(layers_a, layers_b)]
-
-
-def _accuracies(subject: Subject) -> str:
-    rows = subject.run.accuracy
-    first, last = rows[0], rows[-1]
-    score = subject.score
-    if len(rows) == 1:
-        what = "an accuracy" if score is not R2 else "an R²"
-        return f"In layer {first['layer']} the probe reaches {what} of {_share(first)}."
-    # Of equal maxima, take the last layer: it shows up to which layer the task can be decoded.
-    best = max(reversed(rows), key=lambda row: row[score.name])
-    parts = [f"{_share(first)} in layer {first['layer']}"]
-    if best not in (first, last):
-        parts.append(f"{_share(best)} in layer {best['layer']}, the highest,")
-    name, where = f"{score.words[0].upper()}{score.words[1:]}", _highest(best, first, last)
-    return f"{name} is {', '.join(parts)} and {_share(last)} in layer {last['layer']}{where}."
-
-
-def _highest(best: Row, first: Row, last: Row) -> str:
-    if best is last:
-        return ", the highest"
-    return f"; it is highest in layer {first['layer']}" if best is first else ""
-
-
-def _share(row: Row) -> str:
-    name = score_of(row).name
-    return f"{row[name]:.3f}{in_brackets(interval(row, name, ' to '))}"
 
 
 def _agreement(pair: tuple[str, str], rows: dict[tuple[int, int], Row]) -> str:

@@ -15,7 +15,7 @@ from probing.runs.study import Result
 from probing.runtime.files import regular
 
 # Options on where results are written and how they are shown; they do not change the results.
-BESIDE_THE_POINT = ("runs", "cache", "quiet", "wandb")
+BESIDE_THE_POINT = ("runs", "cache", "quiet", "verbose", "wandb")
 
 
 def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:

@@ -48,9 +48,21 @@ def conclusion(
     who = say("most", layer=top["layer"], neuron=top["neuron"], ratio=top["ratio"], range=_range(top))
     said = [
         who, _of_itself(top, task, layer), _without_it(rows), _given(top, task, given), *_confounds(layer, task, given),
-        _in_control_tasks(top), _not_measured(top),
+        _first_unflagged(rows), _in_control_tasks(top), _not_measured(top),
     ]  # fmt: skip
     return " ".join(sentence for sentence in said if sentence)
+
+
+def first_unflagged(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the first neuron of a ranking that has no flag; None if all have one."""
+    return next((row for row in rows if not row["flag"]), None)
+
+
+def _first_unflagged(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows[0]["flag"]:
+        return ""
+    found = first_unflagged(rows)
+    return say("first_unflagged", neuron=found["neuron"], rank=found["rank"]) if found else say("all_flagged")
 
 
 def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | None) -> str:

@@ -52,6 +52,11 @@ SENTENCES: dict[str, Sentence] = {
         "Flag `uninformative`: the 95% interval of the nats saved over a constant answer, or of R², is not above 0.",
         _WHOLE_LAYER,
     ),
+    "unread_layers": Sentence(
+        "Do not read the rankings of {layers}: their probes are not shown to be better than a constant answer.",
+        "Flag `uninformative` in some of several layers.",
+        _WHOLE_LAYER,
+    ),
     "stopped_short": Sentence(
         "Layer {layer}: the probe stopped up to {gap:.1g} nats short of its optimum, so this ranking may reflect the "
         "optimiser rather than the data.",
@@ -160,6 +165,12 @@ SENTENCES: dict[str, Sentence] = {
         "The control `control_task` was run; no rule, a number beside another.",
         _BESIDE,
     ),
+    "first_unflagged": Sentence(
+        "The first neuron without a flag is {neuron}, at rank {rank}.",
+        "The neuron that contributes most has a flag, and another one has none.",
+        _BESIDE,
+    ),
+    "all_flagged": Sentence("Every neuron of the layer has a flag.", "No neuron has none.", _BESIDE),
     "not_measured": Sentence(
         "This run did not measure {what}.",
         "There were no bootstraps, or no neuron was removed.",
@@ -169,6 +180,12 @@ SENTENCES: dict[str, Sentence] = {
     "below": Sentence("below {names}", "It is below 0.", _CONTROLS),
     "alike": Sentence("not told apart from {names}", "It contains 0.", _CONTROLS),
     "held_against": Sentence("In layer {layer} it is {sides}.", "There are intervals.", _CONTROLS),
+    "ceiling": Sentence(
+        "Being below the randomly initialised model is no failure of the probe: that model passes {task} on as it "
+        "comes in, and training may have mixed it with other things. It is a ceiling, not a floor.",
+        "The interval of the difference to the randomly initialised model is below 0.",
+        _CONTROLS,
+    ),
     "compare_it": Sentence("In layer {layer}, compare it with {names}.", "There are none.", _CONTROLS),
     "not_above": Sentence(
         "In {layers} the {what} is {side}.",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.models.layers import what_is_a_neuron
-from probing.results.schema import Row
+from probing.results.schema import RANGE, Row
 from probing.results.shown import in_brackets, interval, shown
 from probing.runtime.plain_tables import plain_table
 from probing.statistics.sample_size import label, size_lines
@@ -21,6 +21,7 @@ from probing.tables.columns import (
     score_of_neurons,
     with_intercept,
 )
+from probing.tables.conclusions import first_unflagged
 from probing.tables.evidence_sentences import say
 from probing.tables.schema import NEURONS
 
@@ -147,6 +148,34 @@ def penalty_lines(penalty: Mapping[str, Any]) -> list[str]:
 def _end(l2: float, tried: Sequence[float]) -> str:
     """Return the words before a penalty at either end of those tried: a value beyond it may be better still."""
     return "at most " if l2 == tried[-1] else "at least " if l2 == tried[0] else ""
+
+
+def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row]) -> Any:
+    """Return a line for each layer as a rich table: its accuracy, its controls and its first neurons.
+
+    Args:
+        accuracy: Rows of `accuracy.csv`.
+        neurons: Rows of `neurons.csv`.
+    """
+    controls, score = controls_of(accuracy), score_of(accuracy[0])
+    title = f"Layers: test {score.words} of the probe and of its controls, and its first neurons"
+    table = plain_table(title, leave_out=tuple(controls.values())[::-1])
+    headings = {"layer": "right", score.words: "right", RANGE: "right", **dict.fromkeys(controls.values(), "right")}
+    for heading, justify in {**headings, "first neurons": "left", "without a flag": "right"}.items():
+        table.add_column(heading, justify=justify)
+    for row in accuracy:
+        ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
+        unflagged = first_unflagged(ranked)
+        table.add_row(
+            str(row["layer"]), f"{row[score.name]:.3f}", interval(row, score.name),
+            *(f"{row[f'{name}_{score.name}']:.3f}" for name in controls),
+            *(["not to be read", ""] if row.get("flag") == UNINFORMATIVE else [
+                " ".join(str(neuron["neuron"]) for neuron in ranked[:3]), str(unflagged["neuron"]) if unflagged else "",
+            ]),
+        )  # fmt: skip
+    table.caption = "without a flag: the first neuron that has none"
+    table.caption_justify = "left"
+    return table
 
 
 def controls_table(rows: Sequence[Row]) -> Any:

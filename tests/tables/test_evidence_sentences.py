@@ -181,6 +181,8 @@ def spoken(kind: str, **options: Any) -> str:
         ("varies", "weak", "noise"),
         ("intercept_only", "offset_noise", "offset_signal"),
         ("carries_some", "offset_signal", "offset_noise"),
+        ("first_unflagged", "offset_noise", "planted"),
+        ("all_flagged", "offset_signal", "offset_noise"),
         ("only_together", "suppressor", "planted"),
         ("loses", "planted", "copies"),
         ("unresolved", "weak", "planted"),
@@ -237,7 +239,7 @@ def test_a_probe_that_was_stopped_is_said_to_fall_short(capsys: pytest.CaptureFi
     short, whole = run("planted", trainer={"max_epochs": 2}, replicates=0, evidence="none"), run("planted")
     for made, is_short in ((short, True), (whole, False)):
         assert made.results["layers"][0]["converged"] is not is_short
-        _report(made, None, quiet=False)
+        _report(made, None, quiet=False, verbose=True)
         printed = capsys.readouterr().out
         assert said("stopped_short", printed) is is_short
         assert said("stopped_short_report", answer(source_of(made).subjects[0])) is is_short

@@ -159,7 +159,7 @@ def test_the_terminal_shows_r_squared(
 ) -> None:
     given = ["fit", "--model", str(checkpoints["bert"]), "--corpus", str(scored), "--runs", str(tmp_path), "--layer=2"]
     given += ["--task=sentence_label", "--task_args.numbers=true", "--replicates=0", "--wandb.mode=disabled"]
-    assert main_run(COMMANDS, [*given, "--controls=shuffled", "--task_args.pooling=max"]) == 0
+    assert main_run(COMMANDS, [*given, "--controls=shuffled", "--task_args.pooling=max", "--verbose"]) == 0
     shown = capsys.readouterr().out
     for words in ("Test R² by layer", "Controls: test R²", "contribution to the predicted number", "highest mean R²"):
         assert words in shown

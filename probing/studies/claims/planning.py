@@ -29,7 +29,10 @@ KINDS: Mapping[str, str | None] = {
 # Prefix of the names of encoders that `pretrain` trains on this machine; the size follows, as in pretrain-tiny.
 TRAINED_HERE = "pretrain-"
 # Options that say where and how a run was made, and not what is in it.
-BESIDE_THE_POINT = ("name", "tokenizer", "runs", "cache", "quiet", "wandb", "figure_format", "trainer", "batch_tokens")
+BESIDE_THE_POINT = (
+    "name", "tokenizer", "runs", "cache", "quiet", "verbose", "wandb", "figure_format", "trainer",
+    "batch_tokens",
+)  # fmt: skip
 # A value that the user gives: a dollar sign and the name of an option of `reproduce`. If the user does not give it, an
 # option of the run whose value ends with a question mark is left out; without the question mark, the run cannot be
 # made.

@@ -53,7 +53,7 @@ def fit(
     transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
     quiet: bool = False, trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(),
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    first_token: FirstToken = "include", given: str | None = None,
+    first_token: FirstToken = "include", given: str | None = None, verbose: bool = False,
 ) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
@@ -82,6 +82,7 @@ def fit(
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
         given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are
             also compared among tokens with the same value, and a control has labels permuted among these.
+        verbose: Print all tables and sentences, layer by layer, instead of the answer and what to distrust.
 
     Returns:
         The finished run; None on ranks other than the first.
@@ -121,7 +122,7 @@ def fit(
                 return None
             _write(folder.path, config, measured, fitted, stores, source.model.short_name, watch, tracker, kept)
         run = load_fit(folder.finish())
-    _report(run, tracker.where(run.folder), quiet)
+    _report(run, tracker.where(run.folder), quiet, verbose)
     return run
 
 
@@ -215,34 +216,35 @@ def _write(
     tracker.log_results(written.accuracy, written.neurons, written.figures, files, tables, report=page)
 
 
-def _report(run: Run, where: str | None, quiet: bool) -> None:
-    """Print the tables, the conclusion on each layer's top neuron, and where the results are."""
-    from probing.tables import probes
+def _report(run: Run, where: str | None, quiet: bool, verbose: bool) -> None:
+    """Print the answer, the tables, what to distrust, and where the results are; with `verbose` all there is."""
+    from probing.tables import answers, probes
     from probing.tables.conclusions import ranking_conclusions
-    from probing.tables.probes import transform_lines
 
-    layers, task = [row["layer"] for row in run.accuracy], short_name(run.config)
+    rows, neurons, task = run.accuracy, run.neurons, short_name(run.config)
     if quiet:
-        for row in run.accuracy:
+        for row in rows:
             print(probes.result_line(row, run.top(row["layer"], 5)))
     else:
-        # The terminal shows the last layer's ranking, and for the other layers only conclusions; all rankings are on
-        # disk.
-        site = site_of(run.config)
-        removed = sum(bool(row.get("removed")) for row in run.top(layers[-1], len(run.neurons)))
-        neurons = probes.neurons_table(run.top(layers[-1]), site, removed)
-        terminal.show(neurons, probes.accuracy_table(run.results["layers"]))
-        if heads := [row for row in run.heads if row["layer"] == layers[-1]]:
+        terminal.tell(*answers.answer(rows, neurons, task, run.config))
+        last = rows[-1]["layer"]
+        removed = sum(bool(row.get("removed")) for row in run.top(last, len(neurons)))
+        ranked = probes.neurons_table(run.top(last), site_of(run.config), removed)
+        if verbose:
+            terminal.show(ranked, probes.accuracy_table(run.results["layers"]))
+            if {*controls_of(rows)} - {"majority"}:
+                terminal.show(probes.controls_table(rows))
+        else:
+            terminal.show(ranked if len(rows) == 1 else probes.layers_table(rows, neurons))
+        if heads := [row for row in run.heads if row["layer"] == last]:
             terminal.show(probes.heads_table(heads))
-        if {*controls_of(run.accuracy)} - {"majority"}:
-            terminal.show(probes.controls_table(run.accuracy))
-        lines = accuracy_conclusions(run)
-        if len(layers) > 1:
-            lines.append(f"The other layers' rankings are in {run.folder / 'neurons.csv'}.")
-        for line in [*lines, *ranking_conclusions(run.accuracy, run.neurons, task, run.results, run.config)]:
-            print(line)
-    for line in transform_lines(run.transform, run.accuracy):
-        print(line)
+        if verbose:
+            more = ranking_conclusions(rows, neurons, task, run.results, run.config)
+            terminal.tell(*accuracy_conclusions(run), *more)
+        else:
+            terminal.tell(*answers.distrust(rows, neurons, task, run.results, run.config))
+            print(answers.MORE)
+    terminal.tell(*probes.transform_lines(run.transform, rows))
     say_where(run.folder, where)
 
 

@@ -16,7 +16,7 @@ from probing.studies.sweep.trials import LIGHT
 from probing.tasks import SentenceTask, load_task, predicts_numbers
 
 # Options that the sweep sets for its trials; a value that the file gives for all trials is the sweep's own default.
-DECIDED = ("name", "runs", "cache", "quiet", "wandb")
+DECIDED = ("name", "runs", "cache", "quiet", "verbose", "wandb")
 
 
 class TrialOptions:

@@ -275,7 +275,7 @@ def test_adam_says_how_far_it_stayed_from_the_optimum(run: Run) -> None:
 
 
 def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    config = {**run.config, "trainer": {"max_epochs": 3}, "layer": 0, "quiet": False, "name": "short"}
+    config = {**run.config, "trainer": {"max_epochs": 3}, "layer": 0, "quiet": False, "verbose": True, "name": "short"}
     made = fit(**{**config, "probe": ProbeOptions(), "wandb": NO_WANDB})
     assert made is not None
     assert made.results["layers"][0]["converged"] is False
@@ -413,7 +413,7 @@ def test_a_layer_that_says_nothing_of_the_labels_is_not_ranked_in_earnest(
     (tmp_path / "noise.tsv").write_text("\n".join(lines), encoding="utf-8")
     made = fit(
         model=str(checkpoints["bert"]), corpus=str(tmp_path / "noise.tsv"), task="label", runs=str(tmp_path / "runs"),
-        name="noise", layer=2, wandb=NO_WANDB, task_args={"min_count": 5}, **BARE,
+        name="noise", layer=2, wandb=NO_WANDB, task_args={"min_count": 5}, verbose=True, **BARE,
     )  # fmt: skip
     assert made is not None
     (row,) = made.accuracy

@@ -1,0 +1,89 @@
+"""What a run of probes answers, in the order in which it is read: the answer first, then what to distrust."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.results.schema import Row
+from probing.results.shown import in_brackets, interval, layers_named
+from probing.tables.columns import R2, UNINFORMATIVE, score_of
+from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps, scope
+from probing.tables.evidence_sentences import say
+
+Rows = Sequence[Row]
+# Where the rest is of what was left out.
+MORE = "All tables and sentences: --verbose, or report.html there."
+
+
+def accuracies(rows: Rows) -> str:
+    """Return how well the probes predict: in the first layer, in the best one and in the last one."""
+    first, last = rows[0], rows[-1]
+    score = score_of(first)
+    if len(rows) == 1:
+        what = "an accuracy" if score is not R2 else "an R²"
+        return f"In layer {first['layer']} the probe reaches {what} of {_share(first)}."
+    # Of equal maxima, take the last layer: it shows up to which layer the task can be decoded.
+    best = max(reversed(rows), key=lambda row: row[score.name])
+    parts = [f"{_share(first)} in layer {first['layer']}"]
+    if best not in (first, last):
+        parts.append(f"{_share(best)} in layer {best['layer']}, the highest,")
+    name, where = f"{score.words[0].upper()}{score.words[1:]}", _highest(best, first, last)
+    return f"{name} is {', '.join(parts)} and {_share(last)} in layer {last['layer']}{where}."
+
+
+def _highest(best: Row, first: Row, last: Row) -> str:
+    if best is last:
+        return ", the highest"
+    return f"; it is highest in layer {first['layer']}" if best is first else ""
+
+
+def _share(row: Row) -> str:
+    name = score_of(row).name
+    return f"{row[name]:.3f}{in_brackets(interval(row, name, ' to '))}"
+
+
+def answer(accuracy: Rows, neurons: Rows, task: str, config: Mapping[str, Any]) -> list[str]:
+    """Return how well the task is read, beside its controls, and of a single layer which neuron contributes most.
+
+    Args:
+        accuracy: Rows of `accuracy.csv`.
+        neurons: Rows of `neurons.csv`.
+        task: Name of the task.
+        config: The resolved configuration.
+    """
+    last = accuracy[-1]
+    against = " ".join(filter(None, [held_against(last), ceiling(last, task)]))
+    said = [accuracies(accuracy), against]
+    if len(accuracy) == 1:
+        said.append(conclusion(neurons, task, last, given_words(config)))
+    return [sentence for sentence in said if sentence]
+
+
+def ceiling(row: Row, task: str) -> str:
+    """Return what it means that a randomly initialised model is read better; empty where it is not."""
+    high = row.get("above_untrained_high")
+    return say("ceiling", task=task) if isinstance(high, float) and high < 0 else ""
+
+
+def distrust(
+    accuracy: Rows, neurons: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[str]:
+    """Return what speaks against a ranking, or limits what it says, for the end of what is printed.
+
+    Args:
+        accuracy: Rows of `accuracy.csv`.
+        neurons: Rows of `neurons.csv`.
+        task: Name of the task.
+        results: The content of `results.json`.
+        config: The resolved configuration.
+    """
+    said: list[str | None] = []
+    if len(accuracy) == 1:
+        said.append(overlaps(accuracy[0], len(neurons)))
+    elif poor := [row["layer"] for row in accuracy if row.get("flag") == UNINFORMATIVE]:
+        said.append(say("unread_layers", layers=layers_named(poor)))
+    if short := [row["layer"] for row in results["layers"] if not row.get("converged", True)]:
+        said.append(say("stopped_short_report", layers=layers_named(short)))
+    said += [*basis(accuracy, task), held_fixed(results, config), scope(results, config["test_corpus"])]
+    return [sentence for sentence in said if sentence]

@@ -1,0 +1,64 @@
+"""What `fit` prints: the answer first, then what to distrust; layer by layer, one line each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from probing.runtime.terminal import render
+from probing.tables.answers import accuracies, answer, ceiling, distrust
+from probing.tables.columns import UNINFORMATIVE
+from probing.tables.probes import layers_table
+
+
+def layer(number: int, accuracy: float, **more: Any) -> dict[str, Any]:
+    """Return a row of `accuracy.csv`."""
+    ends = {"accuracy_low": accuracy - 0.05, "accuracy_high": accuracy + 0.05}
+    return {"layer": number, "accuracy": accuracy, **ends, "majority_accuracy": 0.1, "flag": "", **more}
+
+
+def neurons(number: int, flags: list[str]) -> list[dict[str, Any]]:
+    """Return the rows of `neurons.csv` of a layer with neurons 10, 11, ... in ranked order."""
+    row = {"layer": number, "contribution": 1.0}
+    return [{**row, "rank": rank, "neuron": 9 + rank, "flag": flag} for rank, flag in enumerate(flags, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ([0.5], "In layer 0 the probe reaches an accuracy of 0.500 (0.450 to 0.550)."),
+        ([0.9, 0.5], "in layer 1; it is highest in layer 0."),
+        ([0.5, 0.9], "in layer 1, the highest."),
+        ([0.5, 0.9, 0.4], "0.900 (0.850 to 0.950) in layer 1, the highest, and 0.400"),
+    ],
+)
+def test_the_answer_begins_with_how_well_the_task_is_read(scores: list[float], said: str) -> None:
+    rows = [layer(i, score) for i, score in enumerate(scores)]
+    assert said in accuracies(rows)
+    assert answer(rows, neurons(0, [""]), "position", {})[0] == accuracies(rows) if len(rows) > 1 else True
+
+
+@pytest.mark.parametrize(("low", "high", "is_said"), [(-0.4, -0.2, True), (-0.1, 0.1, False), (0.1, 0.2, False)])
+def test_a_randomly_initialised_model_that_is_read_better_is_explained(low: float, high: float, is_said: bool) -> None:
+    row = layer(0, 0.5, untrained_accuracy=0.9, above_untrained_low=low, above_untrained_high=high)
+    assert ("no failure of the probe" in ceiling(row, "position")) is is_said
+    assert ceiling(layer(0, 0.5), "position") == ""
+
+
+def test_each_layer_has_one_line_with_its_first_neurons_and_the_first_one_without_a_flag() -> None:
+    accuracy = [layer(0, 0.9), layer(1, 0.1, flag=UNINFORMATIVE), layer(2, 0.5)]
+    ranked = [*neurons(0, ["offset", "", ""]), *neurons(1, ["", "", ""]), *neurons(2, ["offset", "offset", "offset"])]
+    lines = [line.split() for line in render(layers_table(accuracy, ranked)).splitlines()]
+    assert ["0", "0.900", "0.850-0.950", "0.100", "10", "11", "12", "11"] in lines
+    assert ["1", "0.100", "0.050-0.150", "0.100", "not", "to", "be", "read"] in lines
+    assert ["2", "0.500", "0.450-0.550", "0.100", "10", "11", "12"] in lines
+
+
+def test_layers_whose_rankings_are_not_to_be_read_are_named_once() -> None:
+    accuracy = [layer(0, 0.9), layer(1, 0.1, flag=UNINFORMATIVE), layer(2, 0.1, flag=UNINFORMATIVE)]
+    over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}}
+    results = {"layers": [{"layer": i, "converged": i != 2} for i in range(3)], **over}
+    said = distrust(accuracy, [], "position", results, {"test_corpus": None})
+    assert said[0].startswith("Do not read the rankings of layers 1 and 2:") or "layers 1-2" in said[0]
+    assert "layer 2" in said[1]
