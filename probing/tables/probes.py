@@ -161,7 +161,7 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row]) -> Any:
     title = f"Layers: test {score.words} of the probe and of its controls, and its first neurons"
     table = plain_table(title, leave_out=tuple(controls.values())[::-1])
     headings = {"layer": "right", score.words: "right", RANGE: "right", **dict.fromkeys(controls.values(), "right")}
-    for heading, justify in {**headings, "first neurons": "left", "without a flag": "right"}.items():
+    for heading, justify in {**headings, "first neurons": "left", "unflagged": "right"}.items():
         table.add_column(heading, justify=justify)
     for row in accuracy:
         ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
@@ -173,7 +173,7 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row]) -> Any:
                 " ".join(str(neuron["neuron"]) for neuron in ranked[:3]), str(unflagged["neuron"]) if unflagged else "",
             ]),
         )  # fmt: skip
-    table.caption = "without a flag: the first neuron that has none"
+    table.caption = "unflagged: the first neuron without a flag"
     table.caption_justify = "left"
     return table
 
