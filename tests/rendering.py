@@ -23,7 +23,7 @@ _PIXEL = {
     "pdf": b"%PDF-1.4\n%%EOF\n",
     "svg": b'<svg xmlns="http://www.w3.org/2000/svg"/>\n',
 }
-_render, _fit = Figure.savefig, style.fit_to_paper
+_render, FIT_TO_PAPER = Figure.savefig, style.fit_to_paper
 
 
 def _write_pixel(figure: Figure, path: Path, *, format: str, **_: Any) -> None:
@@ -39,7 +39,7 @@ def without_rendering() -> None:
 @contextmanager
 def rendered() -> Iterator[None]:
     """Write figures as users get them; also to be put before a test, as `@rendered()`."""
-    with _writing(_render, _fit):
+    with _writing(_render, FIT_TO_PAPER):
         yield
 
 

@@ -17,10 +17,11 @@ from matplotlib.text import Text
 
 from probing.figures import probes as figures
 from probing.figures import style
-from probing.figures.style import COLUMN, LETTERS, PAGE, fit_to_paper
+from probing.figures.style import COLUMN, LETTERS, PAGE
 from probing.studies.geometry import figures as geometry_figures
 from probing.studies.similarity.results import write_sts_figure, write_wic_figure
 from probing.studies.sweep.figures import write_sweep_figure
+from rendering import FIT_TO_PAPER
 
 Row = dict[str, Any]
 Drawn = list[Figure]
@@ -250,7 +251,7 @@ DRAWERS = (of_fit, of_compare, of_curves, of_geometry, of_wic, of_sts, of_sweep,
 def test_legends_stand_beside_the_data_and_no_text_covers_another(
     draw: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(style, "fit_to_paper", fit_to_paper)
+    monkeypatch.setattr(style, "fit_to_paper", FIT_TO_PAPER)
     found: list[str] = []
 
     def check(figure: Figure, path: Path, *, format: str, **_: Any) -> None:

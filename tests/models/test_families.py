@@ -41,7 +41,7 @@ def test_text_becomes_a_ranked_table(
         ranked = [row for row in made.neurons if row["layer"] == layer]
         assert sorted(row["neuron"] for row in ranked) == list(range(16))
         assert [row["contribution"] for row in ranked] == sorted((row["contribution"] for row in ranked), reverse=True)
-    assert f"Layer {layers[-1]}: neurons by contribution" in output.out
+    assert "Layers: test accuracy of the probe and of its controls" in output.out
 
 
 @pytest.mark.parametrize("family", FAMILIES)
