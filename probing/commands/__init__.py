@@ -1,1 +1,1 @@
-"""One file per command: it reads options, calls the packages below, and prints."""
+"""Commands that are no studies: `report` and `cache`."""

@@ -263,7 +263,7 @@ def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", t
     Args:
         rows: A row for each value.
         values: The values, already multiplied by `times`, shape (n,).
-        of: Name of the value whose interval is drawn, as in `probing.tables.columns.ends`.
+        of: Name of the value whose interval is drawn, as in `probing.results.shown.ends`.
         times: Factor of the ends. A row without an interval gets a bar of length 0.
     """
     found = [ends(row, of) for row in rows]

@@ -8,7 +8,6 @@ from typing import Any
 
 from probing.data.examples import Sides
 from probing.rankings import evaluation
-from probing.rankings import evaluation as neuron_counts
 from probing.rankings.methods import METHODS, LayerData, Ranking, read_layer
 from probing.runs.finished import check_contributions, penalty_of, probe_weight
 from probing.runs.rankings import ranking_rows
@@ -94,6 +93,6 @@ def _judge(
         sizes = judging.sizes or judging.fitting(evaluation.SIZES, d_model)
         evaluated = evaluation.evaluate(rankings, data, sides, list(sizes), judging.draws or evaluation.DRAWS)
     if judging.curves:
-        sizes, draws = judging.fitting(neuron_counts.SIZES, d_model), judging.draws or neuron_counts.DRAWS
-        curves = neuron_counts.curves(rankings, data, sides, sizes, draws, say)
+        sizes, draws = judging.fitting(evaluation.COUNTS, d_model), judging.draws or evaluation.DRAWS
+        curves = evaluation.curves(rankings, data, sides, sizes, draws, say)
     return evaluated, curves

@@ -1,1 +1,1 @@
-"""Results as tables for a terminal and for a notebook's text, one file for each command that shows them."""
+"""What is said and shown of runs of probes, and of the heads of a model, wherever several studies need it."""

@@ -82,14 +82,13 @@ def fit(
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
         given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are
             also compared among tokens with the same value, and a control has labels permuted among these.
-        verbose: Print all tables and sentences, layer by layer, instead of the answer and what to distrust.
+        verbose: Print all tables and sentences, layer by layer.
 
     Returns:
         The finished run; None on ranks other than the first.
     """
     config |= described(task, task_args)
     say, progress = terminal.silence if quiet else terminal.say, terminal.show_progress(quiet)
-    # Everything that can be refused is refused before any work, what is quick to check first.
     refuse(option_problems(probe, seed, max_length, batch_tokens, replicates))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
@@ -102,11 +101,11 @@ def fit(
         from probing.data.preparation import n_heads_of
         from probing.runs.measuring import Asked, measure
 
-        watch = Stopwatch()
+        watch, weights_seed = Stopwatch(), seed if random_weights else None
         source = ActivationSource.of(
             model, revision, layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=progress, site=site, tokenizer=tokenizer, without_first=first_token == "exclude",
+            batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, shows_progress=progress, site=site,
+            tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
         asked = Asked(replicates, evidence == "all", mdl, transform, seed)
         sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, wanted, asked, watch)
