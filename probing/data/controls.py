@@ -1,4 +1,4 @@
-"""Controls that accuracies are compared with: uninformative labels, and labels permuted within given values."""
+"""Examples of the controls: other labels, permuted or uninformative, or other activations for the same labels."""
 
 from __future__ import annotations
 

@@ -39,6 +39,8 @@ CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
     {"color": PURPLE, "ls": "-", "marker": "^", "markersize": 3, "lw": 1},
     {"color": "black", "ls": "--", "marker": "D", "markersize": 4, "mfc": "white"},
     {"color": GREY, "ls": "-", "marker": "P", "markersize": 4},
+    {"color": ORANGE, "ls": ":", "marker": "*", "markersize": 5},
+    {"color": GREEN, "ls": "-.", "marker": "<", "markersize": 4, "mfc": "white"},
 )
 
 
@@ -94,7 +96,8 @@ def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model:
         np.add(layers, shifts[0]), values, yerr=reach, color=BLUE, marker="o", ms=4, capsize=3,
         label="probe" if reach is None else "probe (95% interval)", **joined({"ls": "-"}, layers),
     )  # fmt: skip
-    for (name, words), look, shift in zip(controls.items(), CONTROL_LOOKS, shifts[1:], strict=False):
+    looks = CONTROL_LOOKS[: len(controls)]
+    for (name, words), look, shift in zip(controls.items(), looks, shifts[1:], strict=True):
         control = [row[f"{name}_{score.name}"] for row in accuracy]
         axes.plot(np.add(layers, shift), control, label=words, **joined(look, layers))
     name_layers(axes, layers)

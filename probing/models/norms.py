@@ -86,7 +86,6 @@ def norm_of(module: Any, given: Tensor, made: Tensor) -> Norm | None:
 
 # Length of the two sequences that the model is run on, and number of padding tokens at the end of the second.
 _LENGTH, _PADDING = 9, 2
-# Largest deviation of a recomputed tensor from the model's own, in multiples of its root mean square.
 # Range and step in which the largest slope of an activation function is sought; beyond this range, the activation
 # functions of transformers are straight lines.
 _RANGE, _STEP = 12.0, 1e-3

@@ -46,12 +46,10 @@ def tracking(
     if folder is None:
         yield None
         return
-    from probing.runtime.terminal import say
-
     tracker = None
     try:
         # Starting the tracker takes seconds and may be interrupted.
-        tracker = Tracker(options, folder.path, folder.final.name, config, say, light)
+        tracker = Tracker(options, folder.path, folder.final.name, config, terminal.say, light)
         yield tracker
     except BaseException as error:
         if tracker:
@@ -139,12 +137,9 @@ def say_results(made: Result, where: str | None, quiet: bool) -> None:
         where: Address on Weights & Biases, if they were logged there.
         quiet: Whether the tables are left out.
     """
-    from probing.runtime import terminal
-
     if not quiet:
         terminal.show(*made.tables())
-    for line in made.conclusions():
-        print(line)
+    terminal.tell(*made.conclusions())
     say_where(made.folder, where)
 
 

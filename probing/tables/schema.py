@@ -53,10 +53,6 @@ assert tuple(column.name for column in SIZES) == tuple(SIZE_COLUMNS)
 
 N_TRAIN_TOKENS = whole("n_train_tokens", "Number of training tokens, or other examples.")
 N_TEST_TOKENS = whole("n_test_tokens", "Number of test tokens, or other examples.")
-__all__ = [
-    "HEAD", "INTERVAL", "N_TEST_TOKENS", "N_TRAIN_TOKENS", "SIZES", "Column", "block", "effect", "ends", "layer_column",
-    "measured", "number", "text", "value", "whole",
-]  # fmt: skip
 
 
 def _controls(score: str, words: str) -> Iterator[Column]:

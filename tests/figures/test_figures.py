@@ -15,6 +15,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
+from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.figures import probes as figures
 from probing.figures import style
 from probing.figures.style import COLUMN, LETTERS, PAGE
@@ -318,3 +319,14 @@ def test_where_a_probe_with_an_intercept_was_trained_its_contribution_is_marked(
     plain = Figure(layout="constrained")
     figures.top_neurons(plain, {2: neurons([2], 20)}, "tiny")
     assert not plain.axes[0].lines
+
+
+def test_every_control_has_a_line_that_looks_like_no_other() -> None:
+    every = {"majority": "majority"} | {name: one.words for name, one in {**CONTROLS, **ADDED_CONTROLS}.items()}
+    assert len(figures.CONTROL_LOOKS) == len(every)
+    looks = [(look["color"], look["ls"], look["marker"]) for look in figures.CONTROL_LOOKS]
+    assert len(set(looks)) == len(looks)
+    rows = [{"layer": 0, "accuracy": 0.5} | {f"{name}_accuracy": 0.1 for name in every}]
+    figure = Figure()
+    figures.accuracy_by_layer(figure, rows, "position", "bert")
+    assert len([line for line in figure.axes[0].lines if line.get_label() in every.values()]) == len(every)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from probing.results.schema import Column, Schema, label_of_class
-from probing.tables.schema import HEAD, block, measured, number, text, value, whole
+from probing.results.schema import Column, Schema, label_of_class, measured, number, text, whole
+from probing.tables.schema import HEAD, block, value
 
 _N = whole("n", "Number of sentences that count; with `--pairs`, of pairs.")
 _MEASURE = text("measure", "What is measured.")

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import Column, Schema
+from probing.results.schema import Column, Schema, number, text, whole
 from probing.results.shown import count, ends
-from probing.tables.schema import number, text, whole
 
 Row = Mapping[str, Any]
 

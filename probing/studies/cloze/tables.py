@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import Column, Row, Schema
+from probing.results.schema import Column, Row, Schema, measured, number, text, whole
 from probing.results.shown import ends, in_brackets, interval, shown_table
-from probing.tables.schema import measured, number, text, whole
 
 # What a change is compared with: the text as it is.
 INTACT = "intact"

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.models.layers import what_is_a_neuron
-from probing.results.schema import Column, Row, Schema, Type, layer_number
+from probing.results.schema import Column, Row, Schema, Type, layer_number, number, text, whole
 from probing.results.shown import ends, two_decimals
 from probing.runtime.plain_tables import plain_table
 from probing.tables.columns import UNINFORMATIVE
 from probing.tables.evidence_sentences import ALPHA, say
-from probing.tables.schema import layer_column, number, text, value, whole
+from probing.tables.schema import layer_column, value
 
 
 def agreement_tables(rows: Sequence[Row]) -> list[Any]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.readouts.names import MLM, POSITION, RETRAINED, measure_of
-from probing.results.schema import Column, Schema
+from probing.results.schema import Column, Schema, number, text, whole
 from probing.results.shown import ends, in_brackets, interval
 from probing.statistics.intervals import few_sentences
-from probing.tables.schema import effect, layer_column, number, text, whole
+from probing.tables.schema import effect, layer_column
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]

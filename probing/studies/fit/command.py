@@ -225,7 +225,8 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool) -> None:
         for row in rows:
             print(probes.result_line(row, run.top(row["layer"], 5)))
     else:
-        terminal.tell(*answers.answer(rows, neurons, task, run.config))
+        said = answers.answer(rows, neurons, task, run.config)
+        terminal.tell(*said)
         last = rows[-1]["layer"]
         removed = sum(bool(row.get("removed")) for row in run.top(last, len(neurons)))
         ranked = probes.neurons_table(run.top(last), site_of(run.config), removed)
@@ -238,8 +239,8 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool) -> None:
         if heads := [row for row in run.heads if row["layer"] == last]:
             terminal.show(probes.heads_table(heads))
         if verbose:
-            more = ranking_conclusions(rows, neurons, task, run.results, run.config)
-            terminal.tell(*accuracy_conclusions(run), *more)
+            more = [*accuracy_conclusions(run), *ranking_conclusions(rows, neurons, task, run.results, run.config)]
+            terminal.tell(*(sentence for sentence in more if sentence not in said))
         else:
             terminal.tell(*answers.distrust(rows, neurons, task, run.results, run.config))
             print(answers.MORE)

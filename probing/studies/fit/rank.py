@@ -138,8 +138,7 @@ def _report(made: Rankings, run: Run, where: str | None, quiet: bool) -> None:
     else:
         terminal.show(*made.tables())
         print(what_is_a_neuron(site_of(run.config)))
-    for line in curves_lines(made.curves):
-        print(line)
+    terminal.tell(*curves_lines(made.curves))
     if (made.evaluation or made.erasure or made.curves) and (few := few_clusters(run.results)):
         print(few)
     say_where(made.folder, where)

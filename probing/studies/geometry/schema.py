@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from probing.results.schema import Column, Schema
-from probing.tables.schema import SIZES, block, effect, layer_column, measured, number, text, value, whole
+from probing.results.schema import Column, Schema, measured, number, text, whole
+from probing.tables.schema import SIZES, block, effect, layer_column, value
 
 _NEURON = whole("neuron", "Index of the neuron.")
 _N_TOKENS = whole("n_tokens", "Number of tokens that were measured.")

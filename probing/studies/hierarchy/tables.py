@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from probing.data.control_names import CONTROLS as OF_FIT
-from probing.results.schema import Column, Row, Schema
+from probing.results.schema import Column, Row, Schema, measured, text, whole
 from probing.results.shown import ends, in_brackets, interval, layers_named, listed, shown_table
-from probing.tables.schema import layer_column, measured, text, whole
+from probing.tables.schema import layer_column
 
 _TASK = text("task", "What the probe looks for: main_auxiliary or subject_noun.")
 _CONDITION = text("condition", "model for the model itself, or the control.")

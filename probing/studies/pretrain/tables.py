@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from probing.results.schema import Schema
+from probing.results.schema import Schema, number, text, whole
 from probing.results.shown import in_brackets
-from probing.tables.schema import layer_column, number, text, whole
+from probing.tables.schema import layer_column
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.results.schema import Schema
+from probing.results.schema import Schema, number, text, whole
 from probing.results.shown import interval
-from probing.tables.schema import layer_column, number, text, value, whole
+from probing.tables.schema import layer_column, value
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]

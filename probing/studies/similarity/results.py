@@ -1,4 +1,4 @@
-"""Figures of `wic` and `sts`: the result of each layer in each space, with its baselines."""
+"""What `wic` and `sts` write: tables, and figures of each layer in each space, with its baselines."""
 
 from __future__ import annotations
 

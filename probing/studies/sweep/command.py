@@ -19,7 +19,7 @@ from probing.cli.options import WandbOptions, as_options, with_shared_help
 from probing.cli.python_calls import command
 from probing.errors import UserError, as_clause, out_of_range, refuse
 from probing.results.rows import write_csv
-from probing.runs.call import places, say_where
+from probing.runs.call import places, say_results
 from probing.runs.registry import study_of
 from probing.runs.run import load_fit
 from probing.runs.study import Result
@@ -96,11 +96,7 @@ def sweep(
                 ) from error
             raise
     finished = study_of("sweep").read(folder.finish())
-    if not quiet:
-        terminal.show(*finished.tables())
-    for line in finished.conclusions():
-        print(line)
-    say_where(finished.folder, None)
+    say_results(finished, None, quiet)
     return finished
 
 

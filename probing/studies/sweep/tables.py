@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import Schema, Type
+from probing.results.schema import Schema, Type, text
 from probing.results.shown import interval
 from probing.runtime.plain_tables import plain_table
-from probing.tables.schema import ACCURACY, NUMBERS, text
+from probing.tables.schema import ACCURACY, NUMBERS
 
 BEST = 10
 

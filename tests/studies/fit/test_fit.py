@@ -82,7 +82,7 @@ def again(run: Run, **options: Any) -> Run:
     """Fit as `run` did, but for some options."""
     config = {**run.config, **options}
     probe = config["probe"] if isinstance(config["probe"], ProbeOptions) else ProbeOptions(**config["probe"])
-    made = fit(**{**config, "probe": probe, "wandb": NO_WANDB, "quiet": True})
+    made = fit(**{**config, "probe": probe, "wandb": NO_WANDB, "quiet": options.get("quiet", True)})
     assert made is not None
     return made
 
@@ -282,6 +282,14 @@ def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert "stopped short" in printed
     assert "may reflect the optimiser rather than the data" in printed
+
+
+@pytest.mark.parametrize("layer", [[0], [0, 1]])
+def test_nothing_is_said_twice(run: Run, layer: list[int], capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose in (False, True):
+        again(run, layer=layer, name=f"said-{len(layer)}-{verbose}", quiet=False, verbose=verbose)
+        sentences = [line for line in capsys.readouterr().out.splitlines() if len(line.split()) > 8]
+        assert len(sentences) == len(set(sentences)) > 3
 
 
 def test_loaded_runs_are_lists_of_dicts_and_look_like_tables(run: Run) -> None:

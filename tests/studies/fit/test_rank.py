@@ -252,6 +252,13 @@ def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeyp
     assert np.count_nonzero(judged.correct_by_sentence) > 0
 
 
+def test_curves_and_evaluation_have_sizes_of_their_own(plain: Path) -> None:
+    made = rank(str(plain), method="weight", layer=0, curves=True, evaluate=True, draws=1, quiet=True, wandb=NO_WANDB)
+    # The search for the fewest neurons that are enough tries further numbers.
+    assert {1, 2, 5, 10} <= {row["k"] for row in made.curves}
+    assert {row["k"] for row in made.evaluation} - {D_MODEL} == {10}
+
+
 @pytest.mark.slow
 @rendered()
 def test_how_many_neurons_from_the_command_line(planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
