@@ -57,18 +57,20 @@ def test_columns_without_room_are_left_out_and_named(width: int) -> None:
     assert ("over sentences" in before) == ("95% range" not in left_out)
 
 
-def test_what_cannot_fit_at_all_goes_over_the_width() -> None:
-    table = plain_table("Two")
-    table.add_column("name")
-    table.add_column("number", justify="right")
-    table.add_row("a", "1.23456789012345")
-    assert "1.23456789012345" in " ".join(shown(table, 10))
+def test_what_cannot_fit_at_all_goes_over_the_width_with_all_its_columns() -> None:
+    table = plain_table("Four")
+    for heading in ("name", "number", "ratio", "flag"):
+        table.add_column(heading)
+    table.add_row("a", "1.23456789012345", "5.64", "offset")
+    text = " ".join(shown(table, 10))
+    assert "left out" not in text
+    assert {"1.23456789012345", "5.64", "offset"} <= set(text.split())
 
 
 def test_text_is_broken_between_words_alone() -> None:
     table = plain_table("Sentences")
     table.add_column("n", justify="right")
     table.add_column("said")
-    table.add_row("1.234", "position is told by neurons whose incontrovertible contribution is counted")
-    words = " ".join(shown(table, 30)).split()
-    assert {"1.234", "incontrovertible", "contribution", "counted"} <= set(words)
+    table.add_row("1.234", "position is told by neurons that are electroencephalographically counted")
+    words = " ".join(shown(table, 25)).split()
+    assert {"1.234", "electroencephalographically", "counted"} <= set(words)
