@@ -104,11 +104,9 @@ def _is_of_numbers(column: Column) -> bool:
 
 
 def _least(header: str, column: Column) -> int:
-    """Return the number of characters below which something of a column would be cut."""
+    """Return the number of characters below which something of a column would be cut; of text, rich knows the words."""
     from rich.cells import cell_len
 
-    cells = [line for cell in column.cells for line in str(cell).splitlines()]
-    if not _is_of_numbers(column):
-        longest = max(cell_len(line) for line in cells)
-        cells = [word for line in cells for word in line.split()] + ["x" * min(LEAST_TEXT, longest)]
-    return max(cell_len(text) for text in (*header.splitlines(), *cells, "x"))
+    longest = max((cell_len(line) for cell in column.cells for line in str(cell).splitlines()), default=1)
+    widest = longest if _is_of_numbers(column) else min(LEAST_TEXT, longest)
+    return max(widest, *(cell_len(line) for line in header.splitlines() or [""]))

@@ -27,6 +27,7 @@ from probing.runtime.terminal import (
     render,
     say,
     show,
+    tell,
     visible,
     visible_output,
 )
@@ -178,3 +179,20 @@ def test_every_way_to_a_terminal_makes_text_visible(capsys: pytest.CaptureFixtur
     assert said.err == f"{SHOWN}\n"
     print(EVIL)
     assert capsys.readouterr().out == f"{EVIL}\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_sentences_break_between_words_in_a_terminal_alone(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = (
+        "Well-known neurons of " + "electroencephalographically" * 2 + " measured layers carry position beyond chance."
+    )
+    monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    tell(sentence, "Second.")
+    *lines, second = capsys.readouterr().out.splitlines()
+    assert second == "Second."
+    assert " ".join(lines) == sentence
+    assert (len(lines) > 1) is is_terminal
+    assert all(len(line) <= 50 or " " not in line for line in lines) is is_terminal
