@@ -104,9 +104,13 @@ def _is_of_numbers(column: Column) -> bool:
 
 
 def _least(header: str, column: Column) -> int:
-    """Return the number of characters below which something of a column would be cut; of text, rich knows the words."""
+    """Return the number of characters below which something of a column would be cut: a number, or a word of a text.
+
+    rich takes width from the widest columns of text, whatever their longest word, and cuts that.
+    """
     from rich.cells import cell_len
 
-    longest = max((cell_len(line) for cell in column.cells for line in str(cell).splitlines()), default=1)
-    widest = longest if _is_of_numbers(column) else min(LEAST_TEXT, longest)
-    return max(widest, *(cell_len(line) for line in header.splitlines() or [""]))
+    lines = [line for cell in column.cells for line in str(cell).splitlines()]
+    whole = lines if _is_of_numbers(column) else [word for line in lines for word in line.split()]
+    longest = max(map(cell_len, lines), default=1)
+    return max(*map(cell_len, (*header.splitlines(), *whole, "x")), min(LEAST_TEXT, longest))

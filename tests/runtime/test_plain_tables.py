@@ -69,8 +69,11 @@ def test_what_cannot_fit_at_all_goes_over_the_width_with_all_its_columns() -> No
 
 def test_text_is_broken_between_words_alone() -> None:
     table = plain_table("Sentences")
-    table.add_column("n", justify="right")
-    table.add_column("said")
-    table.add_row("1.234", "position is told by neurons that are electroencephalographically counted")
-    words = " ".join(shown(table, 25)).split()
-    assert {"1.234", "electroencephalographically", "counted"} <= set(words)
+    for heading in ("n", "said", "of", "flag"):
+        table.add_column(heading)
+    long = "/models/" + "electroencephalographically" * 2
+    table.add_row("1.234", "position is told by neurons of many layers that are counted", f"{long} of bert", "offset")
+    for width in (25, 60, 80, 85, 90, 100):
+        words = " ".join(shown(table, width)).split()
+        assert "left" in words or {"1.234", "position", "counted", long, "offset"} <= set(words), width
+        assert "…" not in " ".join(words)
