@@ -312,10 +312,10 @@ def say_what_is_no_class(
     labels = dropped.tolist()
     if unseen := [label for label in labels if label not in in_training]:
         say(f"{side}: {len(unseen)} {of}: their labels ({some_of(sorted(set(unseen)))}) do not occur in training")
-    if n_rare := len(labels) - len(unseen):
+    if rare := [label for label in labels if label in in_training]:
         say(
-            f"{side}: {n_rare} {of}: their label is too rare to be a class (`--task_args.min_count` sets how often it "
-            "must occur in training)"
+            f"{side}: {len(rare)} {of}: their labels ({some_of(sorted(set(rare)))}) are too rare to be classes "
+            "(`--task_args.min_count` sets how often one must occur in training)"
         )
 
 

@@ -22,6 +22,7 @@ from probing.figures.style import (
     side_by_side,
 )
 from probing.results.shown import two_decimals
+from probing.tables.classes import confusion_shares
 from probing.tables.columns import R2, controls_of, score_of, score_of_neurons, with_intercept
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
+# Most classes that are named on an axis of a matrix: words, and numbers.
+LABELLED, NUMBERED = 24, 10
 TOP = 15  # neurons in the bar chart
 # Control lines can be told apart without colour, and by their marks alone.
 CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
@@ -46,24 +49,21 @@ CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
 
 def write_figures(
     folder: Path,
-    accuracy: Sequence[Row],
-    neurons: Sequence[Row],
+    tables: Mapping[str, Sequence[Row]],
     task: str,
     model: str,
-    positions: Sequence[Row] = (),
     formats: Sequence[str] = USUAL,
 ) -> list[Path]:
     """Draw a run's figures, each in some formats, and return the paths of the files.
 
     Args:
         folder: Folder of the figures.
-        accuracy: A row per layer.
-        neurons: A row per layer and neuron, in ranked order.
+        tables: The tables of the run by their names.
         task: Name of the task that the probe is trained on.
         model: Model name for the titles.
-        positions: A row per layer and position; may be empty.
         formats: Formats of the files.
     """
+    accuracy, neurons = tables["accuracy"], tables["neurons"]
     by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
     paths = [folder / name for name in ("accuracy", "top_neurons", "neuron_map")]
     with drawing(paths[0], formats) as figure:
@@ -72,10 +72,14 @@ def write_figures(
         top_neurons(figure, by_layer, model)
     with drawing(paths[2], formats) as figure:
         neuron_map(figure, by_layer, model)
-    if positions:
+    if positions := tables.get("positions"):
         paths.append(folder / "positions")
         with drawing(paths[-1], formats) as figure:
             accuracy_by_position(figure, positions, task, model)
+    if scores := tables.get("class_scores"):
+        paths.append(folder / "confusions")
+        with drawing(paths[-1], formats) as figure:
+            confusion_matrices(figure, scores, tables["confusions"], task, model)
     return forms_of(paths, formats)
 
 
@@ -184,6 +188,45 @@ def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str
     bar = figure.colorbar(image, ax=axes, extend="max")
     bar.set_label("x layer mean")
     bar.set_ticks([0.1, 1, 10], labels=["0.1", "1", "10"])
+
+
+def confusion_matrices(figure: Figure, scores: Sequence[Row], confusions: Sequence[Row], task: str, model: str) -> None:
+    """Draw for each layer which share of each class's test tokens is taken for which class.
+
+    Args:
+        figure: An empty figure.
+        scores: Rows of `class_scores.csv`.
+        confusions: Rows of `confusions.csv`.
+        task: Name of the task whose classes they are.
+        model: Model name for the title.
+    """
+    layers = list(dict.fromkeys(row["layer"] for row in scores))
+    classes = [row["class"] for row in scores if row["layer"] == layers[0]]
+    every = -(-len(classes) // (LABELLED if isinstance(classes[0], str) else NUMBERED))
+    named = range(0, len(classes), every), [str(label) for label in classes[::every]]
+    columns, side = min(4, len(layers)), 4.2 if len(layers) == 1 else 2.2
+    rows = -(-len(layers) // columns)
+    figure.set_size_inches(max(4.6, 0.9 + side * columns), 0.7 + side * rows)
+    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)).ravel()
+    for axes, layer in zip(grid, layers, strict=False):
+        own = [[row for row in table if row["layer"] == layer] for table in (scores, confusions)]
+        shares = confusion_shares(*own)
+        image = axes.imshow(shares, cmap="Greys", vmin=0, vmax=1, interpolation="none")
+        axes.set_title(f"layer {layer}")
+        axes.tick_params(labelsize=7)
+        axes.tick_params("x", rotation=90)
+    grid[0].set_xticks(*named)
+    grid[0].set_yticks(*named)
+    for axes in grid[len(layers) :]:
+        axes.set_visible(False)
+    for axes in grid[: len(layers) : columns]:
+        axes.set_ylabel("class")
+    for axes in grid[max(len(layers) - columns, 0) : len(layers)]:
+        axes.set_xlabel("taken for")
+        axes.tick_params(labelbottom=True)
+    figure.suptitle(f"{model}: what the probe of {task} takes each class for", x=0.01, ha="left", fontsize=10)
+    bar = figure.colorbar(image, ax=figure.axes, aspect=30)
+    bar.set_label("share of the class's test tokens")
 
 
 def _marks(flag: str) -> str:

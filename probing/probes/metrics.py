@@ -57,7 +57,9 @@ class ProbeMetrics(nn.Module):
     def __init__(self, classes: Tensor, ordinal: bool, n_sentences: int | None) -> None:
         super().__init__()
         self.register_buffer("classes", classes, persistent=False)
-        self.tokens_by_class, self.correct_by_class = (SumBy(len(classes), torch.int64) for _ in range(2))
+        self.tokens_by_class, self.predicted_by_class, self.correct_by_class = (
+            SumBy(len(classes), torch.int64) for _ in range(3)
+        )
         self.cross_entropy = MeanMetric(nan_strategy="disable")  # a training that diverges must not look finite
         if n_sentences is not None:
             self.correct_by_sentence = SumBy(n_sentences, torch.int64)
@@ -71,6 +73,7 @@ class ProbeMetrics(nn.Module):
         predicted = logits.argmax(-1)
         is_correct = predicted == labels
         self.tokens_by_class.update(torch.ones_like(labels), labels)
+        self.predicted_by_class.update(torch.ones_like(labels), predicted)
         self.correct_by_class.update(is_correct, labels)
         cross_entropy = nn.functional.cross_entropy(logits, labels, reduction="none")
         self.cross_entropy.update(cross_entropy)
@@ -92,13 +95,16 @@ class ProbeMetrics(nn.Module):
     def compute(self) -> dict[str, float]:
         """Return each metric by name: accuracies as fractions, cross-entropy in nats.
 
-        `macro_accuracy` is the mean over the classes that have test tokens.
+        `macro_accuracy` is the mean over the classes that have test tokens. `macro_f1` is the mean of
+        F1 = 2 n_right / (n_tokens + n_predicted) over these and those that are predicted, as in scikit-learn.
         """
-        correct, n_tokens = (to_float64(sums.compute()) for sums in (self.correct_by_class, self.tokens_by_class))
-        there = n_tokens > 0
+        counts = self.correct_by_class, self.tokens_by_class, self.predicted_by_class
+        correct, n_tokens, n_predicted = (to_float64(sums.compute()).reshape(-1) for sums in counts)
+        there, known = n_tokens > 0, n_tokens + n_predicted > 0
         found = {
             "accuracy": float(correct.sum() / n_tokens.sum()),
             "macro_accuracy": float((correct[there] / n_tokens[there]).mean()),
+            "macro_f1": float((2 * correct[known] / (n_tokens + n_predicted)[known]).mean()),
         }
         names = ("within_one", "mean_absolute_error", "cross_entropy")
         return found | {name: float(getattr(self, name).compute()) for name in names if hasattr(self, name)}

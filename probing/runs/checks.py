@@ -79,11 +79,20 @@ _OF_TRAINING = ("converged", "n_passes", "objective")
 _OF_NEURONS = (
     "contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z", "mean", "sd",
 )  # fmt: skip
-# Columns of the tables that not every run has, by what their rows are of.
+# Columns of the tables that not every run has.
 _OF_PARTS = {
-    "position": ("layer", "position", "accuracy"),
-    "head": ("layer", "head", "first_neuron", "n_neurons", "contribution", "share"),
-    "class": ("layer", "class", "rank", "neuron", "contribution", "share", "weight"),
+    "positions": ("layer", "position", "accuracy"),
+    "heads": ("layer", "head", "first_neuron", "n_neurons", "contribution", "share"),
+    "classes": ("layer", "class", "rank", "neuron", "contribution", "share", "weight"),
+    "class_scores": ("layer", "class", "n_test_tokens", "n_predicted", "recall", "precision", "f1", "confused_with"),
+    "confusions": ("layer", "class", "predicted", "n_test_tokens"),
+}
+# What each layer has in the same order, and whether each only once.
+_PARTS = {
+    "positions": ("position", True),
+    "heads": ("head", True),
+    "classes": ("class", False),
+    "class_scores": ("class", True),
 }
 
 Holds = Callable[[Any], bool]
@@ -226,18 +235,20 @@ def check_ranking(file: str, rows: Sequence[Row], layers: Sequence[int]) -> None
         raise ValueError(f"{file} has {len(rows)} rows for {len(layers)} layers")
 
 
-def check_parts(file: str, rows: Sequence[Row], column: str, layers: Sequence[int]) -> None:
-    """Check that a table has the same parts, such as positions, of each layer of a run.
+def check_parts(name: str, rows: Sequence[Row], layers: Sequence[int]) -> None:
+    """Check that a table, by its name, has the columns and, of each layer of a run, the same parts, such as positions.
 
     Raises:
         ValueError: If a row is missing, there twice or of another layer.
     """
-    _check_columns(file, rows, (), _OF_PARTS[column])
+    _check_columns(file := f"{name}.csv", rows, (), _OF_PARTS[name])
+    column, is_once = _PARTS.get(name, ("layer", False))
     parts: dict[Any, list[Any]] = {layer: [] for layer in layers}
     for row in rows:
         parts[row["layer"]].append(row[column])
-    if any(own != parts[layers[0]] for own in parts.values()) or (
-        column != "class" and len({*parts[layers[0]]}) < len(parts[layers[0]])
+    if name in _PARTS and (
+        any(own != parts[layers[0]] for own in parts.values())
+        or (is_once and len({*parts[layers[0]]}) < len(parts[layers[0]]))
     ):
         raise ValueError(f"{file} does not have each {column} of each layer")
 

@@ -9,7 +9,7 @@ from typing import Any
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
 from probing.data.layer_moments import layer_moments
-from probing.evidence.by_position import accuracy_by_position
+from probing.evidence.by_class import predicted_classes
 from probing.evidence.retraining import Retraining, strengthened
 from probing.evidence.stability import PENALTIES
 from probing.evidence.table import Evidence, collect_evidence
@@ -96,8 +96,7 @@ def measure(
         evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
     elif asked.n_replicates or asked.retraining:
         say("the probes are not at their optimum, so --replicates and --evidence are skipped")
-    by_position = sides.ordinal and sides.test.pooling is None
-    positions = accuracy_by_position(sides, layers, [fit.weight for fit in fits]) if by_position else ()
+    predicted = predicted_classes(sides.test, layers, [fit.weight for fit in fits])
     heads = _heads(sides, fits, evidence, asked, training) if asked.n_heads else ()
     watch.end("evidence")
     penalty = path.summary() if path else {"l2": probe.l2}
@@ -110,7 +109,7 @@ def measure(
         codes,
         penalty,
         asked.transform,
-        positions,
+        predicted,
         asked.n_heads,
         heads,
     )

@@ -23,6 +23,7 @@ from probing.evidence.table import neuron_table
 from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
 from probing.rankings.contributions import class_contributions, mean_contribution
 from probing.rankings.heads import head_contributions
+from probing.results.schema import Row
 from probing.runtime.machine import Stopwatch
 from probing.statistics.intervals import ratio_interval
 from probing.statistics.sample_size import size_columns
@@ -54,9 +55,6 @@ class MeasuredNumbers:
     transform: str = "none"
     n_heads: int | None = None
 
-    # Of classes alone.
-    positions: Sequence[dict[str, Any]] = ()
-
     @property
     def heads(self) -> list[dict[str, Any]]:
         """A row per layer and head, as in `heads.csv`; empty without heads."""
@@ -65,6 +63,12 @@ class MeasuredNumbers:
         pairs = zip(self.fits, self.evidence, strict=True)
         found = [(fit.layer, mean_contribution(fit.weight, one.magnitudes)) for fit, one in pairs]
         return [row for layer, own in found for row in head_contributions(layer, own, self.n_heads)]
+
+    def tables(self) -> dict[str, Sequence[Row]]:
+        """Return the rows of every table that a run of these results has, by its name."""
+        accuracy, heads = self.accuracy(), self.heads
+        neurons = self.neurons([row["flag"] for row in accuracy])
+        return {"accuracy": accuracy, "neurons": neurons, **({"heads": heads} if heads else {})}
 
     def accuracy(self) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
@@ -84,10 +88,6 @@ class MeasuredNumbers:
                 named = {name.replace("cross_entropy_without", "r2_without"): value for name, value in row.items()}
                 rows.append({**named, "correlation": float(one.correlation[row["neuron"]])})
         return rows
-
-    def neurons_by_class(self) -> list[dict[str, Any]]:
-        """Return no rows: there are no classes."""
-        return []
 
     def contributions(self) -> list[Tensor]:
         """Return the mean contribution of each neuron for each layer, of shape (1, d_model)."""

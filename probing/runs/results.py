@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from torch import Tensor
 
 from probing.cache.files import tensor_file
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import constant_cross_entropy_by_sentence
+from probing.evidence.by_class import Classes, class_scores, confusions, positions_of
 from probing.evidence.removal import with_corrected
 from probing.evidence.table import Evidence, compared_with, neuron_table
 from probing.figures.formats import USUAL
@@ -26,18 +26,18 @@ from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit
 from probing.probes.transforms import Transform
 from probing.rankings.contributions import class_contributions, class_rows
-from probing.results.rows import write_csv
+from probing.results.rows import write_tables
+from probing.results.schema import Row
 from probing.results.shown import without_nan
 from probing.runs.numbers import MeasuredNumbers
 from probing.runtime.installation import versions
 from probing.statistics.chance import correlation_of_neighbours
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval, widened
 from probing.statistics.sample_size import size_columns
-from probing.tables.columns import (
-    accuracy_flag,
-)
-from probing.tables.schema import ACCURACY, CLASSES, HEADS, NEURONS, NUMBER_NEURONS, NUMBERS, POSITIONS
+from probing.tables.columns import accuracy_flag
+from probing.tables.schema import NUMBER_TABLES, TABLES
 from probing.tasks import short_name
+from probing.tracking import Tracker
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Measured:
         codes: Length of the training labels encoded with each layer's activations; empty if not measured.
         penalty: The l2 penalty as `l2`, and how it was chosen if it was not given.
         transform: Transform of the activations, fitted on the training examples.
-        positions: A row per layer and position, as in `positions.csv`; empty unless classes are numbers.
+        predicted: For each layer the class that the probe predicts of each test token, -1 for what is none, shape
+            (n_tokens,).
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
         heads: A row per layer and head, as in `heads.csv`; empty without heads.
     """
@@ -68,9 +69,25 @@ class Measured:
     codes: Sequence[CodeLength] = ()
     penalty: Mapping[str, Any] = field(default_factory=dict)
     transform: str = "none"
-    positions: Sequence[dict[str, Any]] = ()
+    predicted: Sequence[Classes] = ()
     n_heads: int | None = None
     heads: Sequence[dict[str, Any]] = ()
+
+    def tables(self) -> dict[str, Sequence[Row]]:
+        """Return the rows of every table that a run of these results has, by its name."""
+        accuracy, scores = self.accuracy(), self.class_scores()
+        # Classes that are numbers of tokens, such as positions.
+        are_positions = self.sides.ordinal and self.sides.test.pooling is None
+        tables: dict[str, Sequence[Row]] = {
+            "accuracy": accuracy,
+            "neurons": self.neurons([row["flag"] for row in accuracy]),
+            "class_scores": scores,
+            "confusions": self.confusions(),
+            "positions": positions_of(scores) if are_positions else (),
+            "classes": self.neurons_by_class(),
+            "heads": self.heads,
+        }
+        return {name: rows for name, rows in tables.items() if rows}
 
     def accuracy(self) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
@@ -97,6 +114,17 @@ class Measured:
         labels = self.sides.classes.tolist()
         pairs = zip(self.fits, self.evidence, strict=True)
         return [row for fit, one in pairs for row in class_rows(fit.layer, fit.weight, one.magnitudes, labels)]
+
+    def class_scores(self) -> list[dict[str, Any]]:
+        """Return a row per layer and class, as in `class_scores.csv`."""
+        return [row for layer, own in self._predictions() for row in class_scores(self.sides, layer, own)]
+
+    def confusions(self) -> list[dict[str, Any]]:
+        """Return a row per layer, class and predicted class, as in `confusions.csv`."""
+        return [row for layer, own in self._predictions() for row in confusions(self.sides, layer, own)]
+
+    def _predictions(self) -> Iterator[tuple[int, Classes]]:
+        return zip((fit.layer for fit in self.fits), self.predicted, strict=False)  # trials of a sweep have none
 
     def contributions(self) -> list[Tensor]:
         """Return the mean contribution of each neuron to each class for each layer, of shape (n_classes, d_model)."""
@@ -174,12 +202,23 @@ AnyMeasured = Measured | MeasuredNumbers
 
 @dataclass(frozen=True)
 class Written:
-    """Tables and paths that `write` put into the run's folder, for the tracker to log."""
+    """Tables, by their names, and paths that `write` put into the run's folder."""
 
-    accuracy: list[dict[str, Any]]
-    neurons: list[dict[str, Any]]
+    tables: Mapping[str, Sequence[Row]]
     figures: list[Path]
     files: list[Path]
+
+    def log(self, tracker: Tracker, files: Sequence[Path], page: Path) -> None:
+        """Log all of it.
+
+        Args:
+            tracker: The W&B run.
+            files: Further files.
+            page: The report.
+        """
+        own = {name: self.tables.get(name, ()) for name in ("class_scores", "confusions", "heads")}
+        files = [*self.files, *files]
+        tracker.log_results(self.tables["accuracy"], self.tables["neurons"], self.figures, files, own, report=page)
 
 
 def write(
@@ -194,35 +233,13 @@ def write(
         model_name: The model's short name, for titles.
         formats: Formats of the figures; without any, none are drawn.
     """
-    accuracy = measured.accuracy()
-    neurons = measured.neurons([row["flag"] for row in accuracy])
-    are_numbers = bool(measured.sides.numbers)
-    write_csv(folder / "accuracy.csv", accuracy, NUMBERS if are_numbers else ACCURACY)
-    write_csv(folder / "neurons.csv", neurons, NUMBER_NEURONS if are_numbers else NEURONS)
-    if by_class := measured.neurons_by_class():
-        write_csv(folder / "classes.csv", by_class, CLASSES)
-    if measured.positions:
-        write_csv(folder / "positions.csv", measured.positions, POSITIONS)
-    if measured.heads:
-        write_csv(folder / "heads.csv", measured.heads, HEADS)
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-    _write_tensors(folder, measured, config["task"], config["model"])
+    tables = measured.tables()
+    paths = write_tables(folder, config, tables, NUMBER_TABLES if measured.sides.numbers else TABLES)
+    paths += _write_tensors(folder, measured, config["task"], config["model"])
     figures = []
     if formats:
-        figures = write_figures(
-            folder / "figures", accuracy, neurons, short_name(config), model_name, measured.positions, formats
-        )
-    names = [
-        "config.yaml",
-        "accuracy.csv",
-        "neurons.csv",
-        *["classes.csv"] * bool(by_class),
-        "probe.safetensors",
-        "contributions.safetensors",
-    ]
-    names += ["positions.csv"] * bool(measured.positions) + ["heads.csv"] * bool(measured.heads)
-    names += ["replicates.safetensors"] * (measured.replicates is not None)
-    return Written(accuracy, neurons, figures, [folder / name for name in names])
+        figures = write_figures(folder / "figures", tables, short_name(config), model_name, formats)
+    return Written(tables, figures, paths)
 
 
 def write_summary(
@@ -264,7 +281,7 @@ def write_summary(
         "timings": dict(timings),
         "layers": [
             {**without_nan(row), "converged": fit.converged, "n_passes": fit.n_passes, "objective": fit.objective}
-            for row, fit in zip(written.accuracy, fits, strict=True)
+            for row, fit in zip(written.tables["accuracy"], fits, strict=True)
         ],
     }
     path = folder / "results.json"
@@ -299,7 +316,8 @@ def _unit(examples: Examples) -> str:
     return examples.unit if examples.documents is None else "document"
 
 
-def _write_tensors(folder: Path, measured: AnyMeasured, task: str, model: str) -> None:
+def _write_tensors(folder: Path, measured: AnyMeasured, task: str, model: str) -> list[Path]:
+    """Write the weights of the probes, of the bootstrapped ones, and contributions; return the paths."""
     from safetensors.torch import save_file
 
     metadata = {
@@ -314,6 +332,8 @@ def _write_tensors(folder: Path, measured: AnyMeasured, task: str, model: str) -
     tensors = {"probe": {"weight": weight}, "contributions": {"contribution": contribution}}
     if measured.replicates is not None:
         tensors["replicates"] = {"weight": measured.replicates}
+    paths = {name: folder / f"{name}.safetensors" for name in tensors}
     for name, content in tensors.items():
-        with tensor_file(folder / f"{name}.safetensors") as path:
+        with tensor_file(paths[name]) as path:
             save_file(content, path, metadata)
+    return [*paths.values()]

@@ -10,11 +10,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from probing.errors import UserError
 from probing.models.layers import site_of, what_is_a_neuron
 from probing.results.rows import Table, read_csv
-from probing.results.schema import Row, Schema
+from probing.results.schema import Row, Schema, label_of_class
 from probing.runs.checks import check_documents, check_parts, check_tables, check_tensors, kind_of, read_tensor, reading
 from probing.runs.folder import read_json, read_yaml
 from probing.runs.study import Result, Study
-from probing.tables.schema import ACCURACY, CLASSES, HEADS, NEURONS, NUMBER_NEURONS, NUMBERS, POSITIONS
+from probing.tables.schema import (
+    ACCURACY,
+    CLASS_SCORES,
+    CLASSES,
+    CONFUSIONS,
+    HEADS,
+    NEURONS,
+    NUMBER_NEURONS,
+    NUMBERS,
+    POSITIONS,
+    TABLES,
+)
 from probing.tasks import short_name
 
 if TYPE_CHECKING:
@@ -29,7 +40,7 @@ class Fit(Study):
     name, kind, title = "fit", "run", "Probes"
     function = "probing.studies.fit.command:fit"
     in_several_processes = True
-    schemas = ACCURACY, NEURONS, POSITIONS, CLASSES, HEADS
+    schemas = TABLES
     page = "concepts.md"
     files: ClassVar[Mapping[str, str]] = {
         "probe.safetensors": "`weight` (n_layers, n_classes, d_model), to be used on raw hidden states: `logits = "
@@ -48,11 +59,14 @@ class Fit(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the accuracy of each layer, and the first neurons of the last one."""
+        from probing.tables.classes import classes_table
         from probing.tables.probes import accuracy_table, neurons_table
 
         last = made.accuracy[-1]["layer"]
         ranked = [row for row in made.neurons if row["layer"] == last]
-        return [accuracy_table(made.accuracy), neurons_table(ranked[:10], site_of(made.config))]
+        tables = [accuracy_table(made.accuracy), neurons_table(ranked[:10], site_of(made.config))]
+        assert isinstance(made, Run)
+        return tables + [classes_table(scores) for scores in [made.scores_of(last)] if scores]
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what the accuracies say, and then the rankings, layer by layer."""
@@ -96,29 +110,47 @@ class Run(Result):
     @property
     def positions(self) -> Table:
         """A dict per layer and position, as in `positions.csv`; empty if the task does not predict a position."""
-        return self._further(POSITIONS, "position")
+        return self._further(POSITIONS)
 
     @property
     def heads(self) -> Table:
         """A dict per layer and head, as in `heads.csv`; empty unless the neurons are the outputs of heads."""
-        return self._further(HEADS, "head")
+        return self._further(HEADS)
 
     @property
     def classes(self) -> Table:
         """A dict per layer, class and neuron among the first of the class, as in `classes.csv`."""
-        labels = {str(label): label for label in self.results["classes"]}
-        with reading(self.folder):
-            rows = self._further(CLASSES, "class")
-            return Table(({**row, "class": labels[row["class"]]} for row in rows), CLASSES)
+        return self._further(CLASSES)
 
-    def _further(self, schema: Schema, column: str) -> Table:
-        """Return a table that not every run has, with a row, or several, for each part of each layer."""
+    @property
+    def class_scores(self) -> Table:
+        """A dict per layer and class, as in `class_scores.csv`: recall, precision, and what it is taken for."""
+        return self._further(CLASS_SCORES)
+
+    def scores_of(self, layer: int) -> Table:
+        """Return the scores of each class in a layer, where classes are no numbers; of numbers see `positions`."""
+        own = [row for row in self.class_scores if row["layer"] == layer and "within_one" not in self.accuracy[0]]
+        return Table(own, CLASS_SCORES)
+
+    @property
+    def confusions(self) -> Table:
+        """A dict per layer, class and predicted class that occur together, as in `confusions.csv`."""
+        return self._further(CONFUSIONS)
+
+    def _further(self, schema: Schema) -> Table:
+        """Return a table that not every run has."""
         if not (path := self.folder / f"{schema.name}.csv").exists():
             return Table((), schema)
         with reading(self.folder):
             rows = read_csv(path, schema)
-            check_parts(path.name, rows, column, layers_of(self))
-            return rows
+            check_parts(schema.name, rows, layers_of(self))
+            return self._with_labels(rows, schema)
+
+    def _with_labels(self, rows: Table, schema: Schema) -> Table:
+        """Return rows with the labels of classes as they are, text or whole numbers."""
+        columns = [column.name for column in schema.columns if column.type is label_of_class]
+        labels = {str(label): label for label in self.results["classes"]} | {"": ""}
+        return Table(({**row, **{name: labels[row[name]] for name in columns}} for row in rows), schema)
 
     @property
     def weight(self) -> Tensor:
@@ -275,7 +307,7 @@ def read_run(folder: Path) -> Run:
 
 def accuracy_conclusions(run: Result) -> list[str]:
     """Return the penalty, the accuracy at positions of the last layer, and which layers are not above a control."""
-    from probing.evidence.by_position import position_line
+    from probing.evidence.by_class import position_line
     from probing.tables.conclusions import not_above
     from probing.tables.probes import penalty_lines
 

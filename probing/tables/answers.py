@@ -7,6 +7,7 @@ from typing import Any
 
 from probing.results.schema import Row
 from probing.results.shown import in_brackets, interval, layers_named
+from probing.tables.classes import worst_class
 from probing.tables.columns import R2, UNINFORMATIVE, score_of
 from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps, scope
 from probing.tables.evidence_sentences import say
@@ -67,20 +68,21 @@ def ceiling(row: Row, task: str) -> str:
 
 
 def distrust(
-    accuracy: Rows, neurons: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any]
+    accuracy: Rows, neurons: Rows, scores: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[str]:
     """Return what speaks against a ranking, or limits what it says, for the end of what is printed.
 
     Args:
         accuracy: Rows of `accuracy.csv`.
         neurons: Rows of `neurons.csv`.
+        scores: Rows of `class_scores.csv`.
         task: Name of the task.
         results: The content of `results.json`.
         config: The resolved configuration.
     """
     said: list[str | None] = []
     if len(accuracy) == 1:
-        said.append(overlaps(accuracy[0], len(neurons)))
+        said += [worst_class(accuracy[0], scores), overlaps(accuracy[0], len(neurons))]
     elif poor := [row["layer"] for row in accuracy if row.get("flag") == UNINFORMATIVE]:
         said.append(say("unread_layers", layers=layers_named(poor)))
     if short := [row["layer"] for row in results["layers"] if not row.get("converged", True)]:

@@ -57,6 +57,13 @@ SENTENCES: dict[str, Sentence] = {
         "Flag `uninformative` in some of several layers.",
         _WHOLE_LAYER,
     ),
+    "worst_class": Sentence(
+        "Layer {layer}: macro F1 is {macro:.3f}; of the classes with {few} test tokens or more, {label} is read worst "
+        "(F1 {f1:.3f}, {right} of {tokens} right{taken}).",
+        "Classes are no numbers, at least two have 10 test tokens, and one token is wrong.",
+        _WHOLE_LAYER,
+    ),
+    "taken_for": Sentence(", {n} taken for {other}", "Some of its tokens are taken for another class.", _PARTS),
     "stopped_short": Sentence(
         "Layer {layer}: the probe stopped up to {gap:.1g} nats short of its optimum, so this ranking may reflect the "
         "optimiser rather than the data.",

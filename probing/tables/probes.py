@@ -10,6 +10,7 @@ from probing.results.schema import RANGE, Row
 from probing.results.shown import in_brackets, interval, shown
 from probing.runtime.plain_tables import plain_table
 from probing.statistics.sample_size import label, size_lines
+from probing.tables.classes import are_unequal
 from probing.tables.columns import (
     BELOW_RESOLUTION,
     NEGLIGIBLE,
@@ -29,6 +30,7 @@ from probing.tables.schema import NEURONS
 _MEANINGS = {
     "within 1": "share of tokens at most 1 class off",
     "error": "mean absolute error",
+    "macro F1": "mean F1 over classes",
     "compression": "of the labels, encoded online",
     "nats": "cross-entropy",
     "constant": "cross-entropy of a constant answer",
@@ -57,6 +59,7 @@ def accuracy_table(rows: Sequence[Row]) -> Any:
         return _r2_table(rows)
     table = plain_table("Test accuracy by layer", leave_out=("constant", "compression", "error", "within 1"))
     optional = {
+        **({"macro F1": ("macro_f1", ".3f")} if "macro_f1" in rows[0] and "within_one" not in rows[0] else {}),
         "within 1": ("within_one", ".3f"),
         "error": ("mean_absolute_error", ".2f"),
         "compression": ("compression", ".1f"),
@@ -158,16 +161,18 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row]) -> Any:
         neurons: Rows of `neurons.csv`.
     """
     controls, score = controls_of(accuracy), score_of(accuracy[0])
+    with_f1 = any(are_unequal(row) for row in accuracy)
     title = f"Layers: test {score.words} of the probe and of its controls, and its first neurons"
     table = plain_table(title, leave_out=tuple(controls.values())[::-1])
-    headings = {"layer": "right", score.words: "right", RANGE: "right", **dict.fromkeys(controls.values(), "right")}
-    for heading, justify in {**headings, "first neurons": "left", "unflagged": "right"}.items():
-        table.add_column(heading, justify=justify)
+    beside = ["macro F1"] * with_f1 + [*controls.values()]
+    for heading in ("layer", score.words, RANGE, *beside, "first neurons", "unflagged"):
+        table.add_column(heading, justify="left" if heading == "first neurons" else "right")
     for row in accuracy:
         ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
         unflagged = first_unflagged(ranked)
         table.add_row(
             str(row["layer"]), f"{row[score.name]:.3f}", interval(row, score.name),
+            *([f"{row['macro_f1']:.3f}"] if with_f1 else []),
             *(f"{row[f'{name}_{score.name}']:.3f}" for name in controls),
             *(["not to be read", ""] if row.get("flag") == UNINFORMATIVE else [
                 " ".join(str(neuron["neuron"]) for neuron in ranked[:3]), str(unflagged["neuron"]) if unflagged else "",

@@ -74,6 +74,8 @@ ACCURACY = Schema("accuracy", "a row per layer", (
     layer_column(),
     measured("accuracy", "Share of the test tokens whose class the probe predicts."),
     number("macro_accuracy", "Mean over the classes of the accuracy of each."),
+    number("macro_f1", "Mean over the classes of F1, the harmonic mean of precision and recall; without classes that "
+           "the test part has no token of and the probe never predicts.", "macro F1"),
     number("within_one", "Share of test tokens whose predicted class is at most 1 away, where classes are numbers."),
     number("mean_absolute_error", "Mean absolute distance of the predicted number from the true one.", form=".2f"),
     number("cross_entropy", "Cross-entropy of the test tokens, in nats."),
@@ -192,6 +194,24 @@ POSITIONS = Schema("positions", "of positions, a row per layer and position", (
     measured("accuracy", "Share of the test tokens at the position that are predicted."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
+CLASS_SCORES = Schema("class_scores", "of classes, a row per layer and class", (
+    layer_column(),
+    Column("class", label_of_class, "Label of the class."),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+    whole("n_predicted", "Number of test tokens that the probe takes for the class.", "predicted"),
+    measured("recall", "Share of the class's test tokens that the probe takes for it."),
+    measured("precision", "Share of the test tokens that the probe takes for the class which are of it."),
+    number("f1", "Harmonic mean of precision and recall.", "F1"),
+    Column("confused_with", label_of_class, "The class that most of its other test tokens are taken for.",
+           "mostly taken for", may_be_empty=True),
+    whole("n_confused", "Number of its test tokens that are taken for that one."),
+), optional=True)  # fmt: skip
+CONFUSIONS = Schema("confusions", "of classes, a row per layer, class and predicted class that occur together", (
+    layer_column(),
+    Column("class", label_of_class, "Label of the class."),
+    Column("predicted", label_of_class, "Label of the class that the probe predicts."),
+    whole("n_test_tokens", "Number of test tokens of the one that are taken for the other."),
+), optional=True)  # fmt: skip
 CLASSES = Schema("classes", "a row per layer, class and neuron among the first 20 of the class", (
     layer_column(),
     Column("class", label_of_class, "Label of the class."),
@@ -219,6 +239,9 @@ HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
     N_TRAIN_TOKENS, N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
 
+# Tables of a run of classes, and of one of numbers.
+TABLES = ACCURACY, NEURONS, CLASS_SCORES, CONFUSIONS, POSITIONS, CLASSES, HEADS
+NUMBER_TABLES = NUMBERS, NUMBER_NEURONS, HEADS
 RANKING = Schema("METHOD", "a row per layer and neuron in ranked order, a file per method", (
     layer_column(), whole("rank", "Rank in the layer."), whole("neuron", "Index of the neuron."),
     number("score", "What the method ranks by."),

@@ -186,8 +186,7 @@ def _kept(
         written, summary = _write(folder.path, measured(logger or tracker.logger, None), config, watch, formats)
         page = folder.path / "report.html"
         page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
-        files = [*written.files, summary]
-        tracker.log_results(written.accuracy, written.neurons, written.figures, files, report=page)
+        written.log(tracker, [summary], page)
     run = load_fit(folder.finish())
     if not quiet:
         say_where(run.folder, tracker.where(run.folder))

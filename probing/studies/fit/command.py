@@ -205,19 +205,19 @@ def _write(
     written = write(folder, config, measured, model_name, figure_formats(config["figure_format"]))
     watch.end("rank")
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
-    files = [*kept, *written.files, write_summary(folder, measured, written, cached_of, watch.timings())]
+    files = [*kept, write_summary(folder, measured, written, cached_of, watch.timings())]
     if fitted:
         files.append(folder / "transform.safetensors")
         save(files[-1], fitted)
     page = folder / "report.html"
     page.write_bytes(build(source_of(read_run(folder)), defaults(fit)))
-    tables = {"heads": measured.heads}
-    tracker.log_results(written.accuracy, written.neurons, written.figures, files, tables, report=page)
+    written.log(tracker, files, page)
 
 
 def _report(run: Run, where: str | None, quiet: bool, verbose: bool) -> None:
     """Print the answer, the tables, what to distrust, and where the results are; with `verbose` all there is."""
     from probing.tables import answers, probes
+    from probing.tables.classes import classes_table
     from probing.tables.conclusions import ranking_conclusions
 
     rows, neurons, task = run.accuracy, run.neurons, short_name(run.config)
@@ -228,10 +228,13 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool) -> None:
         said = answers.answer(rows, neurons, task, run.config)
         terminal.tell(*said)
         last = rows[-1]["layer"]
+        scores = run.scores_of(last)
         removed = sum(bool(row.get("removed")) for row in run.top(last, len(neurons)))
         ranked = probes.neurons_table(run.top(last), site_of(run.config), removed)
         if verbose:
             terminal.show(ranked, probes.accuracy_table(run.results["layers"]))
+            if scores:
+                terminal.show(classes_table(scores))
             if {*controls_of(rows)} - {"majority"}:
                 terminal.show(probes.controls_table(rows))
         else:
@@ -242,7 +245,7 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool) -> None:
             more = [*accuracy_conclusions(run), *ranking_conclusions(rows, neurons, task, run.results, run.config)]
             terminal.tell(*(sentence for sentence in more if sentence not in said))
         else:
-            terminal.tell(*answers.distrust(rows, neurons, task, run.results, run.config))
+            terminal.tell(*answers.distrust(rows, neurons, run.class_scores, task, run.results, run.config))
             print(answers.MORE)
     terminal.tell(*probes.transform_lines(run.transform, rows))
     say_where(run.folder, where)

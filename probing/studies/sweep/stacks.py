@@ -307,7 +307,7 @@ def _write(
         written = write(folder.path, config, measured, model_name, formats=())
         write_summary(folder.path, measured, written, cached, timings)
         if tracker:
-            tracker.log_results(written.accuracy, [], [], [])
+            tracker.log_results(written.tables["accuracy"], [], [], [])
     if tracker:  # after the server failed once, later trials do not wait for it
         context.wandb = replace(context.wandb, mode=tracker.mode)
     folder.finish()

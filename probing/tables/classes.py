@@ -1,0 +1,87 @@
+"""How well each class is read: its table, what is confused, and a sentence on the class that is read worst."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.results.schema import Row
+from probing.results.shown import count, shown_table
+from probing.tables.evidence_sentences import say
+from probing.tables.schema import CLASS_SCORES
+
+Rows = Sequence[Row]
+# Classes are unequal where a constant answer is off by less than this share of what it is with equal ones, in nats.
+EQUAL = 0.9
+# Of a class with fewer test tokens a sentence would say more than is known.
+FEW = 10
+# Most classes in the table of a terminal.
+MOST = 20
+# Columns of the table of classes; an asterisk shows the interval.
+_SHOWN = "class", "n_test_tokens", "recall*", "precision*", "f1"
+
+
+def are_unequal(row: Row) -> bool:
+    """Whether the classes of a run are of so unequal sizes that accuracy says little, given a row of `accuracy.csv`."""
+    if "macro_f1" not in row or "prior_cross_entropy" not in row:
+        return False
+    return bool(row["prior_cross_entropy"] < EQUAL * math.log(row["n_classes"]))
+
+
+def classes_table(rows: Rows) -> Any:
+    """Return the classes of one layer as a rich table, those with most test tokens first.
+
+    Args:
+        rows: Rows of `class_scores.csv` of one layer.
+    """
+    shown = sorted(rows, key=lambda row: -row["n_test_tokens"])[:MOST]
+    title = f"Layer {rows[0]['layer']}: how well each class is read"
+    title += f", of {len(rows)} the {MOST} with most test tokens" * (len(rows) > MOST)
+    return shown_table(CLASS_SCORES, shown, title, _SHOWN, {CLASS_SCORES["confused_with"].words: _taken_for})
+
+
+def _taken_for(row: Row) -> str:
+    return f"{row['confused_with']} ({row['n_confused']})" if row["n_confused"] else ""
+
+
+def worst_class(row: Row, scores: Rows) -> str:
+    """Return a sentence on the class with the lowest F1 among those with `FEW` test tokens, and what it is taken for.
+
+    It is empty where classes are numbers, or nothing is wrong.
+
+    Args:
+        row: The layer's row of `accuracy.csv`.
+        scores: Its rows of `class_scores.csv`.
+    """
+    there = [one for one in scores if one["n_test_tokens"] >= FEW]
+    if "macro_f1" not in row or "within_one" in row or row["accuracy"] == 1 or len(there) < 2:
+        return ""
+    worst = min(there, key=lambda one: (one["f1"], -one["n_test_tokens"]))
+    taken = say("taken_for", other=worst["confused_with"], n=worst["n_confused"]) if worst["n_confused"] else ""
+    return say(
+        "worst_class", layer=row["layer"], macro=row["macro_f1"], few=FEW, label=worst["class"], f1=worst["f1"], 
+        right=round(worst["recall"] * worst["n_test_tokens"]), tokens=count(worst["n_test_tokens"], "test token"),
+        taken=taken,
+    )  # fmt: skip
+
+
+def confusion_shares(scores: Rows, confusions: Rows) -> NDArray[np.float64]:
+    """Return the share of each class's test tokens that are taken for each class; NaN without any.
+
+    Args:
+        scores: Rows of `class_scores.csv` of one layer.
+        confusions: Rows of `confusions.csv` of that layer.
+
+    Returns:
+        Shape (n_classes, n_classes): the class, and what it is taken for.
+    """
+    index = {row["class"]: i for i, row in enumerate(scores)}
+    counts = np.zeros((len(index), len(index)))
+    for row in confusions:
+        counts[index[row["class"]], index[row["predicted"]]] = row["n_test_tokens"]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(counts / counts.sum(1, keepdims=True))
