@@ -11,6 +11,7 @@ from string import Template
 from typing import Any
 
 from probing.page import answers
+from probing.page.classes import classes_section
 from probing.page.reproduce import folder_block, run_block
 from probing.page.run import accuracies_figure, accuracy_figure, heads_section, neurons_section
 from probing.page.sources import Sources, Subject
@@ -58,6 +59,9 @@ def _links(sources: Sources) -> Html:
     links = [("#answer", "Answer"), ("#accuracy", "Accuracy")] if sources.subjects else []
     links += [("#agreement", "Agreement")] if sources.agreement else []
     links += [(f"#neurons-{i}", f"Neurons of {subject.label}") for i, subject in enumerate(sources.subjects)]
+    links += [
+        (f"#classes-{i}", f"Classes of {one.label}") for i, one in enumerate(sources.subjects) if one.run.confusions
+    ]
     links += [(f"#heads-{i}", f"Heads of {one.label}") for i, one in enumerate(sources.subjects) if one.run.heads]
     links += [(f"#{place.anchor}", one.study.heading(one)) for place, one in _placed(sources)]
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
@@ -102,7 +106,7 @@ def _of_probes(sources: Sources) -> list[Html | None]:
         with reading(sources.agreement.folder):
             parts.append(sources.agreement.study.section(sources.agreement, SectionPlace("agreement", 0, 0)))
     for i, subject in enumerate(subjects):
-        parts += [neurons_section(subject, i, room), heads_section(subject, i)]
+        parts += [neurons_section(subject, i, room), classes_section(subject, i), heads_section(subject, i)]
     return parts
 
 

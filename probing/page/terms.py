@@ -8,7 +8,9 @@ from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.page.neurons import COLUMNS, UNRESOLVED
 from probing.page.sources import Sources
 from probing.results.markup import Html, element, pairs
+from probing.tables.classes import SHOWN
 from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, R2, UNINFORMATIVE
+from probing.tables.schema import CLASS_SCORES
 
 Terms = Mapping[str, str]
 
@@ -87,6 +89,8 @@ NEURONS: Terms = {
     "shade": "In the map, a neuron's contribution in multiples of its layer's mean, on a logarithmic scale.",
 }
 
+CLASSES: Terms = CLASS_SCORES.terms((*SHOWN, "confused_with"))
+
 HEADS: Terms = {
     "head": "An attention head, counted from 1; its neurons are a slice of the layer.",
     "neurons": "First and last neuron of the head.",
@@ -124,6 +128,8 @@ def terms_section(sources: Sources) -> Html:
     parts = {} if set(scores) <= {R2} else {"Accuracy": ACCURACY}
     parts |= {"R²": NUMBERS} if R2 in scores else {}
     parts |= {"Neurons": NEURONS} if scores else {}
+    with_classes = any(subject.run.scores_of(subject.layers[-1]) for subject in sources.subjects)
+    parts |= {"Classes": CLASSES} if with_classes else {}
     parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}
     parts |= sources.agreement.study.terms(sources.agreement) if sources.agreement else {}
     for one in sources.shown:

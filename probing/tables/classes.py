@@ -6,11 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from probing.results.schema import Row
-from probing.results.shown import count, shown_table
+from probing.results.shown import count, ends, shown_table
+from probing.statistics.intervals import MIN_SENTENCES
 from probing.tables.evidence_sentences import say
 from probing.tables.schema import CLASS_SCORES
 
@@ -22,7 +20,7 @@ FEW = 10
 # Most classes in the table of a terminal.
 MOST = 20
 # Columns of the table of classes; an asterisk shows the interval.
-_SHOWN = "class", "n_test_tokens", "recall*", "precision*", "f1"
+SHOWN = "class", "n_test_tokens", "recall*", "precision*", "f1"
 
 
 def are_unequal(row: Row) -> bool:
@@ -32,16 +30,20 @@ def are_unequal(row: Row) -> bool:
     return bool(row["prior_cross_entropy"] < EQUAL * math.log(row["n_classes"]))
 
 
-def classes_table(rows: Rows) -> Any:
+def classes_table(rows: Rows, most: int = MOST) -> Any:
     """Return the classes of one layer as a rich table, those with most test tokens first.
 
     Args:
         rows: Rows of `class_scores.csv` of one layer.
+        most: Most classes to show.
     """
-    shown = sorted(rows, key=lambda row: -row["n_test_tokens"])[:MOST]
-    title = f"Layer {rows[0]['layer']}: how well each class is read"
-    title += f", of {len(rows)} the {MOST} with most test tokens" * (len(rows) > MOST)
-    return shown_table(CLASS_SCORES, shown, title, _SHOWN, {CLASS_SCORES["confused_with"].words: _taken_for})
+    shown = sorted(rows, key=lambda row: -row["n_test_tokens"])[:most]
+    which = f", of {len(rows)} the {most} with most test tokens" * (len(rows) > most)
+    title = f"Layer {rows[0]['layer']}: recall and precision of each class{which}"
+    table = shown_table(CLASS_SCORES, shown, title, SHOWN, {CLASS_SCORES["confused_with"].words: _taken_for})
+    if any(ends(row, name) is None for row in shown for name in ("recall", "precision")):
+        table.caption, table.caption_justify = say("note_of_classes", least=MIN_SENTENCES), "left"
+    return table
 
 
 def _taken_for(row: Row) -> str:
@@ -69,7 +71,7 @@ def worst_class(row: Row, scores: Rows) -> str:
     )  # fmt: skip
 
 
-def confusion_shares(scores: Rows, confusions: Rows) -> NDArray[np.float64]:
+def confusion_shares(scores: Rows, confusions: Rows) -> list[list[float]]:
     """Return the share of each class's test tokens that are taken for each class; NaN without any.
 
     Args:
@@ -79,9 +81,7 @@ def confusion_shares(scores: Rows, confusions: Rows) -> NDArray[np.float64]:
     Returns:
         Shape (n_classes, n_classes): the class, and what it is taken for.
     """
-    index = {row["class"]: i for i, row in enumerate(scores)}
-    counts = np.zeros((len(index), len(index)))
+    index, counts = {row["class"]: i for i, row in enumerate(scores)}, [[0] * len(scores) for _ in scores]
     for row in confusions:
-        counts[index[row["class"]], index[row["predicted"]]] = row["n_test_tokens"]
-    with np.errstate(invalid="ignore"):
-        return np.asarray(counts / counts.sum(1, keepdims=True))
+        counts[index[row["class"]]][index[row["predicted"]]] = row["n_test_tokens"]
+    return [[n / total if (total := sum(row)) else math.nan for n in row] for row in counts]

@@ -74,6 +74,11 @@ NOTES: dict[str, Sentence] = {
         "Neurons belong to heads.",
         TABLES,
     ),
+    "note_of_classes": Sentence(
+        "95% range: empty where fewer than {least} sentences, or what else is independent, have a token of it",
+        "An interval of a class is missing.",
+        TABLES,
+    ),
     "note_of_negligible": Sentence(
         "{word}: the whole interval of what it loses is within {least} of 0", "A neuron is marked so.", TABLES
     ),

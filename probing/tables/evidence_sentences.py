@@ -63,7 +63,6 @@ SENTENCES: dict[str, Sentence] = {
         "Classes are no numbers, at least two have 10 test tokens, and one token is wrong.",
         _WHOLE_LAYER,
     ),
-    "taken_for": Sentence(", {n} taken for {other}", "Some of its tokens are taken for another class.", _PARTS),
     "stopped_short": Sentence(
         "Layer {layer}: the probe stopped up to {gap:.1g} nats short of its optimum, so this ranking may reflect the "
         "optimiser rather than the data.",
@@ -333,6 +332,7 @@ SENTENCES: dict[str, Sentence] = {
         "Matched neurons were removed; no rule, a number beside another.",
         _PARTS,
     ),
+    "taken_for": Sentence(", {n} taken for {other}", "Some of its tokens are taken for another class.", _PARTS),
     "its_stability": Sentence("how stable its rank is", "There were no bootstraps.", _PARTS),
     "its_loss": Sentence("what a probe loses without it", "No neuron was removed.", _PARTS),
     "the_control": Sentence('the control "{control}"', "A control of that name was run.", _PARTS),

@@ -90,7 +90,7 @@ def texts(figure: Figure) -> list[Text]:
 
 
 def test_accuracies_of_a_single_layer_are_marks_beside_each_other(drawn: Drawn, tmp_path: Path) -> None:
-    figures.write_figures(tmp_path, accuracy([6]), neurons([6], 16), "position", "tiny")
+    figures.write_figures(tmp_path, {"accuracy": accuracy([6]), "neurons": neurons([6], 16)}, "position", "tiny")
     axes = drawn[0].axes[0]
     places = sorted(places_of(line)[0] for line in axes.lines if line.get_marker() not in ("|", "_"))
     assert len(places) >= 3
@@ -102,7 +102,7 @@ def test_accuracies_of_a_single_layer_are_marks_beside_each_other(drawn: Drawn, 
 
 @pytest.mark.parametrize("layers", [[0, 3, 6], list(range(25))])
 def test_accuracies_stand_at_the_layers_that_were_measured(layers: list[int], drawn: Drawn, tmp_path: Path) -> None:
-    figures.write_figures(tmp_path, accuracy(layers), neurons(layers, 16), "position", "tiny")
+    figures.write_figures(tmp_path, {"accuracy": accuracy(layers), "neurons": neurons(layers, 16)}, "position", "tiny")
     axes = drawn[0].axes[0]
     assert ticks(axes) == layers
     found = [line for line in axes.lines if len(places_of(line)) == len(layers)]
@@ -115,7 +115,9 @@ def test_accuracies_stand_at_the_layers_that_were_measured(layers: list[int], dr
 
 
 def test_the_map_has_each_neuron_of_a_wide_model(drawn: Drawn, tmp_path: Path) -> None:
-    figures.write_figures(tmp_path, accuracy([0, 1]), neurons([0, 1], 1500), "position", "tiny")
+    figures.write_figures(
+        tmp_path, {"accuracy": accuracy([0, 1]), "neurons": neurons([0, 1], 1500)}, "position", "tiny"
+    )
     figure = drawn[2]
     figure.draw_without_rendering()
     axes = figure.axes[0]
@@ -195,7 +197,9 @@ def of_deep_sweep(path: Path) -> None:
 
 
 def of_fit(path: Path) -> None:
-    figures.write_figures(path, accuracy(range(13)), neurons(range(13), 32), "position", "tiny")
+    figures.write_figures(
+        path, {"accuracy": accuracy(range(13)), "neurons": neurons(range(13), 32)}, "position", "tiny"
+    )
 
 
 def of_compare(path: Path) -> None:

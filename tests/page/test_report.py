@@ -173,6 +173,15 @@ def test_what_users_name_is_shown_and_never_run(own: Callable[..., Path], tmp_pa
         config = (folder / "config.yaml").read_text(encoding="utf-8")
         config = re.sub("(?m)^(model|corpus|task): .*$", rf"\1: '{EVIL}$x\\1'", config)
         (folder / "config.yaml").write_text(config, encoding="utf-8")
+        for name in ("class_scores", "confusions"):
+            rows = read_csv(folder / f"{name}.csv")
+            for row in rows:
+                row |= {
+                    column: f"</script>{EVIL}{row[column]}"
+                    for column in ("class", "predicted", "confused_with")
+                    if row.get(column, "") != ""
+                }
+            write_csv(folder / f"{name}.csv", rows)
     page = report([str(folder) for folder in folders], output=str(tmp_path / "page.html")).read_text(encoding="utf-8")
     seen = Words(page)
     assert not [
@@ -202,6 +211,7 @@ def enlarge(folder: Path, n_classes: int, width: int, n_layers: int) -> None:
     """Make of a run one of a large model, with numbers that do not pack well."""
     generator = np.random.default_rng(0)
     table, accuracy = read_csv(folder / "neurons.csv"), read_csv(folder / "accuracy.csv")[0]
+    of_class = read_csv(folder / "class_scores.csv")[0]
     rows = []
     for layer in range(n_layers):
         order, scores = generator.permutation(width).tolist(), np.sort(generator.gamma(2, size=width))[::-1].tolist()
@@ -216,6 +226,19 @@ def enlarge(folder: Path, n_classes: int, width: int, n_layers: int) -> None:
     for name, content in (
         ("neurons.csv", rows),
         ("accuracy.csv", [{**accuracy, "layer": layer} for layer in range(n_layers)]),
+        (
+            "class_scores.csv",
+            [{**of_class, "layer": i, "class": c} for i in range(n_layers) for c in range(n_classes)],
+        ),
+        (
+            "confusions.csv",
+            [
+                {"layer": i, "class": c, "predicted": int(other), "n_test_tokens": 1}
+                for i in range(n_layers)
+                for c in range(n_classes)
+                for other in generator.integers(n_classes, size=9)
+            ],
+        ),
     ):
         with (folder / name).open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(content[0]))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, log_loss, mean_absolute_error, recall_score
+from sklearn.metrics import accuracy_score, f1_score, log_loss, mean_absolute_error, recall_score
 
 from probing.probes.metrics import ProbeMetrics, SumBy
 
@@ -40,6 +40,8 @@ def test_accuracies_and_cross_entropy_are_those_of_scikit_learn(
     # Over the four classes that occur: the fifth, which is only predicted, has no accuracy.
     macro = recall_score(labels, predicted, labels=range(4), average="macro")
     assert found["macro_accuracy"] == pytest.approx(macro, abs=FLOAT32)
+    # Over all five: F1 of the fifth is 0.
+    assert found["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"), abs=FLOAT32)
     p = logits.double().softmax(-1).numpy()
     assert found["cross_entropy"] == pytest.approx(log_loss(labels, p, labels=range(5)), abs=FLOAT32)
 
@@ -61,7 +63,7 @@ def test_batches_give_what_one_gives(tokens: tuple[torch.Tensor, torch.Tensor, t
 
 def test_labels_that_are_no_numbers_have_no_distances(tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
     found = metrics(*tokens, ordinal=False).compute()
-    assert set(found) == {"accuracy", "macro_accuracy", "cross_entropy"}
+    assert set(found) == {"accuracy", "macro_accuracy", "macro_f1", "cross_entropy"}
 
 
 def test_right_tokens_are_counted_by_sentence(tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
@@ -87,5 +89,13 @@ def test_a_sure_and_right_probe_is_perfect() -> None:
     found = metrics(50 * torch.eye(5)[labels], labels, labels).compute()
     # cross-entropy: 4 e^-50
     assert found == pytest.approx(
-        {"accuracy": 1, "macro_accuracy": 1, "within_one": 1, "mean_absolute_error": 0, "cross_entropy": 0}, abs=1e-6
+        {
+            "accuracy": 1,
+            "macro_accuracy": 1,
+            "macro_f1": 1,
+            "within_one": 1,
+            "mean_absolute_error": 0,
+            "cross_entropy": 0,
+        },
+        abs=1e-6,
     )

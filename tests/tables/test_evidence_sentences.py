@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 
 import probing
 from probing import Run
-from probing.evidence.by_position import position_line
+from probing.evidence.by_class import position_line
 from probing.evidence.removal import ablation_effect, corrected
 from probing.page.answers import agreements, answer
 from probing.page.sources import source_of
@@ -531,7 +531,7 @@ WHOLE = ("probing/tables/conclusions.py",)
 SPEAKERS = {
     "probing/studies/fit/command.py": {"_report"},
     "probing/studies/compare/command.py": {"_said"},
-    "probing/evidence/by_position.py": {"position_line"},
+    "probing/evidence/by_class.py": {"position_line"},
     "probing/studies/compare/tables.py": {"unread_lines", "everywhere_sentence"},
     "probing/tables/probes.py": {
         "neurons_table",
@@ -541,6 +541,7 @@ SPEAKERS = {
         "transform_lines",
         "_transform_line",
     },
+    "probing/tables/classes.py": {"worst_class"},
     "probing/tables/rankings.py": {"_evaluation_table"},
     "probing/page/answers.py": {"answer", "_on_neurons", "conclusions", "_agreement"},
 }

@@ -59,6 +59,6 @@ def test_layers_whose_rankings_are_not_to_be_read_are_named_once() -> None:
     accuracy = [layer(0, 0.9), layer(1, 0.1, flag=UNINFORMATIVE), layer(2, 0.1, flag=UNINFORMATIVE)]
     over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}}
     results = {"layers": [{"layer": i, "converged": i != 2} for i in range(3)], **over}
-    said = distrust(accuracy, [], "position", results, {"test_corpus": None})
+    said = distrust(accuracy, [], [], "position", results, {"test_corpus": None})
     assert said[0].startswith("Do not read the rankings of layers 1 and 2:") or "layers 1-2" in said[0]
     assert "layer 2" in said[1]
