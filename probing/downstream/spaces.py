@@ -16,7 +16,7 @@ from probing.corpus.splits import compared
 from probing.downstream.names import CLIPPING, Definition, Space
 from probing.probes import transforms as of
 from probing.probes.transforms import Transform
-from probing.runs.run import Row
+from probing.results.schema import Row
 from probing.statistics.moments import Covariance, CovarianceAccumulator
 from probing.statistics.outliers import ProfileAccumulator, outliers_of
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from probing.models.layers import site_of, what_is_a_neuron
 from probing.page.answers import conclusions
+from probing.page.contexts import contexts_block
 from probing.page.lines import Line, line_chart
 from probing.page.neurons import class_chart, class_data, first_rows, neuron_map, packed_rows, scale
 from probing.page.sources import Subject
@@ -116,6 +117,7 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
             element("summary", "Conclusion on each layer's first neuron"),
             element("ul", *(element("li", sentence) for sentence in conclusions(subject))),
         ),
+        contexts_block(subject),
         element("script", script_data(data), type="application/json"),
         class_="neurons-of",
         id=f"neurons-{number}",

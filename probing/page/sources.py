@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from probing.errors import UserError
 from probing.models.layers import is_inside_blocks, site_of
+from probing.results.schema import Row
 from probing.runs.checks import read_tensor, reading
 from probing.runs.loading import load_run
-from probing.runs.run import Row, Run, load_fit
+from probing.runs.run import Run, load_fit
 from probing.runs.study import Result
 from probing.tables.columns import Score, score_of
 from probing.tasks import short_name

@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from probing.errors import UserError, as_clause
+from probing.results.markup import as_in_terminal, element, joined
 from probing.results.schema import Row, Schema, Type, Value
-from probing.results.shown import is_end
+from probing.results.shown import is_end, shown_table
 from probing.runtime.files import regular, replacing
+
+# Rows that a prompt or a notebook shows of a table.
+SHOWN = 10
 
 
 class Table(list[dict[str, Any]]):
-    """Rows of a table, in order; each is a dict by column.
+    """Rows of a table, in order; each is a dict by column. A prompt or a notebook shows the first `SHOWN`.
 
     Args:
         rows: The rows.
@@ -27,6 +31,28 @@ class Table(list[dict[str, Any]]):
     def __init__(self, rows: Iterable[Row] = (), schema: Schema | None = None) -> None:
         super().__init__(row if isinstance(row, dict) else dict(row) for row in rows)
         self.schema = schema
+
+    def __repr__(self) -> str:
+        if self.schema is None or not self:
+            return super().__repr__()
+        from probing.runtime.terminal import render
+
+        table = self._shown()
+        table.caption, table.caption_justify = self._which(), "left"
+        return render(table)
+
+    def _repr_html_(self) -> str:
+        if self.schema is None or not self:
+            return element("p", repr(self))
+        table = self._shown()
+        return joined(element("p", table.title), as_in_terminal(table), element("p", self._which()))
+
+    def _shown(self) -> Any:
+        assert self.schema
+        return shown_table(self.schema, self[:SHOWN])
+
+    def _which(self) -> str | None:
+        return f"the first {SHOWN} of {len(self):,} rows" if len(self) > SHOWN else None
 
     def to_pandas(self) -> Any:
         """Return the table as a pandas DataFrame, each column by its type; missing numbers are NaN.

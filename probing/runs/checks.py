@@ -86,6 +86,7 @@ _OF_PARTS = {
     "classes": ("layer", "class", "rank", "neuron", "contribution", "share", "weight"),
     "class_scores": ("layer", "class", "n_test_tokens", "n_predicted", "recall", "precision", "f1", "confused_with"),
     "confusions": ("layer", "class", "predicted", "n_test_tokens"),
+    "contexts": ("layer", "neuron", "end", "place", "activation", "sentence", "before", "token", "after"),
 }
 # What each layer has in the same order, and whether each only once.
 _PARTS = {

@@ -1,9 +1,9 @@
-"""What the probes of a run predict of other text, or of other arrays."""
+"""What the probes of a run predict of other text or other arrays, and which neurons make a prediction."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from probing.data.words import SentenceVectors
 from probing.errors import UserError
 from probing.models import ModelSource, SiteName, resolve_model, site_of
 from probing.probes.erasure import Changed
+from probing.probes.objective import centre_over_classes
 from probing.results.rows import Table
 from probing.runs.checks import leaves_out_first, read_transforms
 from probing.runtime import terminal
@@ -53,8 +54,17 @@ class Probes:
         return classes
 
 
-def of_texts(probes: Probes, texts: Any) -> Table:
+# Returns, for each example of a layer, the rows that are made of it.
+Reader = Callable[[Probes, int, Tensor], list[list[dict[str, Any]]]]
+
+
+def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
     """Return what each layer's probe predicts of each token of the texts, or of each text if the task is of sentences.
+
+    Args:
+        probes: The probes.
+        texts: Sentences, or for each sentence the list of its words.
+        reader: What rows are made of; predictions by default.
 
     Raises:
         UserError: If these are no texts, or the run's model or task is not there any more.
@@ -72,17 +82,18 @@ def of_texts(probes: Probes, texts: Any) -> Table:
         (store,) = source.read([corpus])
         say_what_was_left_out([corpus], [store.tokens], terminal.say)
         if isinstance(task, SentenceTask):
-            return _table(probes, _examples(probes, store, task), lambda row: {"sentence": row})
+            return _table(probes, _examples(probes, store, task), lambda row: {"sentence": row}, reader)
         described = _tokens(store.tokens, corpus, task.word_means)
-        return _table(probes, _examples(probes, store, task), lambda row: described[row])
+        return _table(probes, _examples(probes, store, task), lambda row: described[row], reader)
 
 
-def of_arrays(probes: Probes, activations: Any) -> Table:
+def of_arrays(probes: Probes, activations: Any, reader: Reader | None = None) -> Table:
     """Return what each layer's probe predicts of each row of arrays.
 
     Args:
         probes: The probes of a run that was made from arrays.
         activations: Array of shape (n_rows, d_model), or one for each of the run's layers, by its number.
+        reader: What rows are made of; predictions by default.
 
     Raises:
         UserError: If these are no such arrays.
@@ -98,7 +109,8 @@ def of_arrays(probes: Probes, activations: Any) -> Table:
         raise UserError(f"`X` has {store.plan.d_model} columns, and the probes of {probes.folder} read {d_model}.")
     weight = {layer: probes.weight[layer] for layer in store.layers}
     examples = Examples(store, np.zeros(store.tokens.n_tokens, dtype=np.int32))
-    return _table(Probes(probes.folder, probes.config, probes.results, weight), examples, lambda row: {"row": row})
+    of_layers = Probes(probes.folder, probes.config, probes.results, weight)
+    return _table(of_layers, examples, lambda row: {"row": row}, reader)
 
 
 def _corpus(texts: Any) -> Corpus:
@@ -179,30 +191,56 @@ def _tokens(tokens: Tokens, corpus: Corpus, are_words: bool) -> list[dict[str, A
     return [dict(zip(columns, row, strict=True)) for row in listed]
 
 
-def _table(probes: Probes, examples: Examples, described: Any) -> Table:
-    """Return a row for each example and layer.
+def _table(
+    probes: Probes, examples: Examples, described: Callable[[int], Mapping[str, Any]], reader: Reader | None = None
+) -> Table:
+    """Return the rows of each example and layer.
 
     Args:
         probes: The probes.
         examples: The examples.
         described: Function from an example's row in the store to the columns that say which one it is.
+        reader: What rows are made of; predictions by default.
     """
-    layers, rows = list(probes.weight), Table((), PREDICTIONS)
+    layers, rows, read_layer = list(probes.weight), Table((), PREDICTIONS), reader or predictions
     for batch in read(examples, layers):
-        found = [_predicted(probes, layer, states) for layer, states in zip(layers, batch.hidden_states, strict=True)]
+        found = [read_layer(probes, layer, states) for layer, states in zip(layers, batch.hidden_states, strict=True)]
         for row, of_layers in zip(batch.rows.tolist(), zip(*found, strict=True), strict=True):
-            rows += [{**described(row), **predicted} for predicted in of_layers]
+            rows += [{**described(row), **made} for of_layer in of_layers for made in of_layer]
     return rows
 
 
-def _predicted(probes: Probes, layer: int, states: Tensor) -> list[dict[str, Any]]:
+def predictions(probes: Probes, layer: int, states: Tensor) -> list[list[dict[str, Any]]]:
     """Return for each example the class with the highest probability, or the number that is predicted."""
     weight = probes.weight[layer]
     logits = states.to(weight.dtype) @ weight.T
     if (numbers := probes.results.get("numbers")) is not None:
-        return [{"layer": layer, "predicted": number} for number in (numbers["mean"] + logits[:, 0]).tolist()]
+        return [[{"layer": layer, "predicted": number}] for number in (numbers["mean"] + logits[:, 0]).tolist()]
     probability, index = (found.tolist() for found in logits.double().softmax(1).max(1))
     labels = (probes.classes[i] for i in index)
     return [
-        {"layer": layer, "predicted": label, "probability": p} for label, p in zip(labels, probability, strict=True)
+        [{"layer": layer, "predicted": label, "probability": p}] for label, p in zip(labels, probability, strict=True)
     ]
+
+
+def explanations(probes: Probes, layer: int, states: Tensor, n: int) -> list[list[dict[str, Any]]]:
+    """Return for each example what is predicted, and the neurons that contribute most to that logit, for or against it.
+
+    Weights are centred over classes, so that the contributions of all neurons add up to the logit.
+
+    Args:
+        probes: The probes.
+        layer: The layer.
+        states: Activations of the examples, shape (n_examples, d_model).
+        n: Number of neurons.
+    """
+    weight, centred = probes.weight[layer], centre_over_classes(probes.weight[layer].double())
+    of_class, found = (states.to(weight.dtype) @ weight.T).argmax(1), []
+    for (predicted,), own in zip(predictions(probes, layer, states), centred[of_class] * states.double(), strict=True):
+        about = {**predicted, "logit": float(own.sum())}
+        first = own.abs().sort(descending=True, stable=True).indices[:n].tolist()
+        found.append([
+            {**about, "rank": rank, "neuron": neuron, "contribution": float(own[neuron])}
+            for rank, neuron in enumerate(first, start=1)
+        ])  # fmt: skip
+    return found

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from probing.errors import UserError
 from probing.results.rows import Table, read_csv, read_measured, write_csv
-from probing.results.schema import Schema
+from probing.results.schema import Row, Schema
 from probing.runs.checks import check_ranking
-from probing.runs.run import Row, Run, layers_of
+from probing.runs.run import Run, layers_of
 from probing.runs.study import Result, Study
 from probing.runtime.files import replacing
 from probing.tables.schema import CURVES, ERASURE, EVALUATION, RANKING

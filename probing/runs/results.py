@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from probing.cache.files import tensor_file
+from probing.corpus import Corpus
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import constant_cross_entropy_by_sentence
 from probing.evidence.by_class import Classes, class_scores, confusions, positions_of
@@ -29,6 +30,7 @@ from probing.rankings.contributions import class_contributions, class_rows
 from probing.results.rows import write_tables
 from probing.results.schema import Row
 from probing.results.shown import without_nan
+from probing.runs.contexts import first_contexts
 from probing.runs.numbers import MeasuredNumbers
 from probing.runtime.installation import versions
 from probing.statistics.chance import correlation_of_neighbours
@@ -216,13 +218,18 @@ class Written:
             files: Further files.
             page: The report.
         """
-        own = {name: self.tables.get(name, ()) for name in ("class_scores", "confusions", "heads")}
+        own = {name: self.tables.get(name, ()) for name in ("class_scores", "confusions", "heads", "contexts")}
         files = [*self.files, *files]
         tracker.log_results(self.tables["accuracy"], self.tables["neurons"], self.figures, files, own, report=page)
 
 
 def write(
-    folder: Path, config: Mapping[str, Any], measured: AnyMeasured, model_name: str, formats: Sequence[str] = USUAL
+    folder: Path,
+    config: Mapping[str, Any],
+    measured: AnyMeasured,
+    model_name: str,
+    formats: Sequence[str] = USUAL,
+    corpus: Corpus | None = None,
 ) -> Written:
     """Write tables, tensors, figures and the configuration; `write_summary` adds the rest.
 
@@ -232,8 +239,11 @@ def write(
         measured: The results of the run.
         model_name: The model's short name, for titles.
         formats: Formats of the figures; without any, none are drawn.
+        corpus: The test corpus, for the tokens on which the first neurons are highest and lowest; None without text.
     """
     tables = measured.tables()
+    if corpus is not None:
+        tables["contexts"] = first_contexts(measured.sides, corpus, tables["neurons"])
     paths = write_tables(folder, config, tables, NUMBER_TABLES if measured.sides.numbers else TABLES)
     paths += _write_tensors(folder, measured, config["task"], config["model"])
     figures = []

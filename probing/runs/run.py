@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from probing.errors import UserError
 from probing.models.layers import site_of, what_is_a_neuron
+from probing.results.markup import Html, element, joined
 from probing.results.rows import Table, read_csv
-from probing.results.schema import Row, Schema, label_of_class
+from probing.results.schema import Schema, label_of_class
+from probing.results.shown import layers_named
 from probing.runs.checks import check_documents, check_parts, check_tables, check_tensors, kind_of, read_tensor, reading
 from probing.runs.folder import read_json, read_yaml
 from probing.runs.study import Result, Study
@@ -19,6 +20,7 @@ from probing.tables.schema import (
     CLASS_SCORES,
     CLASSES,
     CONFUSIONS,
+    CONTEXTS,
     HEADS,
     NEURONS,
     NUMBER_NEURONS,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from probing.corpus.splits import GroupBy
+    from probing.runs.explanations import Explanation
+    from probing.runs.predictions import Probes
 
 
 class Fit(Study):
@@ -137,6 +141,31 @@ class Run(Result):
         """A dict per layer, class and predicted class that occur together, as in `confusions.csv`."""
         return self._further(CONFUSIONS)
 
+    @property
+    def contexts(self) -> Table:
+        """The test tokens on which each layer's first neurons are highest and lowest, as in `contexts.csv`."""
+        return self._further(CONTEXTS)
+
+    def neuron(self, layer: int, neuron: int, n: int = 10) -> Table:
+        """Return the test tokens on which a neuron is highest and lowest, with the text around them.
+
+        The hidden states are read from the cache, or extracted again.
+
+        Args:
+            layer: Number of the layer.
+            neuron: Index of the neuron.
+            n: Number of tokens at each end.
+
+        Returns:
+            Rows as in `contexts.csv`: those of the highest activations, and then those of the lowest.
+
+        Raises:
+            UserError: If the run has no such layer or neuron, was made from arrays, or its model or corpus has changed.
+        """
+        from probing.runs.contexts import of_neuron
+
+        return Table(of_neuron(self, layer, neuron, n), CONTEXTS)
+
     def _further(self, schema: Schema) -> Table:
         """Return a table that not every run has."""
         if not (path := self.folder / f"{schema.name}.csv").exists():
@@ -150,7 +179,7 @@ class Run(Result):
         """Return rows with the labels of classes as they are, text or whole numbers."""
         columns = [column.name for column in schema.columns if column.type is label_of_class]
         labels = {str(label): label for label in self.results["classes"]} | {"": ""}
-        return Table(({**row, **{name: labels[row[name]] for name in columns}} for row in rows), schema)
+        return Table(({**row, **{name: labels[row[name]] for name in columns if name in row}} for row in rows), schema)
 
     @property
     def weight(self) -> Tensor:
@@ -181,11 +210,46 @@ class Run(Result):
             UserError: If the model or the task of the run is not there any more or has changed, or if these are no
                 texts or arrays.
         """
-        from probing.runs.predictions import Probes, of_arrays, of_texts
+        from probing.runs.predictions import of_arrays, of_texts
 
-        layers = [row["layer"] for row in self.accuracy]
-        probes = Probes(self.folder, self.config, self.results, dict(zip(layers, self.weight, strict=True)))
-        return of_arrays(probes, texts) if self.is_of_arrays else of_texts(probes, texts)
+        return of_arrays(self._probes(), texts) if self.is_of_arrays else of_texts(self._probes(), texts)
+
+    def explain(self, texts: Any, layer: int | None = None, n: int = 5) -> Explanation:
+        """Return what is predicted of other text, and the neurons that contribute most to each prediction.
+
+        The contribution of a neuron is weight x activation to the logit of the predicted class, with weights centred
+        over classes, so that those of all neurons add up to the logit. It is exact; it does not show that the model
+        itself uses the neuron.
+
+        Args:
+            texts: Texts or arrays, as `predict` takes them.
+            layer: Number of the layer; all of the run's by default.
+            n: Number of neurons of each example.
+
+        Returns:
+            A table with the columns of `predict`, and `logit`, `rank`, `neuron` and `contribution`, in which a notebook
+            shows the predictions on the text.
+
+        Raises:
+            UserError: As `predict`, and if the run has no such layer.
+        """
+        from probing.runs.explanations import explained
+
+        return explained(self._probes(layer), texts, self.is_of_arrays, n)
+
+    def _probes(self, layer: int | None = None) -> Probes:
+        """Return the probes of all layers, or of one.
+
+        Raises:
+            UserError: If the run has no such layer.
+        """
+        from probing.runs.predictions import Probes
+
+        weight = dict(zip(layers_of(self), self.weight, strict=True))
+        if layer is not None and layer not in weight:
+            raise UserError(f"`layer={layer}`: {self.folder} has {layers_named(list(weight))}.")
+        kept = weight if layer is None else {layer: weight[layer]}
+        return Probes(self.folder, self.config, self.results, kept)
 
     @property
     def split_by(self) -> GroupBy:
@@ -248,10 +312,8 @@ class Run(Result):
 
     def _repr_html_(self) -> str:
         last = self.accuracy[-1]["layer"]
-        said = "".join(
-            f"<p>{html.escape(text)}</p>" for text in (what_is_a_neuron(site_of(self.config)), str(self.folder))
-        )
-        return _html_table(self.accuracy) + _html_table(self.top(last)) + said
+        said = (element("p", text) for text in (what_is_a_neuron(site_of(self.config)), str(self.folder)))
+        return joined(Html(self.accuracy._repr_html_()), Html(self.top(last)._repr_html_()), *said)
 
 
 def load_fit(folder: str | Path) -> Run:
@@ -323,15 +385,3 @@ def accuracy_conclusions(run: Result) -> list[str]:
 def layers_of(run: Run) -> list[int]:
     """Return the layers that a run has probes of, ascending."""
     return [row["layer"] for row in run.accuracy]
-
-
-def _html_table(rows: Sequence[Row]) -> str:
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_short(value))}</td>" for value in row.values()) + "</tr>" for row in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -239,9 +239,23 @@ HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
     N_TRAIN_TOKENS, N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
 
+CONTEXTS = Schema("contexts", "of text, a row per layer, neuron among its first 10, end and test token", (
+    layer_column(),
+    whole("neuron", "Index of the neuron."),
+    text("end", "highest or lowest: which activations of the neuron."),
+    whole("place", "Place among the tokens of that end; 1 is the most extreme one."),
+    number("activation", "Activation of the neuron on the token.", form=".3g"),
+    text("token", "Its characters, or the word or the sentence where the task reads whole ones.", may_be_empty=True),
+    Column("class", label_of_class, "True class of the token."),
+    number("number", "Where numbers are predicted, that of the token.", form=".4g"),
+    text("before", "The text before the token.", may_be_empty=True),
+    text("after", "The text after it.", may_be_empty=True),
+    whole("sentence", "Index of the sentence in the corpus."),
+    whole("position", "Position of the token in its sentence, special tokens included."),
+), optional=True)  # fmt: skip
 # Tables of a run of classes, and of one of numbers.
-TABLES = ACCURACY, NEURONS, CLASS_SCORES, CONFUSIONS, POSITIONS, CLASSES, HEADS
-NUMBER_TABLES = NUMBERS, NUMBER_NEURONS, HEADS
+TABLES = ACCURACY, NEURONS, CLASS_SCORES, CONFUSIONS, POSITIONS, CLASSES, HEADS, CONTEXTS
+NUMBER_TABLES = NUMBERS, NUMBER_NEURONS, HEADS, CONTEXTS
 RANKING = Schema("METHOD", "a row per layer and neuron in ranked order, a file per method", (
     layer_column(), whole("rank", "Rank in the layer."), whole("neuron", "Index of the neuron."),
     number("score", "What the method ranks by."),
@@ -286,7 +300,7 @@ CURVES = Schema("curves", "a row per ranking, kind, end and number of neurons", 
     number("validation_accuracy", "Accuracy on validation tokens."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
-PREDICTIONS = Schema("predictions", "what `Run.predict` returns: a row per example and layer", (
+_PREDICTIONS = (
     whole("sentence", "Index of the sentence."),
     whole("position", "Position of the token in its sentence, special tokens included."),
     text("token", "Characters of the token, or the word."),
@@ -296,4 +310,16 @@ PREDICTIONS = Schema("predictions", "what `Run.predict` returns: a row per examp
     layer_column(),
     Column("predicted", label_of_class, "Label that the probe predicts, or number."),
     number("probability", "Probability that it gives to the label."),
+)  # fmt: skip
+PREDICTIONS = Schema(
+    "predictions", "what `Run.predict` returns: a row per example and layer", _PREDICTIONS, optional=True
+)
+EXPLANATIONS = Schema("explanations", "what `Run.explain` returns: a row per example, layer and neuron", (
+    *_PREDICTIONS,
+    number("logit", "Logit of the predicted class: the sum of the contributions of all neurons; of a number, how far "
+           "it is from the constant answer.", form="+.2f"),
+    whole("rank", "Rank of the neuron by the size of its contribution."),
+    whole("neuron", "Index of the neuron."),
+    number("contribution", "weight × activation, with weights centred over classes: above 0 it speaks for the "
+           "predicted class.", form="+.3f"),
 ), optional=True)  # fmt: skip

@@ -20,7 +20,7 @@ from probing.page.build import SCRIPT, page_script
 from probing.page.neurons import COLUMNS
 from probing.page.sources import Sources
 from probing.page.terms import FLAGS, terms_section
-from probing.runs.run import Row
+from probing.results.schema import Row
 from probing.statistics.sample_size import SIZE_COLUMNS
 from probing.studies.compare.tables import AGREEMENT
 from probing.studies.geometry.schema import (

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from probing.page.answers import depths
 from probing.page.terms import Terms
 from probing.results.markup import Html, element, table
+from probing.results.schema import Row
 from probing.results.shown import ends, interval, two_decimals
-from probing.runs.run import Row
 from probing.runs.study import Result
 
 TERMS: Terms = {

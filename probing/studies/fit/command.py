@@ -119,7 +119,18 @@ def fit(
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
-            _write(folder.path, config, measured, fitted, stores, source.model.short_name, watch, tracker, kept)
+            _write(
+                folder.path,
+                config,
+                measured,
+                fitted,
+                stores,
+                text[0][-1],
+                source.model.short_name,
+                watch,
+                tracker,
+                kept,
+            )
         run = load_fit(folder.finish())
     _report(run, tracker.where(run.folder), quiet, verbose)
     return run
@@ -178,6 +189,7 @@ def _write(
     measured: Any,
     fitted: Any,
     stores: Any,
+    corpus: Any,
     model_name: str,
     watch: Stopwatch,
     tracker: Tracker,
@@ -191,6 +203,7 @@ def _write(
         measured: The `probing.runs.results.Measured` of the run.
         fitted: Transform of each layer, if activations were transformed.
         stores: Activations of each corpus.
+        corpus: The test corpus.
         model_name: The model's short name, for titles.
         watch: Notes how long writing takes.
         tracker: Logs what is written.
@@ -202,7 +215,7 @@ def _write(
     from probing.probes.transforms import save
     from probing.runs.results import write, write_summary
 
-    written = write(folder, config, measured, model_name, figure_formats(config["figure_format"]))
+    written = write(folder, config, measured, model_name, figure_formats(config["figure_format"]), corpus)
     watch.end("rank")
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
     files = [*kept, write_summary(folder, measured, written, cached_of, watch.timings())]

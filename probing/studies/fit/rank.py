@@ -13,6 +13,7 @@ from probing.cli.python_calls import configured
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
 from probing.results.rows import Table
+from probing.results.schema import Row
 from probing.results.shown import layers_named
 from probing.runs.call import say_where, writable_folder
 from probing.runs.of_run import tracked_like
@@ -24,7 +25,7 @@ from probing.runs.rankings import (
     write_tables,
     writing,
 )
-from probing.runs.run import Row, Run, load_fit_of_classes
+from probing.runs.run import Run, load_fit_of_classes
 from probing.runtime.processes import refuse_several
 from probing.tables.rankings import curves_lines, rankings_lines
 from probing.tables.schema import RANKING

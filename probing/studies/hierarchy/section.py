@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from probing.page.lines import Line, line_chart
 from probing.results.markup import Html, as_in_terminal, element
+from probing.results.schema import Row
 from probing.results.shown import ends
-from probing.runs.run import Row
 from probing.runs.study import Result
 from probing.studies.hierarchy.tables import LINEAR, controls_of, named, of_model, tasks_of
 

@@ -9,8 +9,8 @@ from probing.downstream.names import WORDS
 from probing.page.lines import Line, line_chart
 from probing.page.terms import ACCURACY, TRANSFORMS, Terms
 from probing.results.markup import Html, as_in_terminal, element
+from probing.results.schema import Row
 from probing.results.shown import ends
-from probing.runs.run import Row
 from probing.runs.study import Result
 from probing.statistics.sample_size import label
 
