@@ -65,7 +65,7 @@ def test_a_notebook_sees_tables_and_can_repeat_a_run(
     assert "Test accuracy by layer" in text
     assert "Layer 3: neurons by contribution" in text
     assert layers[1] == "([0, 1, 2, 3], 64)"
-    assert top[1].startswith("[{'layer': 2, 'rank': 1, 'neuron': ")
+    assert top[1].startswith("Neurons: a row per layer and neuron, in ranked order")
     assert same[1] == "True"
     assert converged[1] == "False"
     assert re.search(r"UserError: `--layer 9`: .* has layers 0 \(embeddings\) to 3, so not 9", refused[1])

@@ -225,7 +225,7 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
     names: dict[str, Any] = {"__name__": "page"}
     for language, code in code_blocks(page):
         if language == "python":
-            exec(compile(code.replace("top(6", "top(2"), page.name, "exec", dont_inherit=True), names)
+            exec(compile(re.sub(r"(top|neuron)\(6", r"\1(2", code), page.name, "exec", dont_inherit=True), names)
     if page.name == "arrays.md":
         assert names["run"].top(0, 1)[0]["neuron"] == int(names["size"].argmax()) == 42
         assert 0.8 < names["metrics"]["test/accuracy"] <= 1

@@ -564,9 +564,9 @@ def cached(desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     "target",
     [
-        "probing.runs.results.write_csv",
+        "probing.results.rows.write_csv",
         "probing.runs.results.write_figures",
-        "probing.runs.results.yaml.safe_dump",
+        "yaml.safe_dump",
         "probing.runs.results.versions",
         "safetensors.torch.save_file",
     ],

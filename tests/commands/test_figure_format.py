@@ -41,7 +41,7 @@ def run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytes
 
 def test_a_run_has_its_figures_in_that_format_and_its_page_as_always(run: Run) -> None:
     assert files(run.folder / "figures") == {
-        f"{name}.svg" for name in ("accuracy", "positions", "top_neurons", "neuron_map")
+        f"{name}.svg" for name in ("accuracy", "positions", "confusions", "top_neurons", "neuron_map")
     }
     assert "<svg" in (run.folder / "report.html").read_text(encoding="utf-8")
     assert load_run(run.folder).config["figure_format"] == "svg"
