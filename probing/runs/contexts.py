@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from probing.data.examples import Examples, Sides, read
 from probing.errors import UserError
 from probing.results.schema import Row
 from probing.results.shown import layers_named
-from probing.runs.run import Run, layers_of, of_text
 from probing.runtime import terminal
 from probing.tasks import Labels
+
+if TYPE_CHECKING:
+    from probing.runs.run import Run
 
 # In the table of a run: neurons of each layer, by rank, and tokens of each end.
 N_NEURONS, N_TOKENS = 10, 5
@@ -74,10 +76,9 @@ def of_neuron(run: Run, layer: int, neuron: int, n: int) -> list[dict[str, Any]]
     Raises:
         UserError: If the run has no such layer or neuron, was made from arrays, or its model or corpus has changed.
     """
-    from probing.runs.finished import Extraction, open_runs, sides_of, width_of
+    from probing.runs.finished import Extraction, open_runs, sides_of, width_of  # `fit` needs no runs of others
 
-    of_text(run)
-    layers, width = layers_of(run), width_of(run)
+    layers, width = run.layers, width_of(run)
     if layer not in layers:
         raise UserError(f"`layer={layer}`: {run.folder} has {layers_named(layers)}.")
     if neuron not in range(width):

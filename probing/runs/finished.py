@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,11 @@ from probing.probes.recipe import Progress, Training, no_progress
 from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
 from probing.runs.checks import leaves_out_first, read_transforms
-from probing.runs.run import Run, layers_of
 from probing.runtime.terminal import training_progress
 from probing.tasks import Labels, load_task, short_name
+
+if TYPE_CHECKING:
+    from probing.runs.run import Run
 
 Say = Callable[[str], None]
 
@@ -160,7 +162,7 @@ class Extraction:
     def _extract(self, finished: Finished, corpus: Corpus) -> ActivationStore:
         source, config = finished.source, finished.run.config
         reads = ActivationSource(
-            source, layers_of(finished.run), self.cache, config["dtype"], config["max_length"], config["batch_tokens"],
+            source, finished.run.layers, self.cache, config["dtype"], config["max_length"], config["batch_tokens"],
             config["seed"] if config["random_weights"] else None, None, self.trainer, self.say, self.progress,
             cast(SiteName, site_of(config)), leaves_out_first(config),
         )  # fmt: skip
@@ -169,7 +171,7 @@ class Extraction:
         return store
 
     def _read(self, finished: Finished, corpus: Corpus) -> Readings:
-        source, config, layers = finished.source, finished.run.config, layers_of(finished.run)
+        source, config, layers = finished.source, finished.run.config, finished.run.layers
         store = self.store(finished, corpus)
         if corpus.words is not None:
             return Readings(store, store.tokens, layers)
@@ -220,7 +222,7 @@ def sides_of(finished: Finished, extract: Extraction) -> Sides:
     sides = Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
     if run.transform == "none":
         return sides
-    return transformed(sides, read_transforms(run.folder, layers_of(run), width_of(run)))
+    return transformed(sides, read_transforms(run.folder, run.layers, width_of(run)))
 
 
 def check_contributions(run: Run, layer: int, contribution: Sequence[float] | NDArray[np.float64]) -> None:
@@ -241,7 +243,7 @@ def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
         RunError: If the contributions differ from those of the run.
     """
     test = sides_of(finished, extract).test
-    ranked = rank_on_clusters(finished.label, probe_weight(finished.run), test, layers_of(finished.run), seed)
+    ranked = rank_on_clusters(finished.label, probe_weight(finished.run), test, finished.run.layers, seed)
     for i, layer in enumerate(ranked.layers):
         check_contributions(finished.run, layer, ranked.scores[i])
     return replace(ranked, no_signal=_no_signal(finished.run, ranked.scores.shape))
@@ -249,7 +251,7 @@ def ranked_of(finished: Finished, extract: Extraction, seed: int) -> Ranked:
 
 def _no_signal(run: Run, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return which neurons the run flagged `no-signal`, shape (n_layers, d_model)."""
-    found, layer_index = np.zeros(shape, dtype=bool), {layer: i for i, layer in enumerate(layers_of(run))}
+    found, layer_index = np.zeros(shape, dtype=bool), {layer: i for i, layer in enumerate(run.layers)}
     for row in run.neurons:
         found[layer_index[row["layer"]], row["neuron"]] = "no-signal" in row["flag"]
     return found

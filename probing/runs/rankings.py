@@ -11,7 +11,7 @@ from probing.errors import UserError
 from probing.results.rows import Table, read_csv, read_measured, write_csv
 from probing.results.schema import Row, Schema
 from probing.runs.checks import check_ranking
-from probing.runs.run import Run, layers_of
+from probing.runs.run import Run
 from probing.runs.study import Result, Study
 from probing.runtime.files import replacing
 from probing.tables.schema import CURVES, ERASURE, EVALUATION, RANKING
@@ -138,5 +138,5 @@ def read_rankings(folder: Path, run: Run) -> Rankings:
     rankings = {name: table for name, table in found.items() if name not in others}
     for name, rows in rankings.items():
         ranked = list(dict.fromkeys(row["layer"] for row in rows))
-        check_ranking(f"{name}.csv", rows, [layer for layer in layers_of(run) if layer in ranked])
+        check_ranking(f"{name}.csv", rows, [layer for layer in run.layers if layer in ranked])
     return Rankings(run, folder, rankings, {name: table for name, table in found.items() if name in others})

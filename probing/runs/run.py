@@ -112,6 +112,11 @@ class Run(Result):
         super().__init__(FIT, folder, config, results, {"accuracy": accuracy, "neurons": neurons})
 
     @property
+    def layers(self) -> list[int]:
+        """The layers that have a probe, ascending."""
+        return [row["layer"] for row in self.accuracy]
+
+    @property
     def positions(self) -> Table:
         """A dict per layer and position, as in `positions.csv`; empty if the task does not predict a position."""
         return self._further(POSITIONS)
@@ -164,7 +169,7 @@ class Run(Result):
         """
         from probing.runs.contexts import of_neuron
 
-        return Table(of_neuron(self, layer, neuron, n), CONTEXTS)
+        return Table(of_neuron(of_text(self), layer, neuron, n), CONTEXTS)
 
     def _further(self, schema: Schema) -> Table:
         """Return a table that not every run has."""
@@ -172,7 +177,7 @@ class Run(Result):
             return Table((), schema)
         with reading(self.folder):
             rows = read_csv(path, schema)
-            check_parts(schema.name, rows, layers_of(self))
+            check_parts(schema.name, rows, self.layers)
             return self._with_labels(rows, schema)
 
     def _with_labels(self, rows: Table, schema: Schema) -> Table:
@@ -245,7 +250,7 @@ class Run(Result):
         """
         from probing.runs.predictions import Probes
 
-        weight = dict(zip(layers_of(self), self.weight, strict=True))
+        weight = dict(zip(self.layers, self.weight, strict=True))
         if layer is not None and layer not in weight:
             raise UserError(f"`layer={layer}`: {self.folder} has {layers_named(list(weight))}.")
         kept = weight if layer is None else {layer: weight[layer]}
@@ -380,8 +385,3 @@ def accuracy_conclusions(run: Result) -> list[str]:
         *[at_positions] * bool(at_positions),
         *not_above(run.accuracy),
     ]
-
-
-def layers_of(run: Run) -> list[int]:
-    """Return the layers that a run has probes of, ascending."""
-    return [row["layer"] for row in run.accuracy]

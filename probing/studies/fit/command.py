@@ -27,7 +27,7 @@ from probing.cli.python_calls import command, configured
 from probing.corpus.splits import GroupBy, read_corpora
 from probing.data.control_names import chosen_controls
 from probing.errors import refuse
-from probing.models import SiteName, layer_numbers, site_of
+from probing.models import ModelSource, SiteName, layer_numbers, site_of
 from probing.runs.call import keep_inputs, places, say_where, tracking
 from probing.runs.folder import RunFolder
 from probing.runs.run import Run, accuracy_conclusions, load_fit, read_run
@@ -119,18 +119,7 @@ def fit(
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
-            _write(
-                folder.path,
-                config,
-                measured,
-                fitted,
-                stores,
-                text[0][-1],
-                source.model.short_name,
-                watch,
-                tracker,
-                kept,
-            )
+            _write(folder.path, config, measured, fitted, stores, text[0][-1], source.model, watch, tracker, kept)
         run = load_fit(folder.finish())
     _report(run, tracker.where(run.folder), quiet, verbose)
     return run
@@ -190,7 +179,7 @@ def _write(
     fitted: Any,
     stores: Any,
     corpus: Any,
-    model_name: str,
+    model: ModelSource,
     watch: Stopwatch,
     tracker: Tracker,
     kept: Sequence[Path],
@@ -204,7 +193,7 @@ def _write(
         fitted: Transform of each layer, if activations were transformed.
         stores: Activations of each corpus.
         corpus: The test corpus.
-        model_name: The model's short name, for titles.
+        model: The model.
         watch: Notes how long writing takes.
         tracker: Logs what is written.
         kept: Files that are written already.
@@ -215,7 +204,7 @@ def _write(
     from probing.probes.transforms import save
     from probing.runs.results import write, write_summary
 
-    written = write(folder, config, measured, model_name, figure_formats(config["figure_format"]), corpus)
+    written = write(folder, config, measured, model.short_name, figure_formats(config["figure_format"]), corpus)
     watch.end("rank")
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
     files = [*kept, write_summary(folder, measured, written, cached_of, watch.timings())]

@@ -11,7 +11,7 @@ from probing.corpus.pairs import read_couples
 from probing.errors import UserError, out_of_range, refuse
 from probing.readouts.names import POSITION, READOUTS_OF_RUN, STS, TASK, WIC, WORDS
 from probing.runs.of_run import read_as_run
-from probing.runs.run import Run, layers_of, load_fit, of_text
+from probing.runs.run import Run, load_fit, of_text
 from probing.tasks import short_name
 
 # Options whose values are those of `--from_run`, where it is given.
@@ -74,7 +74,7 @@ class Stream:
             UserError: If nothing reads one of the layers, the run does not have it, or there are no such neurons.
         """
         is_ranked = self.neurons is None
-        there = layers_of(self.run) if is_ranked and self.run is not None else list(range(n_layers))
+        there = self.run.layers if is_ranked and self.run is not None else list(range(n_layers))
         wrong = [layer for layer in layers if layer not in there or layer == n_layers]
         if wrong and not is_all:
             why = "no later layer reads them" if wrong[0] == n_layers else "the run has no ranking of them"
