@@ -89,6 +89,11 @@ NEURONS: Terms = {
     "shade": "In the map, a neuron's contribution in multiples of its layer's mean, on a logarithmic scale.",
 }
 
+CONTEXTS: Terms = {
+    "highest on, lowest on": "The test tokens on which the neuron's activation is highest and lowest, marked in the text "
+    "around them, each with its class and the activation.",
+}
+
 CLASSES: Terms = CLASS_SCORES.terms((*SHOWN, "confused_with"))
 
 HEADS: Terms = {
@@ -127,7 +132,8 @@ def terms_section(sources: Sources) -> Html:
     scores = [subject.score for subject in sources.subjects]
     parts = {} if set(scores) <= {R2} else {"Accuracy": ACCURACY}
     parts |= {"R²": NUMBERS} if R2 in scores else {}
-    parts |= {"Neurons": NEURONS} if scores else {}
+    with_contexts = any(subject.run.contexts for subject in sources.subjects)
+    parts |= {"Neurons": {**NEURONS, **(CONTEXTS if with_contexts else {})}} if scores else {}
     with_classes = any(subject.run.scores_of(subject.layers[-1]) for subject in sources.subjects)
     parts |= {"Classes": CLASSES} if with_classes else {}
     parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}

@@ -173,7 +173,7 @@ def test_what_users_name_is_shown_and_never_run(own: Callable[..., Path], tmp_pa
         config = (folder / "config.yaml").read_text(encoding="utf-8")
         config = re.sub("(?m)^(model|corpus|task): .*$", rf"\1: '{EVIL}$x\\1'", config)
         (folder / "config.yaml").write_text(config, encoding="utf-8")
-        for name in ("class_scores", "confusions"):
+        for name in ("class_scores", "confusions", "contexts"):
             rows = read_csv(folder / f"{name}.csv")
             for row in rows:
                 row |= {

@@ -223,6 +223,8 @@ def test_the_parts_show_what_the_code_can_show(page: str) -> None:
     assert headings(page, "neurons-0") == {
         *(column.words for column in COLUMNS if column.name in NEURONS.types),
         "flag",
+        "highest on",
+        "lowest on",
     }
     assert {measure.replace("_", " ") for measure in MEASURES} | {*TOKENS.values()} <= headings(page, "geometry-0")
 
