@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def verify(cache: str | None = None) -> None:
         cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
     """
     folder = cache_folder(cache)
-    if cache and not folder.is_dir():
+    if cache and not os.path.isdir(folder):
         raise UserError(f"`--cache {folder}` is no folder; name the one where activations are cached.")
     bad: list[Path] = []
     n_files = 0

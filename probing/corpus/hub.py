@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -133,7 +134,7 @@ def _prepared(name: str, config: str | None, typed: str) -> Any:
     """Return the library's builder of a data set, after downloading its files."""
     import datasets
 
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         name = str(Path(name).absolute().resolve())  # the library finds no name in `.`
     try:
         builder = datasets.load_dataset_builder(name, config)

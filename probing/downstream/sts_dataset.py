@@ -145,7 +145,7 @@ def _folder(source: str) -> Iterator[SentencePairs]:
         subsets = {path.name.removeprefix("STS.input.").removesuffix(".txt"): _subset(path) for path in paths}
         yield _pairs(f"STS{name[1]}" if name else folder.resolve().name, "test", subsets, f"sts {folder}")
     if before:
-        reason = "no such file or directory" if not root.exists() else "there are no pairs of sentences in it"
+        reason = "no such file or directory" if not os.path.exists(root) else "there are no pairs of sentences in it"
         raise UserError(f"`sts {source}` cannot be read ({reason}); give {READABLE}.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -101,7 +102,7 @@ def _from_folder(source: str, part: str) -> list[WordPair | None]:
 
     A pair without a label is None.
     """
-    folder = Path(source, part) if Path(source, part).is_dir() else Path(source)
+    folder = Path(source, part) if os.path.isdir(Path(source, part)) else Path(source)
     data, gold = (_lines(folder / f"{part}.{kind}.txt") for kind in ("data", "gold"))
     if len(data) != len(gold):
         raise UserError(

@@ -14,6 +14,8 @@ from probing.data.examples import Examples, read_clusters, read_share
 from probing.evidence.removal import AblationEffect, Outcome
 from probing.evidence.stability import Stability
 from probing.evidence.with_intercept import is_far
+from probing.probes.ridge import NumberFit
+from probing.probes.training import LayerFit
 from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.chance import discovery_rates
@@ -193,6 +195,12 @@ def flags(
         "dead" if is_dead else " ".join(name for name, holds in held.items() if holds[i])
         for i, is_dead in enumerate(dead.tolist())
     ]
+
+
+def first_neurons(fits: Sequence[LayerFit | NumberFit], evidence: Sequence[Evidence], n: int) -> dict[int, list[int]]:
+    """Return the first neurons of each layer's ranking, which is by contribution."""
+    pairs = zip(fits, evidence, strict=True)
+    return {fit.layer: order(mean_contribution(fit.weight, one.magnitudes))[:n].tolist() for fit, one in pairs}
 
 
 def neuron_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -181,7 +182,7 @@ def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
     if same is not None:
         return same
     for path in (Path(folder), comparison.parent / name):
-        if (path / "results.json").is_file():
+        if os.path.isfile(path / "results.json"):  # unlike Path, it accepts a name that is too long
             with reading(path):
                 return load_fit(path)
     raise UserError(f"`{comparison}` compares {folder}, which no longer exists there; give its folder as well.")

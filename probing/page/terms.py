@@ -90,8 +90,8 @@ NEURONS: Terms = {
 }
 
 CONTEXTS: Terms = {
-    "highest on, lowest on": "The test tokens on which the neuron's activation is highest and lowest, marked in the text "
-    "around them, each with its class and the activation.",
+    "highest on, lowest on": "The test tokens on which the neuron's activation is highest and lowest, marked in the "
+    "text around them, each with its class and the activation.",
 }
 
 CLASSES: Terms = CLASS_SCORES.terms((*SHOWN, "confused_with"))

@@ -150,7 +150,7 @@ def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:
         UserError: If it is not a folder or cannot be written.
     """
     path = folder(path, typed)
-    there = next(part for part in (path, *path.parents) if part.exists())
+    there = next(part for part in (path, *path.parents) if os.path.exists(part))
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise UserError(f"`{typed}` cannot be written ({there} is read-only for you); {way_out}.")
     return path

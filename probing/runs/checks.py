@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,10 +33,10 @@ def kind_of(folder: Path, wrote: str) -> str | None:
     Raises:
         UserError: If it holds no finished results, or is damaged.
     """
-    if not (folder / "results.json").is_file() or folder.name.endswith(PARTIAL):
+    if not os.path.isfile(folder / "results.json") or folder.name.endswith(PARTIAL):
         partial = folder.with_name(folder.name + PARTIAL)
-        hint = f"; {partial} is one that did not finish" if partial.is_dir() else ""
-        found = "is no finished run" if folder.exists() else "does not exist"
+        hint = f"; {partial} is one that did not finish" if os.path.isdir(partial) else ""
+        found = "is no finished run" if os.path.exists(folder) else "does not exist"
         raise UserError(f"`{folder}` {found}: expected a folder that {wrote} wrote{hint}.")
     with reading(folder):
         kind = read_json(folder / "results.json").get("kind")

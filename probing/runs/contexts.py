@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from probing.cache.files import cache_folder
 from probing.corpus import Corpus
-from probing.data.examples import Examples, Sides, read
+from probing.data.examples import Examples
 from probing.errors import UserError
+from probing.evidence.extremes import Extremes, extremes
 from probing.results.schema import Row
 from probing.results.shown import layers_named
 from probing.runtime import terminal
@@ -21,53 +19,31 @@ from probing.tasks import Labels
 if TYPE_CHECKING:
     from probing.runs.run import Run
 
-# In the table of a run: neurons of each layer, by rank, and tokens of each end.
-N_NEURONS, N_TOKENS = 10, 5
 # Most tokens of each end that can be asked for.
 MOST_TOKENS = 10_000
 # Most characters before a token and after it, and of a sentence that stands for itself.
 AROUND, WHOLE = 40, 120
-ENDS = {"highest": 1, "lowest": -1}
 
 
-def contexts_of(
-    examples: Examples, corpus: Corpus, classes: Labels, neurons: Mapping[int, Sequence[int]], n: int
-) -> list[dict[str, Any]]:
-    """Stream examples once, and return a row per layer, neuron, end and token, as in `contexts.csv`.
-
-    Of equal activations, the token that comes first in the corpus comes first.
+def contexts_of(extremes: Extremes, examples: Examples, corpus: Corpus, classes: Labels) -> list[dict[str, Any]]:
+    """Return a row per layer, neuron, end and token, as in `contexts.csv`.
 
     Args:
-        examples: The examples, such as the test tokens of a run.
-        corpus: The corpus that they are of.
+        extremes: The most extreme activations.
+        examples: The examples that they are of, such as the test tokens of a run.
+        corpus: The corpus that these are of.
         classes: The label of each class; empty where numbers are predicted.
-        neurons: Neurons by layer.
-        n: Number of tokens at each end.
     """
     rows = []
-    for (layer, end), (values, tokens) in extremes(examples, neurons, n).items():
-        for neuron, own_values, own_tokens in zip(neurons[layer], values.T.tolist(), tokens.T.tolist(), strict=True):
+    for (layer, end), (values, tokens) in extremes.found.items():
+        columns = zip(extremes.neurons[layer], values.T.tolist(), tokens.T.tolist(), strict=True)
+        for neuron, own_values, own_tokens in columns:
             for place, (value, token) in enumerate(zip(own_values, own_tokens, strict=True), start=1):
                 label = _label(examples, token, classes)
                 about = {"layer": layer, "neuron": neuron, "end": end, "place": place, "activation": value, **label}
                 rows.append({**about, **in_context(examples, corpus, token)})
-    order = {(layer, neuron): i for layer, own in neurons.items() for i, neuron in enumerate(own)}
+    order = {(layer, neuron): i for layer, own in extremes.neurons.items() for i, neuron in enumerate(own)}
     return sorted(rows, key=lambda row: (row["layer"], order[row["layer"], row["neuron"]], row["end"], row["place"]))
-
-
-def first_contexts(sides: Sides, corpus: Corpus, neurons: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the test tokens on which the first neurons of each layer are highest and lowest, as in `contexts.csv`.
-
-    Args:
-        sides: Examples and their classes.
-        corpus: The test corpus.
-        neurons: Rows of `neurons.csv`.
-    """
-    first: dict[int, list[int]] = {}
-    for row in neurons:
-        if row["rank"] <= N_NEURONS:
-            first.setdefault(row["layer"], []).append(row["neuron"])
-    return contexts_of(sides.test, corpus, sides.classes, first, N_TOKENS)
 
 
 def of_neuron(run: Run, layer: int, neuron: int, n: int) -> list[dict[str, Any]]:
@@ -89,38 +65,8 @@ def of_neuron(run: Run, layer: int, neuron: int, n: int) -> list[dict[str, Any]]
         (finished,) = open_runs([run], "index")
         cached = cache_folder(run.config["cache"], str(run.folder.parent))
         sides = sides_of(finished, Extraction(cached, {}, terminal.silence, terminal.show_progress(True)))
-        return contexts_of(sides.test, finished.corpora[-1], sides.classes, {layer: [neuron]}, n)
-
-
-def extremes(
-    examples: Examples, neurons: Mapping[int, Sequence[int]], n: int
-) -> dict[tuple[int, str], tuple[Tensor, Tensor]]:
-    """Return the most extreme activations of some neurons, and the rows of their tokens in the store.
-
-    Args:
-        examples: The examples.
-        neurons: Neurons by layer.
-        n: Number of examples at each end.
-
-    Returns:
-        By layer and end, values and rows, both of shape (n, n_neurons), the most extreme one first.
-    """
-    layers = list(neurons)
-    kept = {
-        (layer, end): (torch.empty(0, len(neurons[layer])), torch.empty(0, len(neurons[layer]), dtype=torch.int64))
-        for layer in layers
-        for end in ENDS
-    }
-    for batch in read(examples, layers):
-        for layer, states in zip(layers, batch.hidden_states, strict=True):
-            own = states[:, list(neurons[layer])].float()
-            for end, sign in ENDS.items():
-                values, rows = kept[layer, end]
-                values = torch.cat([values, own])
-                rows = torch.cat([rows, batch.rows[:, None].expand(-1, own.shape[1])])
-                first = (sign * values).sort(dim=0, descending=True, stable=True).indices[:n]
-                kept[layer, end] = values.gather(0, first), rows.gather(0, first)
-    return kept
+        found = extremes(sides.test, {layer: [neuron]}, n)
+        return contexts_of(found, sides.test, finished.corpora[-1], sides.classes)
 
 
 def _label(examples: Examples, token: int, classes: Labels) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def load_run(folder: str | Path) -> Any:
         UserError: If there are no finished results in the folder, or they are damaged.
     """
     folder = Path(folder)
-    if folder.name == "rankings" and folder.is_dir() and (folder.parent / "results.json").is_file():
+    if folder.name == "rankings" and os.path.isdir(folder) and os.path.isfile(folder.parent / "results.json"):
         with reading(folder):
             return read_rankings(folder, read_run(folder.parent))
     kind = kind_of(folder, writers())

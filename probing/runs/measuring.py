@@ -10,9 +10,10 @@ from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
 from probing.data.layer_moments import layer_moments
 from probing.evidence.by_class import predicted_classes
+from probing.evidence.extremes import extremes
 from probing.evidence.retraining import Retraining, strengthened
 from probing.evidence.stability import PENALTIES
-from probing.evidence.table import Evidence, collect_evidence
+from probing.evidence.table import Evidence, collect_evidence, first_neurons
 from probing.probes.online_code import online_code
 from probing.probes.penalty_path import penalised
 from probing.probes.recipe import Lbfgs, Progress, Training
@@ -22,6 +23,9 @@ from probing.rankings.heads import head_rows
 from probing.runs.numbers import measure_numbers
 from probing.runs.results import AnyMeasured, Measured
 from probing.runtime.machine import Stopwatch
+
+# In the table of contexts: neurons of each layer, by rank, and tokens of each end.
+N_NEURONS, N_TOKENS = 10, 5
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class Asked:
         transform: Transform of the activations, as in `--transform`.
         seed: Seed of every random draw.
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
+        extremes: Whether the tokens on which the first neurons are highest and lowest are looked for.
     """
 
     n_replicates: int
@@ -43,6 +48,7 @@ class Asked:
     transform: str
     seed: int
     n_heads: int | None = None
+    extremes: bool = False
 
 
 def measure(
@@ -73,11 +79,29 @@ def measure(
         logger: Lightning logger for the training curves of the run's own probes.
         folder: Folder for Lightning's own files; None on other ranks than the first.
     """
+    measured: AnyMeasured
     if sides.numbers:
-        return measure_numbers(
+        measured = measure_numbers(
             sides, controls, layers, probe, asked.n_replicates, asked.retraining, asked.transform, asked.seed,
             asked.n_heads, watch,
         )  # fmt: skip
+    else:
+        measured = _measure_classes(
+            sides, controls, layers, probe, asked, trainer, progress, watch, say, logger, folder
+        )
+    if asked.extremes:
+        first = first_neurons(measured.fits, measured.evidence, N_NEURONS)
+        measured = replace(measured, extremes=extremes(sides.test, first, N_TOKENS))
+    watch.end("evidence")
+    return measured
+
+
+def _measure_classes(
+    sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], probe: ProbeOptions, asked: Asked,
+    trainer: Mapping[str, Any], progress: Progress, watch: Stopwatch, say: Callable[[str], None], logger: Any,
+    folder: str | None,
+) -> Measured:  # fmt: skip
+    """Measure probes that predict classes; the arguments are those of `measure`."""
     moments = layer_moments(sides.train, layers)
     path, training = penalised(probe, asked.seed, sides, layers, moments, trainer, progress)
     starts = path.weights if path else None
@@ -98,21 +122,10 @@ def measure(
         say("the probes are not at their optimum, so --replicates and --evidence are skipped")
     predicted = predicted_classes(sides.test, layers, [fit.weight for fit in fits])
     heads = _heads(sides, fits, evidence, asked, training) if asked.n_heads else ()
-    watch.end("evidence")
-    penalty = path.summary() if path else {"l2": probe.l2}
     return Measured(
-        sides,
-        fits,
-        evidence,
-        held_against,
-        replicates,
-        codes,
-        penalty,
-        asked.transform,
-        predicted,
-        asked.n_heads,
-        heads,
-    )
+        sides, fits, evidence, held_against, replicates, codes, path.summary() if path else {"l2": probe.l2},
+        asked.transform, predicted, asked.n_heads, heads,
+    )  # fmt: skip
 
 
 def _heads(

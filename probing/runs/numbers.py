@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
+from probing.evidence.extremes import Extremes
 from probing.evidence.numbers import (
     NumberEvidence,
     collect_number_evidence,
@@ -44,6 +45,7 @@ class MeasuredNumbers:
         penalty: The l2 penalty as `l2`, and how it was chosen if it was not given.
         transform: Transform of the activations, fitted on the training examples.
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
+        extremes: The test tokens on which the first neurons are highest and lowest, if they were looked for.
     """
 
     sides: Sides
@@ -54,6 +56,7 @@ class MeasuredNumbers:
     penalty: Mapping[str, Any] = field(default_factory=dict)
     transform: str = "none"
     n_heads: int | None = None
+    extremes: Extremes | None = None
 
     @property
     def heads(self) -> list[dict[str, Any]]:
@@ -180,5 +183,4 @@ def measure_numbers(
         evidence, replicates = with_number_replicates(evidence, found, fits, l2, n_replicates, seed)
     if retraining:
         evidence = with_number_removals(evidence, sides, fits, l2, seed)
-    watch.end("evidence")
     return MeasuredNumbers(sides, fits, evidence, held_against, replicates, penalty, transform, n_heads)

@@ -17,6 +17,7 @@ from probing.corpus import Corpus
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import constant_cross_entropy_by_sentence
 from probing.evidence.by_class import Classes, class_scores, confusions, positions_of
+from probing.evidence.extremes import Extremes
 from probing.evidence.removal import with_corrected
 from probing.evidence.table import Evidence, compared_with, neuron_table
 from probing.figures.formats import USUAL
@@ -30,7 +31,7 @@ from probing.rankings.contributions import class_contributions, class_rows
 from probing.results.rows import write_tables
 from probing.results.schema import Row
 from probing.results.shown import without_nan
-from probing.runs.contexts import first_contexts
+from probing.runs.contexts import contexts_of
 from probing.runs.numbers import MeasuredNumbers
 from probing.runtime.installation import versions
 from probing.statistics.chance import correlation_of_neighbours
@@ -61,6 +62,7 @@ class Measured:
             (n_tokens,).
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
         heads: A row per layer and head, as in `heads.csv`; empty without heads.
+        extremes: The test tokens on which the first neurons are highest and lowest, if they were looked for.
     """
 
     sides: Sides
@@ -74,6 +76,7 @@ class Measured:
     predicted: Sequence[Classes] = ()
     n_heads: int | None = None
     heads: Sequence[dict[str, Any]] = ()
+    extremes: Extremes | None = None
 
     def tables(self) -> dict[str, Sequence[Row]]:
         """Return the rows of every table that a run of these results has, by its name."""
@@ -241,10 +244,10 @@ def write(
         formats: Formats of the figures; without any, none are drawn.
         corpus: The test corpus, for the tokens on which the first neurons are highest and lowest; None without text.
     """
-    tables = measured.tables()
-    if corpus is not None:
-        tables["contexts"] = first_contexts(measured.sides, corpus, tables["neurons"])
-    paths = write_tables(folder, config, tables, NUMBER_TABLES if measured.sides.numbers else TABLES)
+    tables, sides = measured.tables(), measured.sides
+    if measured.extremes and corpus is not None:
+        tables["contexts"] = contexts_of(measured.extremes, sides.test, corpus, sides.classes)
+    paths = write_tables(folder, config, tables, NUMBER_TABLES if sides.numbers else TABLES)
     paths += _write_tensors(folder, measured, config["task"], config["model"])
     figures = []
     if formats:

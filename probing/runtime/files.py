@@ -16,7 +16,7 @@ def regular(path: Path) -> Path:
     Raises:
         ValueError: If something else is there.
     """
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):
         raise ValueError(f"{path.name} is no file")
     return path
 

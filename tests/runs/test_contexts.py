@@ -12,7 +12,9 @@ import pytest
 from conftest import BARE
 from probing import Run, UserError, WandbOptions, fit, load_run, probe
 from probing.corpus import Corpus
-from probing.runs.contexts import AROUND, N_NEURONS, N_TOKENS, extremes, in_context
+from probing.evidence.extremes import extremes
+from probing.runs.contexts import AROUND, in_context
+from probing.runs.measuring import N_NEURONS, N_TOKENS
 from synthetic import Data, make_store, make_tokens, sides
 from written import read_csv
 
@@ -31,7 +33,7 @@ def data(tmp_path: Path) -> Data:
 
 def test_the_most_extreme_come_first_and_of_equal_ones_the_first_in_the_text(data: Data) -> None:
     test, neurons = data.test, {0: [4, 1], 1: [0]}
-    found = extremes(test, neurons, 7)
+    found = extremes(test, neurons, 7).found
     here = np.flatnonzero(test.labels >= 0)
     for layer, own in neurons.items():
         states = np.concatenate([test.store.read(layer, shard.index).numpy() for shard in test.store.plan.shards])
@@ -42,7 +44,7 @@ def test_the_most_extreme_come_first_and_of_equal_ones_the_first_in_the_text(dat
                 order = here[np.argsort(sign * states[here, neuron], kind="stable")][:7]
                 assert rows[:, k].tolist() == order.tolist()
                 assert values[:, k].tolist() == states[order, neuron].tolist()
-    few = extremes(replace(test, labels=np.where(np.arange(len(test.labels)) == here[0], 0, -1)), {1: [0]}, 7)
+    few = extremes(replace(test, labels=np.where(np.arange(len(test.labels)) == here[0], 0, -1)), {1: [0]}, 7).found
     assert few[1, "highest"][1].tolist() == [[here[0]]]
 
 

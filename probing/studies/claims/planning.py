@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -232,7 +233,7 @@ def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
 
 def finished_runs(runs: Path) -> list[Path]:
     """Return the folders of finished runs."""
-    if not runs.is_dir():
+    if not os.path.isdir(runs):
         return []
     return [path for path in runs.iterdir() if (path / "results.json").is_file() and path.suffix != PARTIAL]
 

@@ -107,7 +107,7 @@ def fit(
             batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, shows_progress=progress, site=site,
             tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
-        asked = Asked(replicates, evidence == "all", mdl, transform, seed)
+        asked = Asked(replicates, evidence == "all", mdl, transform, seed, extremes=True)
         sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, wanted, asked, watch)
         folder = RunFolder(place, name, _usual_name(source, config)) if is_main_process() else None
         kept = keep_inputs(config, source.model.name, folder) if folder else []

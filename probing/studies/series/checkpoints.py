@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,13 +88,13 @@ def _folders(patterns: Sequence[str]) -> list[Path]:
     found: dict[Path, None] = {}
     for pattern in patterns:
         there = [Path(path) for path in sorted(glob(pattern))] if has_magic(pattern) else [Path(pattern)]
-        folders = [path for path in there if path.is_dir()]
+        folders = [path for path in there if os.path.isdir(path)]
         if has_magic(pattern) and not folders:
             raise UserError(
                 f"`--checkpoints {pattern}` matches no folder; give the pattern of folders that hold a model each, "
                 "such as 'DIR/step*'."
             )
-        if not has_magic(pattern) and not there[0].exists():
+        if not has_magic(pattern) and not os.path.exists(there[0]):
             raise UserError(f"`--checkpoints {pattern}`: there is no such folder; give folders that hold a model each.")
         found |= dict.fromkeys(folders)
     if not found:
