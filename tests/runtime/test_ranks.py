@@ -255,6 +255,8 @@ def _nearly(row: dict[str, Any], column: str) -> float:
         return 0.1 * (float(row["cross_entropy_without_high"]) - float(row["cross_entropy_without_low"]))
     if column.endswith("spearman"):  # of 16 neurons, two neighbours in the order may have changed places
         return 12 / (16 * (16**2 - 1)) * 2
+    if column in ("rank_low", "rank_high"):  # of probes that are that near
+        return 1
     if column in ("removed_p", "removed_q"):  # of losses that are that near
         return 0.25 * float(row[column] or 1)
     return 1e-6
