@@ -72,6 +72,10 @@ _HOMES = {
 __all__ = [*_HOMES, *STUDIES, "__version__"]
 
 
+def __dir__() -> list[str]:
+    return sorted({name for name in globals() if name.startswith("__")} | {*__all__})
+
+
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 

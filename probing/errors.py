@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -48,12 +48,20 @@ def out_of_range(option: str, value: float | None, low: float, high: float = flo
     return [f"`--{option} {value}` is out of range: expected {wanted}"]
 
 
-def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
+def did_you_mean(word: str, known: Iterable[str], before: str = "", elsewhere: Mapping[str, str] = {}) -> str:
     """Return a suggestion in parentheses: the nearest known word, or an empty string where none is near.
 
     A word is near within two edits, or if it is a known word after `no_`, which switches options off elsewhere.
+
+    Args:
+        word: The word.
+        known: All known words.
+        before: Text before a word.
+        elsewhere: Words of other tools, and the known word that stands for the same; several after commas.
     """
     known = list(known)
+    if meant_by := [name for name in elsewhere.get(word, "").split(",") if name in known]:
+        return f" (did you mean {' or '.join(f'`{before}{name}`' for name in meant_by)}?)"
     if (meant := word.removeprefix("no_")) not in known:
         near = [
             found

@@ -28,10 +28,14 @@ def test_the_script_of_a_page_is_typed_where_the_package_is_installed(tmp_path: 
     script = [code for language, code in code_blocks(ROOT / "docs" / "arrays.md") if language == "python"]
     asked = ["reveal_type(run)", "reveal_type(run.accuracy)", "reveal_type(module)", "reveal_type(data.classes)"]
     (tmp_path / "script.py").write_text("\n".join([*script, *asked]), encoding="utf-8")
+    readme = [code for language, code in code_blocks(ROOT / "README.md") if language == "python"]
+    assert readme
+    runs = "from probing import compare, load_run, rank, report\nrank(run)\ncompare([run, again])\nreport(run)"
+    (tmp_path / "readme.py").write_text("\n".join([*readme, runs]), encoding="utf-8")
     sections = [f"[mypy-{name}.*]\nfollow_imports = skip\n" for name in UNREAD]
     (tmp_path / "mypy.ini").write_text("\n".join(["[mypy]\nstrict = true\n", *sections]), encoding="utf-8")
     found = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "script.py"],
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "script.py", "readme.py"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site")}, capture_output=True, encoding="utf-8",
     )  # fmt: skip
     assert found.returncode == 0, found.stdout

@@ -207,8 +207,12 @@ if TYPE_CHECKING:
     Model: TypeAlias = str | PathLike[str] | PreTrainedModel
     Tokenizer: TypeAlias = Any
     Source: TypeAlias = str | PathLike[str] | list[str]
+    # Results that were read or made stand for their folder.
+    Folder: TypeAlias = str | PathLike[str]
+    Folders: TypeAlias = Folder | Sequence[Folder]
 else:
-    Model = Source = str
+    Model = Source = Folder = str
+    Folders = list[str]
     Tokenizer = PythonOnly
 
 # The largest seed that all random number generators accept.

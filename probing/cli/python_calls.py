@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
-from inspect import signature
+from inspect import BoundArguments, signature
 from os import PathLike, fspath
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from probing.cli.arguments import PYTHON, checked
-from probing.cli.option_types import python_only, resolved
+from probing.cli.arguments import PYTHON, WORDS, checked, meant
+from probing.cli.option_types import option_types, python_only, resolved
 from probing.cli.options import are_options, with_shared_help
+from probing.errors import UserError
 from probing.runtime.terminal import escaped_output
 
 _P = ParamSpec("_P")
@@ -35,13 +36,37 @@ def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @wraps(function)
     def called(*args: _P.args, **keywords: _P.kwargs) -> _T:
-        bound = signature(function).bind(*args, **keywords)
-        bound.arguments.update(converted(function, bound.arguments))
+        bound = _bound(function, args, keywords)
         with escaped_output(), _process_kept() if "trainer" in bound.signature.parameters else nullcontext():
             return function(*bound.args, **bound.kwargs)
 
     vars(called)[_UNCHECKED] = function
     return called
+
+
+def _bound(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> BoundArguments:
+    """Return the arguments of a call, converted.
+
+    Raises:
+        UserError: If a value is not one that the option takes.
+        TypeError: If there are arguments that the command does not have; values that are wrong are named as well.
+    """
+    known = signature(function).parameters
+    problems = [
+        f"got an unexpected keyword argument {name!r}{meant(name, option_types(function))}"
+        for name in keywords
+        if name not in known
+    ]
+    try:
+        bound = signature(function).bind(*args, **{name: value for name, value in keywords.items() if name in known})
+        bound.arguments.update(converted(function, bound.arguments))
+    except (TypeError, UserError) as error:
+        if isinstance(error, UserError) and not problems:
+            raise
+        problems.append(str(error).rstrip("."))
+    if problems:
+        raise TypeError(f"{function.__name__}() {'; '.join(problems)}")
+    return bound
 
 
 @contextmanager
@@ -72,6 +97,7 @@ def converted(function: Callable[..., Any], arguments: Mapping[str, Any], name: 
         UserError: If a value is not one that the option takes.
     """
     values = {option: as_plain(value) for option, value in arguments.items() if option not in python_only(function)}
+    values |= {option: [value] for option in WORDS if isinstance(value := values.get(option), str)}
     objects = {option for option, value in values.items() if _is_object(value, option)}
     given = {option: value for option, value in values.items() if option not in objects}
     found = checked(function, given, name or function.__name__, PYTHON)
@@ -106,10 +132,15 @@ _Options = ParamSpec("_Options")
 _Result = TypeVar("_Result")
 
 
-def configured(function: Callable[Concatenate[dict[str, Any], _Options], _Result]) -> Callable[_Options, _Result]:
+def configured(
+    function: Callable[Concatenate[dict[str, Any], _Options], _Result | None],
+) -> Callable[_Options, _Result]:
     """Make a command of a function whose first argument is the configuration, which its callers do not see.
+
+    Types say what the first of several processes returns; the others return None.
 
     The others are the command's options. Those that other commands have too, such as `model` and `seed`, need no
     description in its docstring.
     """
-    return command(with_shared_help(resolved(function)))
+    made: Callable[..., Any] = command(with_shared_help(resolved(function)))
+    return made

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import cast
 
+from probing.cli.option_types import Folders
 from probing.cli.python_calls import command
 from probing.errors import UserError, as_clause
 from probing.runs.folder import PARTIAL
 
 
 @command
-def report(folders: list[str] | None = None, output: str | None = None) -> Path:
+def report(folders: Folders | None = None, output: str | None = None) -> Path:
     """Write finished runs as one HTML page: question and answer, figures, sortable tables, and how to repeat them.
 
     Args:
@@ -24,15 +26,14 @@ def report(folders: list[str] | None = None, output: str | None = None) -> Path:
     Returns:
         The file.
     """
-    if not folders:
+    named = cast("list[str] | None", folders)  # as `command` has converted them
+    if not named:
         raise UserError("`report` takes the folders of finished runs, such as runs/A runs/B.")
     from probing.page.sources import read_sources
 
-    sources = read_sources(folders)
+    sources = read_sources(named)
     path = (
-        Path(output)
-        if output is not None
-        else _default(folders, sources.agreement.folder if sources.agreement else None)
+        Path(output) if output is not None else _default(named, sources.agreement.folder if sources.agreement else None)
     )
     _check(path, f"--output {path}")
     from probing.runtime import terminal

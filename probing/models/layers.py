@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from probing.errors import UserError
@@ -67,11 +68,25 @@ def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
     """
     typed = _typed_layers(layer) or "[]"
     try:
-        return None if typed == "all" else sorted({int(part) for part in typed.split(",")})
+        return None if typed == "all" else sorted({number for part in typed.split(",") for number in _numbers(part)})
     except ValueError:
         raise UserError(
-            f"`--layer {typed}` is not a layer: expected a number, a list such as 0,3,6, -1 for the last, or all."
+            f"`--layer {typed}` is not a layer: expected a number, a list such as 0,3,6, a range such as 3-6, -1 for "
+            "the last, or all."
         ) from None
+
+
+def _numbers(part: str) -> Iterable[int]:
+    """Return the numbers of a range such as 3-6, both ends included, or a number alone.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if not (ends := re.fullmatch(r"(\d{1,4})-(\d{1,4})", part.strip())):
+        return [int(part)]
+    if not (found := range(int(ends[1]), int(ends[2]) + 1)):
+        raise ValueError(part)
+    return found
 
 
 def from_the_end(layers: Sequence[int], there: Sequence[int]) -> list[int]:

@@ -42,6 +42,10 @@ class Result:
             return tables[name]
         raise AttributeError(f"{name} is no table of these results; they have {', '.join(tables)}")
 
+    def __fspath__(self) -> str:
+        """The folder, so that results stand for it wherever one is asked for."""
+        return str(self.folder)
+
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.by_name]
 

@@ -32,6 +32,13 @@ def installed() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
+# What a task is called elsewhere.
+ELSEWHERE = {
+    "pos": "upos", "pos_tag": "upos", "part_of_speech": "upos", "dep": "deprel", "dependency": "deprel",
+    "ner": "label", "tag": "label", "tags": "label", "classification": "sentence_label", "sentiment": "sentence_label",
+}  # fmt: skip
+
+
 def is_own(task: str) -> bool:
     """Return whether a task's name is that of a class in a file or a module."""
     return ":" in task or task.endswith(".py")
@@ -56,7 +63,7 @@ def load_task(task: str | TokenTask, options: Mapping[str, Any] | None = None) -
     elif is_own(task):
         kind, name = _class_of(task), task.rpartition(":")[2]
     else:
-        near = did_you_mean(task, found)
+        near = did_you_mean(task, found, elsewhere=ELSEWHERE)
         raise UserError(
             f"`--task {task}` is not installed{near}; tasks are {', '.join(sorted(found)) or 'none'}, "
             "or FILE.py:CLASS for one of your own."

@@ -14,8 +14,9 @@ import torch
 import yaml
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
+import probing
 from conftest import BARE, make_sentences
-from probing import ProbeOptions, WandbOptions, fit, load_run, rank
+from probing import ProbeOptions, WandbOptions, attention, compare, fit, load_run, rank, report
 from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore
 from probing.cli.commandline import load_command
@@ -27,6 +28,7 @@ from probing.studies.geometry.command import geometry
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
 Fit = Callable[..., Any]
+NO_WANDB = WandbOptions(mode="disabled")
 
 
 @pytest.fixture
@@ -114,8 +116,35 @@ def test_what_cannot_be_is_refused_in_one_sentence_before_any_work(
 
 
 def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit) -> None:
-    with pytest.raises(TypeError, match="sed"):
+    with pytest.raises(
+        TypeError, match=r"^fit\(\) got an unexpected keyword argument 'sed' \(did you mean `seed`\?\)$"
+    ):
         quick(sed=3)
+    with pytest.raises(
+        TypeError, match=r"'device' \(did you mean `trainer.accelerator`\?\); got an .*'x'; `seed=y`: exp"
+    ):
+        quick(device="cuda", x=1, seed="y")
+    with pytest.raises(TypeError, match=r"^fit\(\) multiple values for argument 'model'$"):
+        fit("bert", model="bert")  # type: ignore[misc]
+
+
+def test_results_stand_for_their_folder(quick: Fit, folder: Path) -> None:
+    first, second = quick(name="a"), quick(name="b", seed=1)
+    assert os.fspath(first) == str(first.folder)
+    assert load_run(first).config == first.config
+    assert rank(first, method="weight", quiet=True).folder == first.folder / "rankings"
+    both = compare([first, second], null_draws=1, quiet=True, wandb=NO_WANDB)
+    assert list(both.results["runs"].values()) == [str(first.folder), str(second.folder)]
+    assert report(both).is_file()
+    heads = attention(model=first.config["model"], run=first, parts="position_neurons", quiet=True, wandb=NO_WANDB)
+    assert heads.config["run"] == str(first.folder)
+
+
+def test_the_public_names_are_those_that_a_prompt_completes() -> None:
+    shown = [name for name in dir(probing) if not name.startswith("__")]
+    assert {"fit", "probe", "load_run", "compare", "UserError", "Run"} <= set(shown)
+    assert all(getattr(probing, name) is not None for name in shown)
+    assert not {"annotations", "TYPE_CHECKING", "Any"} & set(shown)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -660,21 +660,23 @@ def test_a_name_that_cannot_be_a_model_is_refused_with_the_aliases(hub: Callable
         ([0, -1], [0, 3]),
         ("3,-1", [3]),
         (-4, [0]),
+        ("1-3", [1, 2, 3]),
+        ("0,2-2,-1", [0, 2, 3]),
     ],
 )
 def test_layers_are_read_as_typed(typed: Any, layers: list[int]) -> None:
     assert parse_layers(typed, 3, "tiny") == layers
 
 
-@pytest.mark.parametrize("typed", [4, -5, "0,4", [0, 9]])
+@pytest.mark.parametrize("typed", [4, -5, "0,4", [0, 9], "2-5"])
 def test_a_layer_out_of_range_is_refused_with_the_range(typed: Any) -> None:
     with pytest.raises(UserError, match=r"--layer .*tiny has layers 0 \(embeddings\) to 3, so not"):
         parse_layers(typed, 3, "tiny")
 
 
-@pytest.mark.parametrize("typed", ["last", "", "1.5", "1,,2"])
+@pytest.mark.parametrize("typed", ["last", "", "1.5", "1,,2", "3-1", "1-", "1-2-3", "0-99999"])
 def test_what_is_no_layer_is_refused_with_the_spellings(typed: str) -> None:
-    with pytest.raises(UserError, match="expected a number, a list such as 0,3,6, -1 for the last, or all"):
+    with pytest.raises(UserError, match="expected a number, a list such as 0,3,6, a range such as 3-6, -1 for"):
         parse_layers(typed, 3, "tiny")
 
 

@@ -11,6 +11,7 @@ from probing.cli.option_types import (
     Dtype,
     FigureFormat,
     FirstToken,
+    Folder,
     Layers,
     Model,
     Source,
@@ -37,7 +38,7 @@ def attention(
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     dtype: Dtype = "float32", corpus: Source = "builtin",
     test_corpus: Source | None = None, pairs: str | None = None, roles: str | None = None,
-    against: Model | None = None, as_published: bool = False, run: str | None = None, parts: str | list[str] = "all",
+    against: Model | None = None, as_published: bool = False, run: Folder | None = None, parts: str | list[str] = "all",
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -46,8 +47,8 @@ def attention(
     """Find what the heads of a model do: which pattern each follows, how far it reaches, which tokens it attends to.
 
     Args:
-        layer: Layers whose heads are reported: one (6), several (0,3,6), the last (-1) or all; layer k is block k,
-            counted from 1.
+        layer: Layers whose heads are reported: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block
+            k, counted from 1.
         dtype: Precision of the forward pass.
         test_corpus: Treebank on which relations and trees are tested, given like --corpus; without it, they are tested
             on the test part of --corpus.
@@ -81,7 +82,7 @@ def attention(
         names, by_name = _wanted(parts, against is not None, run is not None, first_token == "exclude")
         source = call.source(tokenizer=tokenizer)
         layers, read = source.blocks(layer_numbers(layer)), _read(corpus, test_corpus, pairs, seed, call.say)
-        subject = _subject(source, layers, read, config, seed, roles, against, as_published, run)
+        subject = _subject(source, layers, read, config, seed, roles, against, as_published, config["run"])
         there, left_out = measurable(subject, names, by_name)
         tables, stores = measure(
             subject, there, call.cached, source.trainer, call.say,

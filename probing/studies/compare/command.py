@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folders
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.errors import RunError, UserError, out_of_range, refuse
@@ -27,7 +27,7 @@ MOST_NULL_DRAWS = 1000
 @configured
 def compare(
     config: dict[str, Any],
-    folders: list[str] | None = None, models: list[str] | None = None, fit: dict[str, Any] | None = None,
+    folders: Folders | None = None, models: list[str] | None = None, fit: dict[str, Any] | None = None,
     matching: Literal["auto", "index", "correlation"] = "auto",
     assignment: Literal["one_to_one", "many_to_one"] = "one_to_one", top: int = 10, null_draws: int = 19,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
@@ -59,12 +59,13 @@ def compare(
     """
     out_of_them = [*out_of_range("top", top, 1), *out_of_range("null_draws", null_draws, 1, MOST_NULL_DRAWS)]
     call = Call.of(study_of("compare"), config, name, wandb, out_of_them)
-    if len(folders or ()) + len(models or ()) < 2:
+    given: list[str] = config["folders"] or []
+    if len(given) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
     defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
     defaults |= {"trainer": trainer or {}, "wandb": asdict(wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
-    made = [load_fit_of_classes(folder) for folder in folders or ()]
+    made = [load_fit_of_classes(folder) for folder in given]
     made += [_fitted(model, options) for model in models or ()]
     with terminal.quiet_libraries():
         from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled

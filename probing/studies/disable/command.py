@@ -9,6 +9,7 @@ from typing import Any
 from probing.cli.option_types import (
     FIGURE_FORMAT,
     FigureFormat,
+    Folder,
     Layers,
     Model,
     Source,
@@ -39,7 +40,7 @@ OF_RUN = ("model", "revision", "random_weights", "corpus", "test_corpus", "max_l
 def disable(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    corpus: Source = "builtin", test_corpus: Source | None = None, run: str | None = None,
+    corpus: Source = "builtin", test_corpus: Source | None = None, run: Folder | None = None,
     units: str | list[str] = "all", kinds: str | list[str] = "all", readouts: str | list[str] = "position",
     tokens: int = 20_000, retrain: int = 5, prune: bool = False, prune_share: float = 0.1,
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
@@ -49,8 +50,8 @@ def disable(
     """Disable one head or layer after the other, and measure how well probes of the later layers still read positions.
 
     Args:
-        layer: Layers whose heads are disabled: one (6), several (0,3,6), the last (-1) or all; layer k is block k,
-            counted from 1.
+        layer: Layers whose heads are disabled: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block
+            k, counted from 1.
         corpus: Text to read; probes are trained on its training part, and heads are disabled on its test part. Given as
             builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz),
             hf:NAME?config=C&split=S&column=T, or - for standard input.
@@ -82,7 +83,7 @@ def disable(
         What was found; None on ranks other than the first.
     """
     call = Call.of(study_of("disable"), config, name, wandb, _problems(tokens, retrain, prune_share))
-    made = _run_of(run, config)
+    made = _run_of(config["run"], config)
     with terminal.quiet_libraries():
         from probing.studies.disable.figures import measured
         from probing.studies.disable.survey import survey

@@ -58,7 +58,7 @@ def fit(
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
     Args:
-        layer: Layers to probe: one (6), several (0,3,6), the last (-1) or all; layer 0 is the embedding output,
+        layer: Layers to probe: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output,
             which only the residual stream has.
         test_corpus: Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.
         group_by: Unit that the split keeps whole and that intervals treat as independent: sentence or document; auto
@@ -266,7 +266,7 @@ def extract(
     """Cache the hidden states of a corpus, from which `fit` reads them.
 
     Args:
-        layer: Layers to read: one (6), several (0,3,6), the last (-1) or all; layer 0 is the embedding output,
+        layer: Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output,
             which only the residual stream has.
         seed: Seed of the weights of a randomly initialised model.
         runs: Folder of runs, in which the cache is by default.

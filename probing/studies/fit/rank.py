@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.cache.files import cache_folder
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Layers, figure_formats, number_problems
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folder, Layers, figure_formats, number_problems
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
@@ -35,7 +35,7 @@ from probing.tracking import Tracker, resolve_mode
 @configured
 def rank(
     config: dict[str, Any],
-    folder: str | None = None, method: str | list[str] | None = None, layer: Layers = "all",
+    folder: Folder | None = None, method: str | list[str] | None = None, layer: Layers = "all",
     evaluate: bool = False, erase: bool = False, curves: bool = False,
     k: int | list[int] | str | None = None, draws: int | None = None, top: int = 10,
     seed: int = 0, cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
@@ -48,7 +48,7 @@ def rank(
         method: Ranking methods: all, or some of contribution, contribution_predicted, contribution_all,
             contribution_centred, weight, weight_mass, elastic_net, probeless, probeless_standardised, anova, gaussian,
             random; by default contribution with `--erase` or `--curves`, otherwise all.
-        layer: Layers of the run to rank: one (6), several (0,3,6), the last (-1) or all.
+        layer: Layers of the run to rank: one (6), several (0,3,6 or 3-6), the last (-1) or all.
         evaluate: Evaluate every ranking by a linear and a Gaussian probe of its first, its last and random neurons.
         erase: Measure what a linear probe still reads from the first neurons of the run's own ranking alone, from all
             others, and after the class is erased linearly, each compared with a random counterpart.
@@ -78,7 +78,7 @@ def rank(
     layer_numbers(layer)
     if not folder:
         raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
-    run = load_fit_of_classes(folder)
+    run = load_fit_of_classes(config["folder"])
     layers = _layers(layer, run)
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Model, Tokenizer
+from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Folders, Layers, Model, Tokenizer
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.downstream.names import Definition
@@ -23,7 +23,7 @@ from probing.runtime.processes import is_main_process
 @configured
 def sts(
     config: dict[str, Any],
-    folders: list[str] | None = None, model: Model = "minilm", layer: Layers = "all", revision: str | None = None,
+    folders: Folders | None = None, model: Model = "minilm", layer: Layers = "all", revision: str | None = None,
     random_weights: bool = False, dtype: Dtype = "float32", pooling: str | list[str] = "mean",
     transforms: str | list[str] = "clip,whiten", definition: Definition = "mean_profile",
     components: int | None = None, fit_on: str = "train", static: str | None = None, max_length: int | None = None,
@@ -53,7 +53,7 @@ def sts(
     call = Call.of(study_of("sts"), config, name, wandb, out_of_range("components", components, 1))
     poolings = named("--pooling", pooling, POOLINGS)
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
-    sets = _read_sets(folders or (), call.say)
+    sets = _read_sets(config["folders"] or (), call.say)
     outside = _outside(fit_on, spaces != ["none"] and not any(one.part == "train" for one in sets), call.say)
     with terminal.quiet_libraries():
         from probing.cache.source import say_what_was_left_out

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Model, Tokenizer
+from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Folder, Layers, Model, Tokenizer
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.downstream.names import Definition
@@ -22,7 +22,7 @@ from probing.runtime.processes import is_main_process
 @configured
 def wic(
     config: dict[str, Any],
-    folder: str | None = None, model: Model = "minilm", layer: Layers = "all", revision: str | None = None,
+    folder: Folder | None = None, model: Model = "minilm", layer: Layers = "all", revision: str | None = None,
     random_weights: bool = False,
     dtype: Dtype = "float32", part: Literal["dev", "test"] = "dev", transforms: str | list[str] = "clip,whiten",
     definition: Definition = "mean_profile",
@@ -48,7 +48,7 @@ def wic(
 
     call = Call.of(study_of("wic"), config, name, wandb, out_of_range("components", components, 1))
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
-    data = _read_pairs(folder, part, call.say)
+    data = _read_pairs(config["folder"], part, call.say)
     with terminal.quiet_libraries():
         from probing.cache.source import say_what_was_left_out
         from probing.downstream.spaces import Fitting, Text, not_in
