@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
+from probing.cli.elsewhere import meant
 from probing.cli.option_types import admits_none, as_typed, expected, is_mapping, option_types, python_only
 from probing.cli.yaml_files import all_values, as_yaml, read_yaml
-from probing.errors import UserError, did_you_mean, refuse
+from probing.errors import UserError, refuse
 from probing.runtime.installation import started_as
 
 # The option that asks for the options themselves; `probing.cli.commandline` heeds it.
@@ -24,32 +25,6 @@ PRINT_CONFIG = "--print_config"
 
 # Options that take the words without hyphens: the first two take many words, the others take a single one.
 WORDS, WORD = ("folders", "checkpoints"), ("folder", "file", "paper")
-
-# What other tools call an option, and what it is here; several after commas.
-ELSEWHERE = {
-    "device": "trainer.accelerator", "gpu": "trainer.accelerator", "gpus": "trainer.devices",
-    "epochs": "trainer.max_epochs", "num_train_epochs": "trainer.max_epochs",
-    "lr": "probe.learning_rate", "weight_decay": "probe.l2", "regularization": "probe.l2",
-    "batch_size": "batch_tokens,probe.batch_size", "per_device_train_batch_size": "batch_tokens,probe.batch_size",
-    "max_seq_length": "max_length", "truncation": "max_length", "fp16": "dtype", "bf16": "dtype", "precision": "dtype",
-    "output_dir": "runs", "output": "runs", "out": "runs", "run_name": "name", "cache_dir": "cache",
-    "model_name_or_path": "model", "model_name": "model", "pretrained": "model", "checkpoint": "model",
-    "dataset": "corpus", "data": "corpus", "text": "corpus", "train_file": "corpus", "input": "corpus",
-    "test_file": "test_corpus", "validation_file": "test_corpus", "labels": "task", "random_seed": "seed",
-    "n_bootstrap": "replicates", "verbosity": "verbose", "silent": "quiet", "report_to": "wandb.mode",
-}  # fmt: skip
-OF_TRAINER = ("trainer.accelerator", "trainer.devices", "trainer.max_epochs", "trainer.num_nodes", "trainer.strategy")
-
-
-def meant(name: str, options: Iterable[str], before: str = "") -> str:
-    """Return a suggestion for an option that is not there, in parentheses: by its letters, or what it is elsewhere.
-
-    An option of a group, such as `wandb.project`, is also found by its last word.
-    """
-    known = [*options]
-    known += OF_TRAINER if "trainer" in known else ()
-    last = {option.rpartition(".")[2]: option for option in known if "." in option}
-    return did_you_mean(name, known, before, last | ELSEWHERE)
 
 
 class Parser(ArgumentParser):

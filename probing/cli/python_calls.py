@@ -10,7 +10,8 @@ from inspect import BoundArguments, signature
 from os import PathLike, fspath
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from probing.cli.arguments import PYTHON, WORDS, checked, meant
+from probing.cli.arguments import PYTHON, WORDS, checked
+from probing.cli.elsewhere import meant
 from probing.cli.option_types import option_types, python_only, resolved
 from probing.cli.options import are_options, with_shared_help
 from probing.errors import UserError

@@ -310,7 +310,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --config inside.yaml", "`config` in inside.yaml is not an option"),
     ("fit --config task.yaml", "`--task_args.min_cuont`", "`--task_args.min_count`", "special_token`", "min_count x`"),
     # layers
-    ("fit --layer first", "`--layer first` is not a layer", "a list such as 0,3,6, -1 for the last, or all"),
+    ("fit --layer first", "`--layer first` is not a layer", "a range such as 3-6, -1 for the last, or all"),
     ("fit --layer 1.5", "`--layer 1.5` is not a layer"),
     ("fit --layer 3-1", "`--layer 3-1` is not a layer"),
     ("fit --layer 0,,1", "`--layer 0,,1` is not a layer"),
