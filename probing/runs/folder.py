@@ -15,6 +15,7 @@ from typing import Any
 
 from probing.errors import RunError, UserError, as_clause
 from probing.runtime.files import regular
+from probing.runtime.owner import RUNNING, Owner, take_over
 
 # Most values of a document: the largest that is written has some ten thousand.
 MOST = 1_000_000
@@ -104,7 +105,7 @@ PARTIAL = ".partial"
 
 
 class RunFolder:
-    """A run being written: `NAME.partial` until `finish` renames it.
+    """A run being written: `NAME.partial` until `finish` renames it. What a killed run of the name left is removed.
 
     Args:
         runs: The folder of runs.
@@ -132,11 +133,15 @@ class RunFolder:
 
     @staticmethod
     def _claim(final: Path) -> Path:
-        """Make the partial folder, which only one process can do."""
+        """Make the partial folder, or take over one that a killed process left, which only one process can do."""
+        path = final.with_name(final.name + PARTIAL)
         try:
-            final.with_name(final.name + PARTIAL).mkdir()
+            path.mkdir()
+            Owner.of_this_process().write(path)
         except FileExistsError:
-            raise _is_partial(final) from None
+            owner = Owner.read(path)
+            if owner is None or not owner.is_dead or not take_over(path, owner):
+                raise _is_partial(final) from None
         return final
 
     @classmethod
@@ -155,6 +160,7 @@ class RunFolder:
         Raises:
             RunError: If something of that name has been made meanwhile.
         """
+        (self.path / RUNNING).unlink(missing_ok=True)
         return rename_whole(self.path, self.final, "run")
 
     def discard(self) -> None:
@@ -178,7 +184,7 @@ def rename_whole(partial: Path, final: Path, what: str) -> Path:
 
 
 def check_name(runs: Path, name: str) -> Path:
-    """Return the folder of a run of this name.
+    """Return the folder of a run of this name, which one that was killed does not take.
 
     Raises:
         UserError: If the name is taken, also by a run under way, or is not a plain name inside the folder of runs.
@@ -186,8 +192,10 @@ def check_name(runs: Path, name: str) -> Path:
     final = check_plain(runs, name)
     if os.path.lexists(final):  # a broken link also takes the name
         raise UserError(f"`--name {name}`: {final} exists and runs are never changed; choose another name.")
-    if os.path.lexists(final.with_name(name + PARTIAL)):
-        raise _is_partial(final)
+    if os.path.lexists(path := final.with_name(name + PARTIAL)):
+        owner = Owner.read(path)
+        if owner is None or not owner.is_dead:
+            raise _is_partial(final)
     return final
 
 
@@ -206,10 +214,14 @@ def check_plain(runs: Path, name: str) -> Path:
 
 
 def _is_partial(final: Path) -> UserError:
-    return UserError(
-        f"`--name {final.name}`: {final.with_name(final.name + PARTIAL)} exists: a run of this name is under way "
-        "or was interrupted; remove that folder or choose another name."
-    )
+    path = final.with_name(final.name + PARTIAL)
+    owner = Owner.read(path)
+    if owner is not None and owner.is_here:
+        how = f"is under way (process {owner.process}); wait for it or choose another name."
+    else:
+        where = f" on {owner.machine.partition(' ')[0]} (process {owner.process})" if owner else ""
+        how = f"is under way or was interrupted{where}; remove that folder or choose another name."
+    return UserError(f"`--name {final.name}`: {path} exists: a run of this name {how}")
 
 
 _DEFINITION = "definition.json"

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +15,7 @@ import pytest
 from probing.errors import UserError
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.loading import load_run
+from probing.runtime.owner import RUNNING
 from probing.tables.schema import ACCURACY
 from written import read_csv, write_csv
 
@@ -35,8 +42,71 @@ def test_a_name_in_use_is_refused_whole_or_partial(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="runs are never changed"):
         RunFolder(tmp_path, "mine", "default")
     RunFolder(tmp_path, "other", "default")
-    with pytest.raises(UserError, match="under way or was interrupted"):
+    with pytest.raises(UserError, match=rf"under way \(process {os.getpid()}\); wait"):
         RunFolder(tmp_path, "other", "default")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from probing.runs.folder import RunFolder
+folder = RunFolder(Path(sys.argv[1]), "mine", "default")
+(folder.path / "accuracy.csv").write_text("half", encoding="utf-8")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """What a killed run left."""
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False).returncode != 0
+    assert (tmp_path / "mine.partial" / "accuracy.csv").is_file()
+    return tmp_path / "mine.partial"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="whether a process lives is not asked there")
+def test_the_name_of_a_killed_run_is_free_again(left: Path) -> None:
+    assert check_name(left.parent, "mine") == left.parent / "mine"
+    folder = RunFolder(left.parent, "mine", "default")
+    assert sorted(path.name for path in left.iterdir()) == [RUNNING, "figures"]
+    with pytest.raises(UserError, match=rf"is under way \(process {os.getpid()}\)"):
+        check_name(left.parent, "mine")
+    assert [path.name for path in folder.finish().iterdir()] == ["figures"]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (None, "under way or was interrupted; remove"),
+        ("{", "under way or was interrupted; remove"),
+        ('{"process": 1}', "under way or was interrupted; remove"),
+        ('{"process": 7, "machine": "node12 pid:[4]"}', r"interrupted on node12 \(process 7\); remove"),
+    ],
+)
+def test_a_run_that_may_be_alive_keeps_its_name(left: Path, told: str | None, words: str) -> None:
+    (left / RUNNING).unlink()
+    if told is not None:
+        (left / RUNNING).write_text(told, encoding="utf-8")
+    for claim in (lambda: check_name(left.parent, "mine"), lambda: RunFolder(left.parent, "mine", "default")):
+        with pytest.raises(UserError, match=words):
+            claim()
+    assert (left / "accuracy.csv").read_text(encoding="utf-8") == "half"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="whether a process lives is not asked there")
+def test_of_many_that_want_the_name_of_a_killed_run_one_gets_it(left: Path) -> None:
+    start = threading.Barrier(8)
+
+    def claim(_: int) -> bool:
+        start.wait()
+        with contextlib.suppress(UserError):
+            RunFolder(left.parent, "mine", "default")
+            return True
+        return False
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(threads.map(claim, range(8))) == 1
+    assert sorted(path.name for path in left.iterdir()) == [RUNNING, "figures"]
 
 
 def test_runs_without_a_name_never_meet(tmp_path: Path) -> None:
