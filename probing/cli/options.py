@@ -136,8 +136,8 @@ DESCRIPTIONS = {
     "dtype": "Precision of the forward pass and of the cached activations.",
     "site": "What a neuron is: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its "
     "activation function (mlp), or a coordinate of a head's output inside block k (attention).",
-    "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz), "
-    "hf:NAME?config=C&split=S&column=T, or - for standard input.",
+    "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; "
+    "also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.",
     "first_token": "Whether the first token of each sequence is measured: include or exclude; the model reads it in "
     "both cases. In decoders the first token often attracts much attention and has outliers of its own.",
     "max_length": "Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The "

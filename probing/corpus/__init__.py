@@ -13,6 +13,7 @@ from probing.corpus.files import read_lines
 from probing.corpus.hub import read_dataset
 from probing.corpus.layouts import builtin_sentences, documents_of, read_json_lines, read_labelled, read_treebank
 from probing.corpus.rows import Rows, check_text, values_of_sentences, values_of_words
+from probing.corpus.tables import documents_if_marked, is_table, read_columns, read_table
 from probing.errors import UserError
 
 _T = TypeVar("_T")
@@ -44,6 +45,7 @@ class Corpus:
             values are kept; columns without any are left out.
         n_without_text: Number of rows of a .jsonl file or a data set that were dropped because their text is empty or
             missing. Empty lines of other files are no rows.
+        note: What was guessed of the source, as a clause.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Corpus:
     seconds: tuple[int, ...] | None = None
     relabelled: Mapping[str, int] = field(default_factory=dict)
     n_without_text: int = 0
+    note: str = ""
 
     @property
     def unit(self) -> str:
@@ -99,6 +102,13 @@ class Corpus:
         )
 
 
+# Endings of files with a word a line, what reads these, and what numbers their documents.
+_OF_WORDS: Sequence[tuple[str, Any, Any]] = (
+    (".conllu", read_treebank, documents_of), (".conll", read_columns, documents_if_marked),
+    (".tsv", read_labelled, None),
+)  # fmt: skip
+
+
 def load_corpus(name: Any, option: str = "--corpus") -> Corpus:
     """Read the distinct sentences of `builtin`, a file of text or labels, a data set (`hf:`), or `-` (stdin).
 
@@ -120,7 +130,10 @@ def load_corpus(name: Any, option: str = "--corpus") -> Corpus:
     lines = read_lines(name, option)
     if name.removesuffix(".gz").endswith(".jsonl"):
         return _from_rows(name, read_json_lines(lines, f"{option} {name}"), option)
-    for ending, read, number in ((".conllu", read_treebank, documents_of), (".tsv", read_labelled, None)):
+    is_tsv = name.removesuffix(".gz").endswith(".tsv")
+    if name.removesuffix(".gz").endswith(".csv") or (is_tsv and is_table(lines, f"{option} {name}")):
+        return _from_rows(name, read_table(lines, f"{option} {name}", "\t" if is_tsv else None), option)
+    for ending, read, number in _OF_WORDS:
         if name.removesuffix(".gz").endswith(ending):
             columns = read(lines, f"{option} {name}")
             return from_words(name, columns["form"], columns, option, number and number(lines))
@@ -134,7 +147,7 @@ def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
         corpus = from_sentences(name, rows.texts, option, rows.sentence_columns)
     n_begin = sum(tuple(text) == _BEGINS_DOCUMENT for text in rows.texts) if rows.are_words else 0
     n_there = len(corpus.sentences) + corpus.n_repeated + n_begin
-    return replace(corpus, n_without_text=len(rows.texts) + rows.n_empty - n_there)
+    return replace(corpus, n_without_text=len(rows.texts) + rows.n_empty - n_there, note=rows.note)
 
 
 def _from_list(sentences: Any, option: str) -> Corpus:

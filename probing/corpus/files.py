@@ -14,14 +14,14 @@ from probing.errors import UserError
 from probing.runtime.processes import is_main_process
 
 READABLE = (
-    "`builtin`, a .txt file with a sentence a line, a .conllu file, a .tsv or .jsonl file of words and labels, each "
-    "with .gz, hf:NAME for a data set, or `-` for standard input"
+    "`builtin`, a .txt file with a sentence a line, a .conllu or .conll file, a .tsv, .csv or .jsonl file of "
+    "sentences or words with labels, each with .gz, hf:NAME for a data set, or `-` for standard input"
 )
 
 # Bytes of a file of another type that are looked at.
 _SAMPLE = 2**16
 _GZIP_MAGIC = b"\x1f\x8b"
-_READ = (".txt", ".conllu", ".tsv", ".jsonl", "")
+_READ = (".txt", ".conllu", ".conll", ".tsv", ".csv", ".jsonl", "")
 # Lines that are looked at to tell a table of words from sentences, and how many there have to be.
 _LOOKED_AT, _ENOUGH = 1000, 5
 _TAG = re.compile(r"O|[BIESLU]-\S+")

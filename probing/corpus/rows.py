@@ -132,12 +132,14 @@ class Rows:
         columns: For each column and sentence, a value for each word, as the source has it.
         sentence_columns: For each column, a value for each sentence, as the source has it.
         n_empty: Number of rows that were left out because they have no text.
+        note: What was guessed of the source, as a clause.
     """
 
     texts: Sequence[Any]
     columns: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
     sentence_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     n_empty: int = 0
+    note: str = ""
 
     @property
     def are_words(self) -> bool:

@@ -251,7 +251,8 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
     if len(classes) < 2:
         raise UserError(
             f"`--corpus`: {int(in_train.sum())} training sentences leave {len(classes)} classes with enough examples, "
-            "and a probe needs two; give more sentences, or lower the bar with `--task_args.min_count`."
+            "and a probe needs two; give more sentences, one a line in a text file, or lower "
+            "the bar with `--task_args.min_count`."
         )
     return classes
 
@@ -293,6 +294,15 @@ def _missing_in(rows: Sequence[Any], unit: str) -> str:
     listed = [text if text == "empty" else f"`{text}`" for text, _ in counts.most_common(_SHOWN)]
     below = ": numbers below 0 stand for none" if set(counts) != {"empty"} else ""
     return f" ({', '.join(listed)}{below})" if below else ""
+
+
+def say_what_is_not_read(corpora: Sequence[Corpus], task: TokenTask, say: Callable[[str], None]) -> None:
+    """Report that a corpus has labels where the task is about positions, as by default."""
+    corpus = corpora[0]
+    tasks = {"label": corpus.columns, "sentence_label": corpus.sentence_columns}
+    if type(task).__name__.startswith("Position"):
+        for name in [name for name, columns in tasks.items() if "label" in columns]:
+            say(f"{corpus.name}: its labels are not used; `--task {name}` predicts them")
 
 
 def say_what_is_no_class(

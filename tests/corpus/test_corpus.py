@@ -125,16 +125,16 @@ def test_missing_files_folders_and_unknown_types_are_refused(tmp_path: Path) -> 
     ("name", "line", "message"),
     [
         (
-            "words.conll",
+            "words.iob",
             "dog\tB-LOC",
-            "a file of type .conll cannot be read; its .* a tab and a label: rename it to .tsv",
+            "a file of type .iob cannot be read; its .* a tab and a label: rename it to .tsv",
         ),
         (
             "words.iob",
             "dog NN B-NP O",
             "a file of type .iob cannot be read; its lines look like words with 3 annotations",
         ),
-        ("words.conll", "1\tdog" + "\t_" * 8, "a file of type .conll .* look like CoNLL-U: rename it to .conllu"),
+        ("words.iob", "1\tdog" + "\t_" * 8, "a file of type .iob .* look like CoNLL-U: rename it to .conllu"),
         ("words.json", '{"words": ["dog"]}', "a file of type .json .* rename it to .jsonl"),
         ("words.txt", "dog\tB-LOC", "a sentence was expected in each line; .*: rename it to .tsv. To read lines as"),
         (

@@ -30,8 +30,9 @@ def cloze(
         file: File of word pairs, one per line: the text with [MASK], the better word, the worse word and a group,
             separated by tabs; may be given without `--file`. builtin stands for the forty pairs that come with the
             program; they are also used if neither --file nor --corpus is given.
-        corpus: Text to change: builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz),
-            hf:NAME?config=C&split=S&column=T, or - for standard input. Names and nouns are replaced in .conllu files.
+        corpus: Text to change: builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl;
+            also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input. Names and nouns are replaced in
+            .conllu files.
         tokens: Maximum number of tokens of the corpus that are read; if it has more, sentences are drawn at random.
         batch_tokens: Maximum number of tokens in one forward pass, padding included.
         seed: Seed of every random draw: sentences, masked words, orders, and words that replace others.

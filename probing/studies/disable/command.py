@@ -53,7 +53,7 @@ def disable(
         layer: Layers whose heads are disabled: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block
             k, counted from 1.
         corpus: Text to read; probes are trained on its training part, and heads are disabled on its test part. Given as
-            builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as .gz),
+            builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; also as .gz),
             hf:NAME?config=C&split=S&column=T, or - for standard input.
         test_corpus: Corpus on which heads are disabled, given like --corpus; the test part of --corpus then joins the
             training part.

@@ -158,12 +158,14 @@ def _read(
         asked: The `probing.runs.measuring.Asked` of the run.
         watch: Notes how long reading takes.
     """
+    from probing.data.labelling import say_what_is_not_read
     from probing.data.preparation import control_sides, read_sides
     from probing.probes.erasure import transform_all
     from probing.studies.fit.estimate import announced
 
     more = asked.n_replicates, asked.retraining, asked.codes
     announce = announced(source, text[0], controls, asked.seed, *more, probe)
+    say_what_is_not_read(text[0], task, source.say)
     sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
     others, fitted = control_sides(controls, sides, text[0], source, asked.seed), None
     if asked.transform != "none":

@@ -46,8 +46,8 @@ def pretrain(
 
     Args:
         corpus: Text to learn from; a tenth of its documents is held out, or a tenth of its sentences if it marks fewer
-            than 20 documents. Given as builtin, a file (.txt with one sentence per line, .conllu, .tsv, .jsonl; also as
-            .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.
+            than 20 documents. Given as builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv,
+            .jsonl; also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.
         arms: How the encoder is given positions: all, or some of learned (a table of embeddings), none, constant (every
             token is given the same position), causal (as none, but each token attends only to itself and earlier
             tokens), sinusoidal (a table of sines that is not trained), rotary (queries and keys rotated by the
