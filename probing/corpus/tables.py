@@ -108,7 +108,7 @@ def is_table(lines: Sequence[str], typed: str) -> bool:
         return _are_sentences([row[at] for row in rows[1:] if len(row) > at])
     if not all(line.strip() for line in lines[: len(rows)]):
         return False
-    if any(_are_sentences(cells) for cells in zip(*rows, strict=False)):
+    if _are_sentences([row[0] for row in rows]):  # labels may well be several words
         raise UserError(f"`{typed}`: its rows hold whole sentences; give {_HEADER}, with a tab between them.")
     return False
 

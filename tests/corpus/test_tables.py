@@ -90,7 +90,8 @@ def test_a_table_that_cannot_be_told_is_refused(tmp_path: Path, name: str, text:
         read(tmp_path / name, text)
 
 
-def test_a_file_of_words_stays_one_whatever_its_words(tmp_path: Path) -> None:
+def test_a_file_of_words_stays_one_whatever_its_words_and_labels(tmp_path: Path) -> None:
+    assert read(tmp_path / "one.tsv", "Mona\twork of art\nLisa\twork of art\n").words == (("Mona", "Lisa"),)
     corpus = read(tmp_path / "words.tsv", "text\tNOUN\nis\tVERB\n\nsentence\tNOUN\nNew York\tPROPN\n")
     assert corpus.sentences == ("text is", "sentence New York")
     assert corpus.columns["label"] == (("NOUN", "VERB"), ("NOUN", "PROPN"))
