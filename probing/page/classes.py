@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from probing.page.neurons import is_numeric, shades
+from probing.page.neurons import is_numeric, shaded_map
 from probing.page.sources import Subject
 from probing.results.markup import Html, as_in_terminal, element
 from probing.results.schema import Row
@@ -42,29 +42,10 @@ def _map(subject: Subject, scores: Sequence[Row], confusions: Sequence[Row]) -> 
     labels = [row["class"] for row in scores]
     cell = max(LEAST, min(MOST, WIDE // len(labels)))
     every = -(-APART // cell) if not is_numeric(labels) else -(-2 * APART // cell)
-    size = f"width:{cell * len(labels)}px;height:{cell * len(labels)}px"
-    image = f"{size};mask-image:url({shades(confusion_shares(scores, confusions))})"
     what = "share of each class's test tokens that are taken for each class"
     about = f"{subject.label}, layer {scores[0]['layer']}: {what}"
-    names = [element("span", label if i % every == 0 else "") for i, label in enumerate(labels)]
-    ticks = [
-        element("span", label, style=f"left:{cell * (i + 0.5):g}px")
-        for i, label in enumerate(labels) if i % every == 0
-    ]  # fmt: skip
-    shaded = element("div", class_="shades", style=image)
-    field = element("div", shaded, class_="field", role="img", aria_label=about, style=size)
-    axes = element("div", *ticks, class_="ticks", aria_hidden="true", style=f"width:{cell * len(labels)}px")
-    return element(
-        "figure",
-        element("figcaption", "Rows: the class. Columns: what it is taken for. Shades: shares of its test tokens."),
-        element(
-            "div",
-            element(
-                "div",
-                element("div", *names, class_="layers", aria_hidden="true", style=f"grid-auto-rows:{cell}px"),
-                element("div", field, axes),
-                class_="map confusions",
-            ),
-            class_="scroll",
-        ),
-    )  # fmt: skip
+    names = [label if i % every == 0 else "" for i, label in enumerate(labels)]
+    ticks = {i: label for i, label in enumerate(labels) if i % every == 0}
+    shown = shaded_map(confusion_shares(scores, confusions), (cell, cell), names, ticks, about, "map confusions")
+    caption = "Rows: the class. Columns: what it is taken for. Shades: shares of its test tokens."
+    return element("figure", element("figcaption", caption), shown)

@@ -289,26 +289,38 @@ def neuron_map(subject: Subject, title: str) -> Html:
     layers, d_model = subject.layers, subject.d_model
     cell = max(1, min(24, WIDEST // d_model))
     row = max(LOWEST_ROW, min(HIGHEST_ROW, HEIGHT // len(layers)))
-    size = f"width:{cell * d_model}px;height:{row * len(layers)}px"
-    image = f"{size};mask-image:url({shades(ratio_shades(ratios(subject)))})"
-    names = [element("span", layer) for layer in layers]
     every = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, d_model) if step * cell >= 60)
-    ticks = [element("span", neuron, style=f"left:{cell * (neuron + 0.5):g}px") for neuron in range(0, d_model, every)]
-    field = element(
-        "div", element("div", class_="shades", style=image),
-        class_="field", role="img", aria_label=title, style=size,
+    ticks = {neuron: neuron for neuron in range(0, d_model, every)}
+    return shaded_map(ratio_shades(ratios(subject)), (cell, row), layers, ticks, title)
+
+
+def shaded_map(
+    darkness: ArrayLike, cell: tuple[int, int], names: Sequence[str | int], ticks: Mapping[int, str | int],
+    about: str, kind: str = "map",
+) -> Html:  # fmt: skip
+    """Return a matrix as shades, with the names of its rows and of some columns.
+
+    Args:
+        darkness: From 0 to 1, shape (n_rows, n_columns).
+        cell: Width and height of a cell in pixels.
+        names: A name for each row; empty where it has none.
+        ticks: Names of some columns, by index.
+        about: What is shown, for those who cannot see it.
+        kind: Class of the element.
+    """
+    (wide, high), (n_rows, n_columns) = cell, np.shape(darkness)
+    size = f"width:{wide * n_columns}px;height:{high * n_rows}px"
+    shaded = element("div", class_="shades", style=f"{size};mask-image:url({shades(darkness)})")
+    field = element("div", shaded, class_="field", role="img", aria_label=about, style=size)
+    rows = element(
+        "div", *(element("span", name) for name in names),
+        class_="layers", aria_hidden="true", style=f"grid-auto-rows:{high}px",
     )  # fmt: skip
-    axes = element("div", *ticks, class_="ticks", aria_hidden="true", style=f"width:{cell * d_model}px")
-    return element(
-        "div",
-        element(
-            "div",
-            element("div", *names, class_="layers", aria_hidden="true", style=f"grid-auto-rows:{row}px"),
-            element("div", field, axes),
-            class_="map",
-        ),
-        class_="scroll",
-    )
+    columns = element(
+        "div", *(element("span", name, style=f"left:{wide * (i + 0.5):g}px") for i, name in ticks.items()),
+        class_="ticks", aria_hidden="true", style=f"width:{wide * n_columns}px",
+    )  # fmt: skip
+    return element("div", element("div", rows, element("div", field, columns), class_=kind), class_="scroll")
 
 
 def scale() -> Html:
