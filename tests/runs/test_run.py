@@ -15,7 +15,7 @@ import pytest
 from probing.errors import UserError
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.loading import load_run
-from probing.runtime.owner import RUNNING
+from probing.runtime.owner import RUNNING, Owner, take_over
 from probing.tables.schema import ACCURACY
 from written import read_csv, write_csv
 
@@ -91,6 +91,28 @@ def test_a_run_that_may_be_alive_keeps_its_name(left: Path, told: str | None, wo
         with pytest.raises(UserError, match=words):
             claim()
     assert (left / "accuracy.csv").read_text(encoding="utf-8") == "half"
+
+
+def test_a_killed_process_of_another_machine_cannot_be_told(left: Path) -> None:
+    dead = Owner.read(left)
+    assert dead is not None
+    Owner(dead.process, f"not-{dead.machine}").write(left)
+    with pytest.raises(UserError, match=rf"interrupted on not-.* \(process {dead.process}\); remove"):
+        RunFolder(left.parent, "mine", "default")
+
+
+@pytest.mark.parametrize("how", ["another is taking it", "another has taken it"])
+def test_what_another_process_takes_over_is_left_to_it(left: Path, how: str) -> None:
+    dead = Owner.read(left)
+    assert dead is not None
+    if how == "another is taking it":
+        (left / f"{RUNNING}.after.{dead.process}").write_text("", encoding="utf-8")
+    else:
+        Owner(os.getppid(), dead.machine).write(left)
+    before = sorted(path.name for path in left.iterdir())
+    assert not take_over(left, dead)
+    assert sorted(path.name for path in left.iterdir()) == before
+    assert (left / "accuracy.csv").is_file()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="whether a process lives is not asked there")
