@@ -44,6 +44,8 @@ class ProbeOptions:
         learning_rate: Learning rate of adam.
         batch_size: Batch size of adam, in tokens.
         patience: With adam, a layer stops after this many epochs without a lower validation cross-entropy.
+        bias: Whether the probe has an intercept: its neurons are then centred on their training means, and their
+            contributions are to the difference from the logit of a mean hidden state.
     """
 
     l1: float = 0.0
@@ -56,6 +58,7 @@ class ProbeOptions:
     learning_rate: float = 1e-3
     batch_size: int = 512
     patience: int = 3
+    bias: bool = False
 
     @property
     def needs_validation(self) -> bool:
@@ -74,7 +77,31 @@ class ProbeOptions:
                 why = ", without which the distance to the optimum has no bound" if name == "l2" else ""
                 problem = f"`--probe.{name} {value}` is out of range: expected a number above 0"
                 problems.append(f"{problem}{why} ({SMALLEST} to {LARGEST})")
+        if self.bias and self.solver == "adam":
+            problems.append(
+                "`--probe.solver adam`: a probe with an intercept (`--probe.bias true`) is trained by lbfgs; leave one "
+                "of the two out"
+            )
+        if self.bias and self.penalty_space == "rms":
+            problems.append(
+                "`--probe.penalty_space rms`: with `--probe.bias true` neurons are centred, and their root mean square "
+                "is their sd; leave one of the two out"
+            )
         return problems
+
+    def problems_without_bias(self) -> list[str]:
+        """Return the problems with values where probes never have an intercept."""
+        own = "`--probe.bias true` does not apply: probes of this command have no intercept; leave it out"
+        return self.problems() + [own] * self.bias
+
+    def problems_with_trainer(self, trainer: Mapping[str, Any]) -> list[str]:
+        """Return the problems with arguments of Lightning's Trainer that do not go with the values."""
+        if not (self.bias and trainer.get("enable_checkpointing")):
+            return []
+        return [
+            "`--trainer.enable_checkpointing`: a checkpoint of a probe with `--probe.bias true` would be of centred "
+            "neurons and a constant; leave one of the two out (`probe.safetensors` has weights and intercepts)"
+        ]
 
     def problems_with_numbers(self, trainer: Mapping[str, Any], mdl: bool) -> list[str]:
         """Return the problems with options that do not apply where numbers are predicted, in closed form.

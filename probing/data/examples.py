@@ -95,6 +95,11 @@ class Activations(Protocol):
         ...
 
 
+def n_constants(store: Activations) -> int:
+    """Return how many of the last neurons of a store are constants by design, which count as live."""
+    return int(getattr(store, "n_constants", 0))
+
+
 @dataclass(frozen=True)
 class Examples:
     """The tokens of a store that belong to one side of the split, with their classes.

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from probing.data.examples import Batch, Examples, as_batch, blocks, read_share
+from probing.data.examples import Batch, Examples, as_batch, blocks, n_constants, read_share
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.moments import Moments, MomentsAccumulator
 
 
 def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
-    """Return the moments of each layer's training tokens, in one streamed pass divided among ranks."""
-    return _moments(read_share(train, layers), [train.store.plan.d_model] * len(layers))
+    """Return the moments of each layer's training tokens, in one streamed pass divided among ranks.
+
+    Neurons that are constants by design are given sd 1, so that they count as live.
+    """
+    found = _moments(read_share(train, layers), [train.store.plan.d_model] * len(layers))
+    if n := n_constants(train.store):
+        for moments in found:
+            moments.sd[-n:] = 1
+    return found
 
 
 def loader_moments(batches: Iterable[Any], n_layers: int) -> list[Moments]:

@@ -23,15 +23,17 @@ from probing.evidence.removal import (
 )
 from probing.evidence.stability import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
 from probing.evidence.table import Evidence, order
-from probing.evidence.with_intercept import (
-    is_far,
-    moments_with_constant,
-    on_hidden_states,
-    start_with_intercept,
-    with_constants,
-)
 from probing.probes.curvature import ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
 from probing.probes.curvature import fits as curvature_fits
+from probing.probes.erasure import transformed
+from probing.probes.intercept import (
+    is_far,
+    moments_with_constant,
+    of_neurons,
+    scaled_transform,
+    start_with_intercept,
+    with_constant,
+)
 from probing.probes.objective import cross_entropy_sums, dtype_that_solves
 from probing.probes.recipe import Training
 from probing.probes.solvers import Problem, Readout
@@ -56,6 +58,8 @@ SAMPLES = 16
 @dataclass(frozen=True)
 class Retraining:
     """Retrains finished probes with small changes.
+
+    Where the probes have an intercept, all of this is of neurons and a constant; evidence is of the neurons alone.
 
     Args:
         sides: Examples and their classes.
@@ -155,7 +159,7 @@ def _with_replicates(
     problems = _preconditioned(replicate_problems(1, retraining.training.penalty, draws), near)
     weight = torch.stack([one.weight for one in retraining.train(f"layer {layer}: bootstraps", problems)])
     stability = stability_of(_scores(fit.weight[None], evidence)[0], _scores(weight, evidence))
-    return replace(evidence, stability=stability), weight
+    return replace(evidence, stability=stability), weight[..., : len(evidence.moments.mean)]
 
 
 def _with_removals(evidence: Evidence, retraining: Retraining, near: Surroundings) -> Evidence:
@@ -167,7 +171,7 @@ def _with_removals(evidence: Evidence, retraining: Retraining, near: Surrounding
     effects, drawn = _ablation_effects(retraining, evidence, torch.from_numpy(own), near)
     return replace(
         evidence,
-        unique=unique(fit.weight, retraining.training.scaling(fit.moments), penalty.l2),
+        unique=unique(fit.weight, retraining.training.scaling(fit.moments), penalty.l2)[: len(own)],
         penalty_stability=penalty_stability(own, changed),
         ablation_effects=effects,
         matched=drawn,
@@ -193,17 +197,22 @@ def with_intercept_probes(evidence: Sequence[Evidence], retraining: Retraining) 
     layers = [retraining.layers[i] for i in indices]
     scalings = [training.scaling(evidence[i].moments) for i in indices]
     fits = [
-        replace(fit, weight=start_with_intercept(fit.weight, scaling), moments=moments_with_constant(scaling))
+        replace(
+            fit,
+            weight=start_with_intercept(fit.weight, scaling),
+            moments=moments_with_constant(scaling.moments, scaling),
+        )
         for fit, scaling in zip((retraining.fits[i] for i in indices), scalings, strict=True)
     ]
+    transforms = {layer: scaled_transform(scaling) for layer, scaling in zip(layers, scalings, strict=True)}
+    sides, _ = with_constant(transformed(retraining.sides, transforms), {})
     of_layers = replace(
-        retraining, sides=with_constants(retraining.sides, dict(zip(layers, scalings, strict=True))),
-        layers=layers, fits=fits, training=replace(training, penalty_space="raw"),
-    )  # fmt: skip
+        retraining, sides=sides, layers=layers, fits=fits, training=replace(training, penalty_space="raw")
+    )
     problems = [Problem(f"with_intercept_{layer:02d}", i, training.penalty) for i, layer in enumerate(layers)]
     trained = of_layers.train("probes with an intercept", problems)
     for i, fit, scaling in zip(indices, trained, scalings, strict=True):
-        weight = on_hidden_states(fit.weight, scaling)
+        weight = scaling.raw_weight(of_neurons(fit).weight)
         contribution = mean_contribution(weight, evidence[i].magnitudes, centred=True)
         found[i] = replace(found[i], contribution_with_intercept=contribution)
     return found
@@ -217,7 +226,7 @@ def _ablation_effects(
     live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
     top = live[: min(REMOVED, len(live) // 2)]
     drawn = matched(top, live[len(top) :], evidence.moments.sd, retraining.seed)
-    removed, others = [*top, *drawn], torch.arange(len(scores))
+    removed, others = [*top, *drawn], torch.arange(fit.weight.shape[1])
     readout, curvature = near.readout, near.curvature
     penalty, scaling = training.penalty, training.scaling(fit.moments)
     starts = (
@@ -299,7 +308,8 @@ def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroun
 
 def _scores(weights: Tensor, evidence: Evidence) -> NDArray[np.float64]:
     """Return the contributions of the neurons under several weights, shape (n, d_model)."""
-    return np.stack([mean_contribution(weight, evidence.magnitudes).numpy() for weight in weights])
+    neurons = slice(len(evidence.moments.mean))
+    return np.stack([mean_contribution(weight[:, neurons], evidence.magnitudes).numpy() for weight in weights])
 
 
 def _scores_of(fits: Sequence[LayerFit], evidence: Evidence) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from probing.data.examples import Examples, read_clusters, read_share
 from probing.evidence.removal import AblationEffect, Outcome
 from probing.evidence.stability import Stability
-from probing.evidence.with_intercept import is_far
+from probing.probes.intercept import is_far
 from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit
 from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution

@@ -143,6 +143,8 @@ class Changed:
         d_model: Number of neurons after the map; None if unchanged.
     """
 
+    n_constants = 0
+
     def __init__(
         self, store: Activations, changes: Mapping[int, Callable[[Tensor], Tensor]], d_model: int | None = None
     ) -> None:

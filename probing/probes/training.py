@@ -54,6 +54,8 @@ class LayerFit:
             probe was not tested.
         cross_entropy_by_sentence: Cross-entropy summed over the test tokens of each sentence, in nats; empty likewise.
         shift: Estimated distance of the problem's readout from its value at the optimum; NaN without a readout.
+        intercept: Logit of each class where all neurons have their mean, shape (n_classes,); None for a probe without
+            an intercept, whose weights may be of neurons and a constant.
     """
 
     layer: int
@@ -68,6 +70,7 @@ class LayerFit:
     correct_by_sentence: NDArray[np.int64]
     cross_entropy_by_sentence: NDArray[np.float64]
     shift: float = math.nan
+    intercept: Tensor | None = None
 
 
 def train_probes(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
-from probing.data.examples import Activations, Examples, Sides, read
+from probing.data.examples import Activations, Examples, Sides, n_constants, read
 from probing.data.preparation import thin
 from probing.probes import gaussian
 from probing.probes.recipe import Lbfgs, Training
@@ -68,7 +68,7 @@ class Chosen:
 class Views:
     """A store that has views in place of layers: choices of neurons of one layer of another store.
 
-    Dead neurons read as 0.
+    Dead neurons read as 0. Constants that the store has beside its neurons are in every view.
 
     Args:
         store: Store of the activations.
@@ -80,8 +80,10 @@ class Views:
     def __init__(self, store: Activations, layer: int, views: Sequence[Sequence[int]], dead: Tensor) -> None:
         self.store, self.layer, self.dead = store, layer, dead
         self.tokens: Tokens = store.tokens
-        self.plan: Plan = replace(store.plan, d_model=len(views[0]))
-        self.views = [torch.tensor(list(neurons)) for neurons in views]
+        self.n_constants = n_constants(store)
+        constants = range(store.plan.d_model - self.n_constants, store.plan.d_model)
+        self.views = [torch.tensor([*neurons, *constants]) for neurons in views]
+        self.plan: Plan = replace(store.plan, d_model=len(self.views[0]))
         # The last shard read, since every view reads it; stored by neuron, so that some can be taken alone.
         self._shard: tuple[int, Tensor] | None = None
 

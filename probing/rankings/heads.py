@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from probing.data.examples import Sides
+from probing.data.examples import Sides, n_constants
 from probing.data.preparation import thin
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.training import LayerFit, train_probes
@@ -63,8 +63,9 @@ def head_accuracies(sides: Sides, fit: LayerFit, n_heads: int, training: Trainin
         training: Settings of the layer's probe; these probes have its penalty.
         seed: Seed of the random slices, and of the sample of the training tokens where not all are used.
     """
-    slices = [list(neurons) for neurons in heads_of(fit.weight.shape[1], n_heads)]
-    slices += [_drawn(fit, len(slices[0]), draw, seed) for draw in range(1, DRAWS + 1)]
+    d_model = fit.weight.shape[1] - n_constants(sides.train.store)
+    slices = [list(neurons) for neurons in heads_of(d_model, n_heads)]
+    slices += [_drawn(d_model, len(slices[0]), fit.layer, draw, seed) for draw in range(1, DRAWS + 1)]
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, seed))
     viewed = few.each(lambda examples: of_views(examples, fit.layer, slices, fit.moments.dead))
     roughly = replace(training.for_measuring(), solver=Lbfgs(TOLERANCE))
@@ -112,10 +113,10 @@ def head_rows(
     return rows
 
 
-def _drawn(fit: LayerFit, n_neurons: int, draw: int, seed: int) -> list[int]:
+def _drawn(d_model: int, n_neurons: int, layer: int, draw: int, seed: int) -> list[int]:
     """Return randomly drawn neurons of a layer, ascending; each number `draw` gives an independent draw."""
-    generator = np.random.default_rng([seed, fit.layer, draw])
-    return sorted(generator.permutation(fit.weight.shape[1])[:n_neurons].tolist())
+    generator = np.random.default_rng([seed, layer, draw])
+    return sorted(generator.permutation(d_model)[:n_neurons].tolist())
 
 
 def _classes(sides: Sides) -> Any:

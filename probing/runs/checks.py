@@ -296,6 +296,16 @@ def read_tensor(path: Path, name: str) -> Tensor:
     return found
 
 
+def reads_transformed(config: Mapping[str, Any]) -> bool:
+    """Whether the probes of a run read transformed activations, which are centred if they have an intercept."""
+    return config.get("transform", "none") != "none" or has_intercept(config)
+
+
+def has_intercept(config: Mapping[str, Any]) -> bool:
+    """Whether the probes of a run have an intercept; those of versions without the option have none."""
+    return bool(config["probe"].get("bias", False))
+
+
 def read_transforms(folder: Path, layers: Sequence[int], d_model: int) -> dict[int, Transform]:
     """Return the transform of each of a run's layers.
 

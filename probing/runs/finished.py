@@ -35,11 +35,12 @@ from probing.models import (
     site_of,
 )
 from probing.probes.erasure import transformed
+from probing.probes.intercept import with_constant
 from probing.probes.penalty_path import training_of
 from probing.probes.recipe import Progress, Training, no_progress
 from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
-from probing.runs.checks import leaves_out_first, read_transforms
+from probing.runs.checks import has_intercept, leaves_out_first, read_transforms, reads_transformed
 from probing.runtime.terminal import training_progress
 from probing.tasks import Labels, load_task, short_name
 
@@ -220,7 +221,7 @@ def sides_of(finished: Finished, extract: Extraction) -> Sides:
         return label_tokens(store, corpus, task, finished.splits[part], classes, side, by_document)
 
     sides = Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
-    if run.transform == "none":
+    if not reads_transformed(run.config):
         return sides
     return transformed(sides, read_transforms(run.folder, run.layers, width_of(run)))
 
@@ -267,7 +268,10 @@ def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_dra
 
     training = trained_as(run, {**passes, **extract.trainer}, bar)
     sides = sides_of(finished, extract)
-    return replace(ranked, shuffled=null_rankings(sides, layers, training, n_draws, seed))
+    d_model = sides.train.store.plan.d_model
+    if has_intercept(run.config):
+        sides, _ = with_constant(sides, {})
+    return replace(ranked, shuffled=null_rankings(sides, layers, training, n_draws, seed)[..., :d_model])
 
 
 def pairs_of(

@@ -13,11 +13,12 @@ from probing.evidence.by_class import predicted_classes
 from probing.evidence.extremes import extremes
 from probing.evidence.retraining import Retraining, strengthened
 from probing.evidence.stability import PENALTIES
-from probing.evidence.table import Evidence, collect_evidence, first_neurons
+from probing.evidence.table import collect_evidence, first_neurons
+from probing.probes.intercept import moments_with_constant, of_neurons, with_constant
 from probing.probes.online_code import online_code
 from probing.probes.penalty_path import penalised
-from probing.probes.recipe import Lbfgs, Progress, Training
-from probing.probes.training import LayerFit, train_controls, train_probes
+from probing.probes.recipe import Lbfgs, Progress
+from probing.probes.training import train_controls, train_probes
 from probing.rankings.contributions import control_task_shares, mean_contribution
 from probing.rankings.heads import head_rows
 from probing.runs.numbers import measure_numbers
@@ -102,37 +103,38 @@ def _measure_classes(
     folder: str | None,
 ) -> Measured:  # fmt: skip
     """Measure probes that predict classes; the arguments are those of `measure`."""
-    moments = layer_moments(sides.train, layers)
-    path, training = penalised(probe, asked.seed, sides, layers, moments, trainer, progress)
+    moments = of_read = layer_moments(sides.train, layers)
+    read, read_controls = sides, controls  # what probes read: the neurons, and the constant if there is an intercept
+    if probe.bias:
+        read, read_controls = with_constant(sides, controls)
+        of_read = [moments_with_constant(of_layer) for of_layer in moments]
+    path, training = penalised(probe, asked.seed, read, layers, of_read, trainer, progress)
     starts = path.weights if path else None
-    fits = train_probes(sides, layers, training, logger=logger, folder=folder, moments=moments, starts=starts)
+    trained = train_probes(read, layers, training, logger=logger, folder=folder, moments=of_read, starts=starts)
     watch.end("probe")
-    held_against = train_controls(controls, layers, training, sides.train, moments)
-    codes = online_code(sides, layers, training, asked.seed) if asked.codes else ()
+    held_against = train_controls(read_controls, layers, training, read.train, of_read)
+    codes = online_code(read, layers, training, asked.seed) if asked.codes else ()
     evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
+    fits = [of_neurons(fit) for fit in trained] if probe.bias else trained
     if draws := controls.get("control_task"):
-        shares = control_task_shares(draws, held_against["control_task"])
+        of_draws = held_against["control_task"]
+        if probe.bias:
+            of_draws = [[of_neurons(fit) for fit in of_layers] for of_layers in of_draws]
+        shares = control_task_shares(draws, of_draws)
         evidence = [replace(one, control_task_share=share) for one, share in zip(evidence, shares, strict=True)]
     replicates = None
     if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
         others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
-        retraining = Retraining(sides, layers, fits, training, asked.seed, others)
+        retraining = Retraining(read, layers, trained, training, asked.seed, others)
         evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
     elif asked.n_replicates or asked.retraining:
         say("the probes are not at their optimum, so --replicates and --evidence are skipped")
-    predicted = predicted_classes(sides.test, layers, [fit.weight for fit in fits])
-    heads = _heads(sides, fits, evidence, asked, training) if asked.n_heads else ()
+    predicted = predicted_classes(read.test, layers, [fit.weight for fit in trained])
+    heads = () if not asked.n_heads else head_rows(
+        read, trained, [mean_contribution(fit.weight, one.magnitudes) for fit, one in zip(fits, evidence, strict=True)],
+        asked.n_heads, training if asked.retraining else None, asked.seed,
+    )  # fmt: skip
     return Measured(
         sides, fits, evidence, held_against, replicates, codes, path.summary() if path else {"l2": probe.l2},
         asked.transform, predicted, asked.n_heads, heads,
     )  # fmt: skip
-
-
-def _heads(
-    sides: Sides, fits: Sequence[LayerFit], evidence: Sequence[Evidence], asked: Asked, training: Training
-) -> list[dict[str, Any]]:
-    """Return the rows of `heads.csv`, with accuracies if probes are to be retrained."""
-    assert asked.n_heads
-    pairs = zip(fits, evidence, strict=True)
-    contributions = [mean_contribution(fit.weight, one.magnitudes) for fit, one in pairs]
-    return head_rows(sides, fits, contributions, asked.n_heads, training if asked.retraining else None, asked.seed)

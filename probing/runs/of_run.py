@@ -10,6 +10,7 @@ from typing import Any
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.models import site_of
+from probing.runs.checks import has_intercept
 from probing.runs.run import Run
 
 
@@ -36,6 +37,7 @@ def read_as_run(
         "`--site residual`": site_of(made) == "residual",
         "`--dtype float32`": made["dtype"] == "float32",
         "no `--transform`": run.transform == "none",
+        "no `--probe.bias true`": not has_intercept(made),
         "a corpus that is still there": "-" not in (made["corpus"], made["test_corpus"]),
     }
     if lacking := [what for what, holds in wrong.items() if not holds]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from probing.models import ModelSource, SiteName, resolve_model, site_of
 from probing.probes.erasure import Changed
 from probing.probes.objective import centre_over_classes
 from probing.results.rows import Table
-from probing.runs.checks import leaves_out_first, read_transforms
+from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runtime import terminal
 from probing.runtime.processes import refuse_several
 from probing.tables.schema import PREDICTIONS
@@ -40,12 +40,26 @@ class Probes:
         config: Its configuration.
         results: Content of its `results.json`.
         weight: Weight of each layer's probe on raw activations, shape (n_classes, d_model), by layer number.
+        intercept: Intercept of each layer's probe, shape (n_classes,); empty for probes without one.
     """
 
     folder: Path
     config: Mapping[str, Any]
     results: Mapping[str, Any]
     weight: Mapping[int, Tensor]
+    intercept: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def logits(self, layer: int, states: Tensor) -> Tensor:
+        """Return the logits of activations as the probe reads them, shapes (n, d_model) and (n, n_classes)."""
+        logits = states.to(self.weight[layer].dtype) @ self.weight[layer].T
+        return logits + self.intercept[layer] if self.intercept else logits
+
+    def read(self, store: Activations) -> Activations:
+        """Return activations as the probes read them: transformed, or centred, if the run's were."""
+        if not reads_transformed(self.config):
+            return store
+        width = next(iter(self.weight.values())).shape[1]
+        return Changed(store, read_transforms(self.folder, list(self.weight), width))
 
     @property
     def classes(self) -> list[int | str]:
@@ -107,9 +121,8 @@ def of_arrays(probes: Probes, activations: Any, reader: Reader | None = None) ->
     d_model = next(iter(probes.weight.values())).shape[1]
     if store.plan.d_model != d_model:
         raise UserError(f"`X` has {store.plan.d_model} columns, and the probes of {probes.folder} read {d_model}.")
-    weight = {layer: probes.weight[layer] for layer in store.layers}
-    examples = Examples(store, np.zeros(store.tokens.n_tokens, dtype=np.int32))
-    of_layers = Probes(probes.folder, probes.config, probes.results, weight)
+    of_layers = replace(probes, weight={layer: probes.weight[layer] for layer in store.layers})
+    examples = Examples(of_layers.read(store), np.zeros(store.tokens.n_tokens, dtype=np.int32))
     return _table(of_layers, examples, lambda row: {"row": row}, reader)
 
 
@@ -163,10 +176,7 @@ def _examples(probes: Probes, store: Activations, task: TokenTask) -> Examples:
         store, taken = SentenceVectors(store, task.pooling), has_words
     else:
         taken = labelled_tokens(task, tokens)
-    if probes.config.get("transform", "none") != "none":
-        width = next(iter(probes.weight.values())).shape[1]
-        store = Changed(store, read_transforms(probes.folder, list(probes.weight), width))
-    return Examples(store, np.where(taken, 0, -1).astype(np.int32), word_means=task.word_means)
+    return Examples(probes.read(store), np.where(taken, 0, -1).astype(np.int32), word_means=task.word_means)
 
 
 def labelled_tokens(task: TokenTask, tokens: Tokens) -> NDArray[np.bool_]:
@@ -212,8 +222,7 @@ def _table(
 
 def predictions(probes: Probes, layer: int, states: Tensor) -> list[list[dict[str, Any]]]:
     """Return for each example the class with the highest probability, or the number that is predicted."""
-    weight = probes.weight[layer]
-    logits = states.to(weight.dtype) @ weight.T
+    logits = probes.logits(layer, states)
     if (numbers := probes.results.get("numbers")) is not None:
         return [[{"layer": layer, "predicted": number}] for number in (numbers["mean"] + logits[:, 0]).tolist()]
     probability, index = (found.tolist() for found in logits.double().softmax(1).max(1))
@@ -226,7 +235,8 @@ def predictions(probes: Probes, layer: int, states: Tensor) -> list[list[dict[st
 def explanations(probes: Probes, layer: int, states: Tensor, n: int) -> list[list[dict[str, Any]]]:
     """Return for each example what is predicted, and the neurons that contribute most to that logit, for or against it.
 
-    Weights are centred over classes, so that the contributions of all neurons add up to the logit.
+    Weights are centred over classes, so that the contributions of all neurons, with the intercept if there is one, add
+    up to the logit.
 
     Args:
         probes: The probes.
@@ -234,10 +244,14 @@ def explanations(probes: Probes, layer: int, states: Tensor, n: int) -> list[lis
         states: Activations of the examples, shape (n_examples, d_model).
         n: Number of neurons.
     """
-    weight, centred = probes.weight[layer], centre_over_classes(probes.weight[layer].double())
-    of_class, found = (states.to(weight.dtype) @ weight.T).argmax(1), []
-    for (predicted,), own in zip(predictions(probes, layer, states), centred[of_class] * states.double(), strict=True):
-        about = {**predicted, "logit": float(own.sum())}
+    of_class, found = probes.logits(layer, states).argmax(1), []
+    own_of = centre_over_classes(probes.weight[layer].double())[of_class] * states.double()
+    constants: list[dict[str, float]] = [{}] * len(states)
+    if probes.intercept:
+        intercept = centre_over_classes(probes.intercept[layer].double()[:, None])[of_class, 0]
+        constants = [{"intercept": value} for value in intercept.tolist()]
+    for (predicted,), own, constant in zip(predictions(probes, layer, states), own_of, constants, strict=True):
+        about = {**predicted, "logit": float(own.sum()) + sum(constant.values()), **constant}
         first = own.abs().sort(descending=True, stable=True).indices[:n].tolist()
         found.append([
             {**about, "rank": rank, "neuron": neuron, "contribution": float(own[neuron])}

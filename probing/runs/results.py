@@ -26,7 +26,7 @@ from probing.probes.erasure import Changed
 from probing.probes.online_code import CodeLength
 from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit
-from probing.probes.transforms import Transform
+from probing.probes.transforms import Transform, save
 from probing.rankings.contributions import class_contributions, class_rows
 from probing.results.rows import write_tables
 from probing.results.schema import Row
@@ -233,6 +233,7 @@ def write(
     model_name: str,
     formats: Sequence[str] = USUAL,
     corpus: Corpus | None = None,
+    transforms: Mapping[int, Transform] | None = None,
 ) -> Written:
     """Write tables, tensors, figures and the configuration; `write_summary` adds the rest.
 
@@ -243,12 +244,16 @@ def write(
         model_name: The model's short name, for titles.
         formats: Formats of the figures; without any, none are drawn.
         corpus: The test corpus, for the tokens on which the first neurons are highest and lowest; None without text.
+        transforms: The transform of each layer's activations, if they were transformed or centred.
     """
     tables, sides = measured.tables(), measured.sides
     if measured.extremes and corpus is not None:
         tables["contexts"] = contexts_of(measured.extremes, sides.test, corpus, sides.classes)
     paths = write_tables(folder, config, tables, NUMBER_TABLES if sides.numbers else TABLES)
     paths += _write_tensors(folder, measured, config["task"], config["model"])
+    if transforms:
+        paths.append(folder / "transform.safetensors")
+        save(paths[-1], transforms)
     figures = []
     if formats:
         figures = write_figures(folder / "figures", tables, short_name(config), model_name, formats)
@@ -342,7 +347,9 @@ def _write_tensors(folder: Path, measured: AnyMeasured, task: str, model: str) -
     }
     weight = torch.stack([fit.weight for fit in measured.fits])
     contribution = torch.stack(measured.contributions()).float()
-    tensors = {"probe": {"weight": weight}, "contributions": {"contribution": contribution}}
+    intercepts = [fit.intercept for fit in measured.fits if isinstance(fit, LayerFit) and fit.intercept is not None]
+    own = {"intercept": torch.stack(intercepts)} if intercepts else {}
+    tensors = {"probe": {"weight": weight, **own}, "contributions": {"contribution": contribution}}
     if measured.replicates is not None:
         tensors["replicates"] = {"weight": measured.replicates}
     paths = {name: folder / f"{name}.safetensors" for name in tensors}

@@ -12,7 +12,16 @@ from probing.results.markup import Html, element, joined
 from probing.results.rows import Table, read_csv
 from probing.results.schema import Schema, label_of_class
 from probing.results.shown import layers_named
-from probing.runs.checks import check_documents, check_parts, check_tables, check_tensors, kind_of, read_tensor, reading
+from probing.runs.checks import (
+    check_documents,
+    check_parts,
+    check_tables,
+    check_tensors,
+    has_intercept,
+    kind_of,
+    read_tensor,
+    reading,
+)
 from probing.runs.folder import read_json, read_yaml
 from probing.runs.study import Result, Study
 from probing.tables.schema import (
@@ -50,7 +59,8 @@ class Fit(Study):
         "probe.safetensors": "`weight` (n_layers, n_classes, d_model), to be used on raw hidden states: `logits = "
         "hidden_states @ weight[i].T`; its metadata names the layer of each slice and the position of each row. Of "
         "numbers `weight` (n_layers, 1, d_model) in float64, with `mean` in its metadata: a prediction is `mean + "
-        "hidden_states @ weight[i, 0]`.",
+        "hidden_states @ weight[i, 0]`. With `--probe.bias`, hidden states are those that `transform.safetensors` has "
+        "centred, and of classes there is `intercept` (n_layers, n_classes) to add.",
         "replicates.safetensors": "`weight` (n_replicates, n_layers, n_classes, d_model) of the bootstrapped probes.",
         "contributions.safetensors": "`contribution` (n_layers, n_classes, d_model): mean over the test tokens of each "
         "class; of numbers one row in the place of classes.",
@@ -197,6 +207,18 @@ class Run(Result):
         with reading(self.folder):
             return read_tensor(self.folder / "probe.safetensors", "weight")
 
+    @property
+    def intercept(self) -> Tensor | None:
+        """Intercepts of the probes, shape (n_layers, n_classes), of a run with `--probe.bias`; None without any.
+
+        The logits are then `hidden_states @ weight[i].T + intercept[i]` of the activations that
+        `transform.safetensors` has centred. Where numbers are predicted, the intercept is `results["numbers"]["mean"]`.
+        """
+        if self.is_of_numbers or not has_intercept(self.config):
+            return None
+        with reading(self.folder):
+            return read_tensor(self.folder / "probe.safetensors", "intercept")
+
     def predict(self, texts: Any) -> Table:
         """Return what each layer's probe predicts of other text, read as the run read its own.
 
@@ -254,7 +276,8 @@ class Run(Result):
         if layer is not None and layer not in weight:
             raise UserError(f"`layer={layer}`: {self.folder} has {layers_named(list(weight))}.")
         kept = weight if layer is None else {layer: weight[layer]}
-        return Probes(self.folder, self.config, self.results, kept)
+        intercepts = () if self.intercept is None else zip(self.layers, self.intercept, strict=True)
+        return Probes(self.folder, self.config, self.results, kept, dict(intercepts))
 
     @property
     def split_by(self) -> GroupBy:

@@ -316,8 +316,10 @@ PREDICTIONS = Schema(
 )
 EXPLANATIONS = Schema("explanations", "what `Run.explain` returns: a row per example, layer and neuron", (
     *_PREDICTIONS,
-    number("logit", "Logit of the predicted class: the sum of the contributions of all neurons; of a number, how far "
-           "it is from the constant answer.", form="+.2f"),
+    number("logit", "Logit of the predicted class: the sum of the contributions of all neurons, and of the intercept "
+           "if there is one; of a number, how far it is from the constant answer.", form="+.2f"),
+    number("intercept", "With `--probe.bias`: logit of the predicted class where all neurons have their mean.",
+           form="+.2f"),
     whole("rank", "Rank of the neuron by the size of its contribution."),
     whole("neuron", "Index of the neuron."),
     number("contribution", "weight × activation, with weights centred over classes: above 0 it speaks for the "

@@ -82,6 +82,7 @@ def probe(
     formats, place = figure_formats(figure_format), _place(runs, name)
     refuse(_problems_with_tracking(tracked, place, logger))
     from probing.data.arrays import sides_of_arrays
+    from probing.probes.intercept import centred
     from probing.runs.measuring import Asked, measure
     from probing.runtime import terminal
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
@@ -90,11 +91,14 @@ def probe(
     with terminal.quiet_libraries(), algorithms_kept():
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
-        refuse(_problems_with_numbers(options, trainer or {}, mdl, logger) if sides.numbers else [])
+        of_numbers = _problems_with_numbers(options, trainer or {}, mdl, logger) if sides.numbers else []
+        refuse(of_numbers + options.problems_with_trainer(trainer or {}))
         _check_validation(options, sides.validation.n_tokens)
-        others = _others(sides, wanted, given, seed)
+        others, fitted, arrays = _others(sides, wanted, given, seed), None, _description(sides.train.store)
+        if options.bias:
+            sides, others, fitted = centred(sides, others, layers)
         config = {
-            "arrays": _description(sides.train.store), "model": model, "layer": layers, "corpus": "arrays",
+            "arrays": arrays, "model": model, "layer": layers, "corpus": "arrays",
             "test_corpus": None, "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers,
             "replicates": replicates, "controls": wanted, "evidence": evidence, "mdl": mdl, "transform": "none",
             "given": None if given is None else GIVEN, "seed": seed, "trainer": dict(trainer or {}),
@@ -104,9 +108,9 @@ def probe(
         bars = terminal.training_bars(terminal.show_progress(quiet))
         measured = partial(measure, sides, others, layers, options, asked, trainer or {}, bars, watch, say)
         if place is None:
-            return _passing(measured(logger, None), config, watch)
+            return _passing(measured(logger, None), config, watch, fitted)
         folder = RunFolder(place, name, f"{model}-{task}")
-        return _kept(measured, config, folder, watch, formats, tracked, logger, quiet)
+        return _kept(measured, config, folder, watch, formats, tracked, logger, quiet, fitted)
 
 
 def _others(sides: Any, controls: Sequence[str], given: Any, seed: int) -> dict[str, list[Any]]:
@@ -174,7 +178,7 @@ def _problems_with_numbers(options: ProbeOptions, trainer: Mapping[str, Any], md
 
 def _kept(
     measured: Callable[[Any, None], Any], config: Mapping[str, Any], folder: RunFolder, watch: Stopwatch,
-    formats: Sequence[str], tracked: WandbOptions, logger: Any, quiet: bool,
+    formats: Sequence[str], tracked: WandbOptions, logger: Any, quiet: bool, fitted: Any,
 ) -> Run:  # fmt: skip
     """Write a run with figures and a page, log it, say where it is, and return it."""
     from probing.page.build import build
@@ -183,7 +187,8 @@ def _kept(
 
     with tracking(folder, tracked, config) as tracker:
         assert tracker  # there is one wherever there is a folder
-        written, summary = _write(folder.path, measured(logger or tracker.logger, None), config, watch, formats)
+        made = measured(logger or tracker.logger, None)
+        written, summary = _write(folder.path, made, config, watch, fitted, formats)
         page = folder.path / "report.html"
         page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
         written.log(tracker, [summary], page)
@@ -193,11 +198,11 @@ def _kept(
     return run
 
 
-def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch) -> Run:
+def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any) -> Run:
     """Return a run in a temporary folder, which is removed with the run."""
     folder = Path(tempfile.mkdtemp(prefix="probing-"))
     try:
-        _write(folder, measured, config, watch, ())
+        _write(folder, measured, config, watch, fitted)
         run = load_fit(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -207,7 +212,7 @@ def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch) -> Run:
 
 
 def _write(
-    folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwatch, formats: Sequence[str]
+    folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any, formats: Sequence[str] = ()
 ) -> tuple[Any, Path]:
     """Write everything that was measured; return what was written, and the path of the summary.
 
@@ -216,11 +221,12 @@ def _write(
         measured: The `probing.runs.results.Measured` of the run.
         config: The resolved configuration.
         watch: Notes how long writing takes.
+        fitted: Transform of each layer, if activations were centred.
         formats: Formats of the figures; without any, none are drawn.
     """
     from probing.runs.results import write, write_summary
 
-    written = write(folder, config, measured, config["model"], formats)
+    written = write(folder, config, measured, config["model"], formats, transforms=fitted)
     watch.end("rank")
     key = {"activations": config["arrays"]["sha256"]}
     cached_of = {side: {"key": key} for side in ("train", "test")}

@@ -135,7 +135,7 @@ def _controls(
 ) -> list[str]:  # fmt: skip
     """Return the controls, once it is known that all options apply to what the task predicts."""
     numbers = predicts_numbers(task)
-    refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else [])
+    refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else probe.problems_with_trainer(trainer or {}))
     chosen = chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
     return chosen if given is None else [*chosen, "given"]
 
@@ -161,6 +161,7 @@ def _read(
     from probing.data.labelling import say_what_is_not_read
     from probing.data.preparation import control_sides, read_sides
     from probing.probes.erasure import transform_all
+    from probing.probes.intercept import centred
     from probing.studies.fit.estimate import announced
 
     more = asked.n_replicates, asked.retraining, asked.codes
@@ -170,6 +171,8 @@ def _read(
     others, fitted = control_sides(controls, sides, text[0], source, asked.seed), None
     if asked.transform != "none":
         sides, others, fitted = transform_all(asked.transform, sides, others, source.layers, asked.seed)
+    if probe.bias:
+        sides, others, fitted = centred(sides, others, source.layers)
     watch.end("extract")
     return sides, others, fitted, stores
 
@@ -192,7 +195,7 @@ def _write(
         folder: The run's folder.
         config: The resolved configuration.
         measured: The `probing.runs.results.Measured` of the run.
-        fitted: Transform of each layer, if activations were transformed.
+        fitted: Transform of each layer, if activations were transformed or centred.
         stores: Activations of each corpus.
         corpus: The test corpus.
         model: The model.
@@ -203,16 +206,13 @@ def _write(
     from probing.data.preparation import origin
     from probing.page.build import build
     from probing.page.sources import source_of
-    from probing.probes.transforms import save
     from probing.runs.results import write, write_summary
 
-    written = write(folder, config, measured, model.short_name, figure_formats(config["figure_format"]), corpus)
+    formats = figure_formats(config["figure_format"])
+    written = write(folder, config, measured, model.short_name, formats, corpus, fitted)
     watch.end("rank")
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
     files = [*kept, write_summary(folder, measured, written, cached_of, watch.timings())]
-    if fitted:
-        files.append(folder / "transform.safetensors")
-        save(files[-1], fitted)
     page = folder / "report.html"
     page.write_bytes(build(source_of(read_run(folder)), defaults(fit)))
     written.log(tracker, files, page)

@@ -16,6 +16,7 @@ from probing.results.rows import Table
 from probing.results.schema import Row
 from probing.results.shown import layers_named
 from probing.runs.call import say_where, writable_folder
+from probing.runs.checks import has_intercept
 from probing.runs.of_run import tracked_like
 from probing.runs.rankings import (
     RANKING_KEY,
@@ -79,6 +80,11 @@ def rank(
     if not folder:
         raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
     run = load_fit_of_classes(config["folder"])
+    if has_intercept(run.config):
+        raise UserError(
+            f"`rank {run.folder}`: its probes have an intercept (`--probe.bias true`), and the other rankings are of "
+            "probes without one; give a run without it."
+        )
     layers = _layers(layer, run)
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))

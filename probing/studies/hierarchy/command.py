@@ -50,7 +50,7 @@ def hierarchy(
     """
     sizes = {name: config[name] for name in ("train_sentences", "test_sentences", "generalisation_sentences")}
     too_few = [problem for option, n in sizes.items() for problem in out_of_range(option, n, 1, 100_000)]
-    call = Call.of(study_of("hierarchy"), config, name, wandb, [*probe.problems(), *too_few])
+    call = Call.of(study_of("hierarchy"), config, name, wandb, [*probe.problems_without_bias(), *too_few])
     wanted = chosen("--tasks", tasks, list(LINEAR)), chosen("--controls", controls, list(CONTROLS), "none")
     with terminal.quiet_libraries():
         from probing.studies.hierarchy.figures import measured

@@ -58,7 +58,7 @@ def series(
     Returns:
         The finished series.
     """
-    problems = probe.problems() + _problems(threshold_loss, threshold_position, threshold_outliers)
+    problems = probe.problems_without_bias() + _problems(threshold_loss, threshold_position, threshold_outliers)
     call = Call.of(study_of("series"), config, name, wandb, problems)
     say = terminal.once(call.say)  # what every checkpoint says of the same text
     with terminal.quiet_libraries():

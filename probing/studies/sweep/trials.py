@@ -67,6 +67,7 @@ def is_stacked(trial: Trial) -> bool:
         options["mdl"]
         or options["given"] is not None
         or options["transform"] != "none"
+        or trial.probe.bias
         or any(options[key] != off for key, off in LIGHT.items())
     )
     return trial.probe.solver == "lbfgs" and trial.probe.l2 != "auto" and not has_more

@@ -14,7 +14,8 @@ from sklearn.linear_model import LogisticRegression
 
 from probing.evidence.retraining import Retraining, with_intercept_probes
 from probing.evidence.table import Evidence, collect_evidence, neuron_table
-from probing.evidence.with_intercept import is_far, moments_with_constant, with_constant
+from probing.probes.intercept import CONSTANT as APPENDED
+from probing.probes.intercept import is_far, moments_with_constant, scaled_transform
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.runtime.terminal import render
@@ -143,8 +144,9 @@ def test_its_moments_are_those_of_its_features_however_far_neurons_are(space: Pe
     accumulator = MomentsAccumulator(6)
     accumulator.update(states)
     scaling = Scaling(accumulator.result(), space)
-    features = with_constant(scaling)(states.double())
-    found = moments_with_constant(scaling).second_moment
+    neurons = scaled_transform(scaling)(states.double())
+    features = torch.cat([neurons, torch.full((len(neurons), 1), APPENDED)], 1)
+    found = moments_with_constant(scaling.moments, scaling).second_moment
     # Correlations of features that are centred in float64 and multiplied in float32.
     scale = found.diagonal().rsqrt()
     expected = features.T @ features / len(features)
