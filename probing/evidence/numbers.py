@@ -13,8 +13,7 @@ from torch import Tensor
 from probing.data.examples import Examples, Sides, read_share
 from probing.evidence.removal import REMOVED, AblationEffect, matched
 from probing.evidence.stability import PENALTIES, bootstrap, penalty_stability, stability_of
-from probing.evidence.table import Evidence, order, separation_given, separation_of
-from probing.probes.intercept import is_far
+from probing.evidence.table import Evidence, is_far, order, separation_given, separation_of
 from probing.probes.ridge import Decomposed, NumberFit, errors_of
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 from probing.runtime.processes import sum_over_ranks

@@ -22,16 +22,15 @@ from probing.evidence.removal import (
     without_by_class,
 )
 from probing.evidence.stability import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
-from probing.evidence.table import Evidence, order
+from probing.evidence.table import Evidence, is_far, order
 from probing.probes.curvature import ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
 from probing.probes.curvature import fits as curvature_fits
 from probing.probes.erasure import transformed
 from probing.probes.intercept import (
-    is_far,
+    CONSTANT,
     moments_with_constant,
     of_neurons,
     scaled_transform,
-    start_with_intercept,
     with_constant,
 )
 from probing.probes.objective import cross_entropy_sums, dtype_that_solves
@@ -41,6 +40,7 @@ from probing.probes.training import LayerFit, train_variants
 from probing.rankings.contributions import mean_contribution
 from probing.runtime.machine import drop_garbage
 from probing.runtime.processes import sum_over_ranks
+from probing.statistics.moments import Scaling
 
 # Largest distance of changed probes from their optima, in nats; training further does not change ranks any more.
 VARIANT_TOLERANCE = 1e-3
@@ -199,7 +199,7 @@ def with_intercept_probes(evidence: Sequence[Evidence], retraining: Retraining) 
     fits = [
         replace(
             fit,
-            weight=start_with_intercept(fit.weight, scaling),
+            weight=_start_with_intercept(fit.weight, scaling),
             moments=moments_with_constant(scaling.moments, scaling),
         )
         for fit, scaling in zip((retraining.fits[i] for i in indices), scalings, strict=True)
@@ -216,6 +216,23 @@ def with_intercept_probes(evidence: Sequence[Evidence], retraining: Retraining) 
         contribution = mean_contribution(weight, evidence[i].magnitudes, centred=True)
         found[i] = replace(found[i], contribution_with_intercept=contribution)
     return found
+
+
+def _start_with_intercept(weight: Tensor, scaling: Scaling) -> Tensor:
+    """Return an initial weight of the probe with an intercept, with the logits of the probe without one.
+
+    Only neurons with a mean far from 0 differ: they start at 0, and their means go into the intercept.
+
+    Args:
+        weight: Weight of the probe without intercept on raw hidden states, shape (n_classes, d_model).
+        scaling: The scaling of the layer's neurons.
+
+    Returns:
+        Weight on scaled neurons and the constant, shape (n_classes, d_model + 1).
+    """
+    intercept = weight.double() @ scaling.moments.mean / CONSTANT
+    scaled = torch.where(is_far(scaling.moments), 0.0, scaling.scaled_weight(weight.double()))
+    return torch.cat([scaled, intercept[:, None]], 1).float()
 
 
 def _ablation_effects(

@@ -13,7 +13,6 @@ from torch import Tensor
 from probing.data.examples import Examples, read_clusters, read_share
 from probing.evidence.removal import AblationEffect, Outcome
 from probing.evidence.stability import Stability
-from probing.probes.intercept import is_far
 from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit
 from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
@@ -29,7 +28,7 @@ from probing.statistics.separation import (
     neurons_at_a_time,
     strata_with_several,
 )
-from probing.tables.columns import BELOW_RESOLUTION, NEGLIGIBLE, UNINFORMATIVE
+from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, UNINFORMATIVE
 from probing.tables.schema import FALSE_DISCOVERIES, GIVEN, NEURONS
 
 
@@ -161,6 +160,11 @@ def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int)
         sums.all_reduce(sum_over_ranks)
         parts.append(sums.result())
     return Separation.of_all(parts)
+
+
+def is_far(moments: Moments) -> Tensor:
+    """Return which live neurons have a mean far from 0 (more than `FAR` sd), shape (d_model,), bool."""
+    return (moments.mean.abs() > FAR * moments.sd) & ~moments.dead
 
 
 def order(statistic: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from probing.models.layers import NEURON, aligned, is_inside_blocks, site_of
 from probing.page.sources import Sources, Subject
 from probing.results.schema import Row
 from probing.results.shown import count, layers_named, listed, two_decimals
+from probing.runs.checks import has_intercept
 from probing.runs.study import Result
 from probing.tables.answers import accuracies, ceiling
 from probing.tables.columns import R2, score_of
@@ -41,7 +42,7 @@ def question(subject: Subject) -> str:
     of = dict.fromkeys(n_tokens, "") if "pooling" in results else n_tokens
     return (
         f"Can {subject.task} be read off {layers_named(subject.layers)} of {model}, and which neurons carry it? "
-        "In each layer, a linear probe without an intercept was trained to predict "
+        f"In each layer, a linear probe {_with_or_without(subject)} an intercept was trained to predict "
         f"{_predicted(first)} from {of['train']}"
         f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}, and tested on "
         f"{of['test']}{count(sentences['test'], 'other sentence')}{tested}."
@@ -57,10 +58,14 @@ def _question_of_arrays(subject: Subject) -> str:
     others = f" of {count(test, f'other {unit}')}" if unit != "row" else " that it had not seen"
     return (
         f"Can {subject.task} be read off {layers_named(subject.layers)} of {subject.run.config['model']}, and which "
-        "neurons carry it? In each layer, a linear probe without an intercept was trained to predict "
-        f"{_predicted(first)} from {count(first['n_train_tokens'], 'row')}{of_groups} of "
+        f"neurons carry it? In each layer, a linear probe {_with_or_without(subject)} an intercept was trained to "
+        f"predict {_predicted(first)} from {count(first['n_train_tokens'], 'row')}{of_groups} of "
         f"arrays, and tested on {count(first['n_test_tokens'], 'row')}{others}."
     )
+
+
+def _with_or_without(subject: Subject) -> str:
+    return "with" if has_intercept(subject.run.config) else "without"
 
 
 def _predicted(row: Row) -> str:

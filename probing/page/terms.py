@@ -33,7 +33,8 @@ _CONTROLS = {control.words: control.meaning for control in (*CONTROLS.values(), 
 ACCURACY: Terms = {
     "layer": "0 is the embedding output, and layer k the output of block k; units of an MLP and outputs of heads of "
     "layer k are inside block k.",
-    "probe": "Linear classifier without an intercept, trained on the hidden states of one layer.",
+    "probe": "Linear classifier, trained on the hidden states of one layer, without an intercept unless the run was "
+    "made with `--probe.bias true`; its neurons are then centred, and so are contributions.",
     "accuracy": "Share of the test tokens whose class the probe predicts correctly. Their sentences were not used in "
     "training. It shows that the label can be read off linearly, not that the model uses it.",
     "95% range": "Confidence interval of the accuracy, in which sentences or documents, not tokens, are taken as "
@@ -59,8 +60,8 @@ ACCURACY: Terms = {
 
 NUMBERS: Terms = {
     "layer": ACCURACY["layer"],
-    "probe": "Linear ridge regression without an intercept on the hidden states of one layer; the mean of the training "
-    "numbers is added to what it predicts.",
+    "probe": "Linear ridge regression on the hidden states of one layer, which are centred with `--probe.bias true`; "
+    "the mean of the training numbers is added to what it predicts.",
     "R²": "Share of the constant answer's squared error on the test tokens that the probe saves; the constant answer "
     "is the mean of the training numbers, whose R² is 0. Below 0 the probe is worse; the chart shows that as 0.",
     "95% range": "Confidence interval of R², in which sentences or documents are taken as independent; the answer says "

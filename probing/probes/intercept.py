@@ -20,16 +20,10 @@ from probing.probes.erasure import Changed, moments_of
 from probing.probes.training import LayerFit
 from probing.probes.transforms import Transform, center
 from probing.statistics.moments import Moments, Scaling
-from probing.tables.columns import FAR
 
 # The constant feature. Its weights are penalised like all others, so that the bound on the distance to the optimum
 # holds; at this size the intercept is penalised by only a 10,000th of that and is nearly free.
 CONSTANT = 100.0
-
-
-def is_far(moments: Moments) -> Tensor:
-    """Return which live neurons have a mean far from 0 (more than `FAR` sd), shape (d_model,), bool."""
-    return (moments.mean.abs() > FAR * moments.sd) & ~moments.dead
 
 
 class WithConstant(Changed):
@@ -162,23 +156,6 @@ def scaled_transform(scaling: Scaling) -> Transform:
     """Return the map that centres neurons and scales them."""
     mean, inverse = scaling.moments.mean, scaling.inverse
     return Transform("standardise", mean, inverse, torch.zeros_like(mean), int(inverse.count_nonzero()))
-
-
-def start_with_intercept(weight: Tensor, scaling: Scaling) -> Tensor:
-    """Return an initial weight of the probe with an intercept, with the logits of the probe without one.
-
-    Only neurons with a mean far from 0 differ: they start at 0, and their means go into the intercept.
-
-    Args:
-        weight: Weight of the probe without intercept on raw hidden states, shape (n_classes, d_model).
-        scaling: The scaling of the layer's neurons.
-
-    Returns:
-        Weight on scaled neurons and the constant, shape (n_classes, d_model + 1).
-    """
-    intercept = weight.double() @ scaling.moments.mean / CONSTANT
-    scaled = torch.where(is_far(scaling.moments), 0.0, scaling.scaled_weight(weight.double()))
-    return torch.cat([scaled, intercept[:, None]], 1).float()
 
 
 def of_neurons(fit: LayerFit) -> LayerFit:

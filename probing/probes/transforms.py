@@ -122,8 +122,8 @@ def random_neurons(d_model: int, n_neurons: int, excluded: Sequence[int], genera
 
 
 def center(moments: Covariance) -> Transform:
-    """Subtract the mean."""
-    return _map("center", moments.mean, torch.ones_like(moments.mean))
+    """Subtract the mean; dead neurons are mapped to 0, because only rounding errors would remain of them."""
+    return _map("center", moments.mean, (~moments.dead).double())
 
 
 def standardise(moments: Covariance) -> Transform:

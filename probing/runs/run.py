@@ -24,6 +24,7 @@ from probing.runs.checks import (
 )
 from probing.runs.folder import read_json, read_yaml
 from probing.runs.study import Result, Study
+from probing.tables.columns import Order, ordered
 from probing.tables.schema import (
     ACCURACY,
     CLASS_SCORES,
@@ -83,12 +84,18 @@ class Fit(Study):
         return tables + [classes_table(scores) for scores in [made.scores_of(last)] if scores]
 
     def conclusions(self, made: Result) -> list[str]:
-        """Return what the accuracies say, and then the rankings, layer by layer."""
-        from probing.tables.conclusions import ranking_conclusions
+        """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
+        from probing.evidence.by_class import position_line
+        from probing.tables.conclusions import not_above, ranking_conclusions
+        from probing.tables.probes import penalty_lines
 
-        task = short_name(made.config)
-        ranked = ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config)
-        return [*accuracy_conclusions(made), *ranked]
+        assert isinstance(made, Run)
+        last, task = made.accuracy[-1]["layer"], short_name(made.config)
+        at_positions = position_line([row for row in made.positions if row["layer"] == last])
+        return [
+            *penalty_lines(made.results.get("penalty", {})), *filter(None, [at_positions]), *not_above(made.accuracy),
+            *ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config),
+        ]  # fmt: skip
 
     def read(self, folder: Path) -> Run:
         """Read a run whose tables are all written, also in a folder that is not renamed yet."""
@@ -211,13 +218,11 @@ class Run(Result):
     def intercept(self) -> Tensor | None:
         """Intercepts of the probes, shape (n_layers, n_classes), of a run with `--probe.bias`; None without any.
 
-        The logits are then `hidden_states @ weight[i].T + intercept[i]` of the activations that
-        `transform.safetensors` has centred. Where numbers are predicted, the intercept is `results["numbers"]["mean"]`.
+        It is added to the logits of activations that `transform.safetensors` has centred.
         """
-        if self.is_of_numbers or not has_intercept(self.config):
-            return None
+        there = has_intercept(self.config) and not self.is_of_numbers
         with reading(self.folder):
-            return read_tensor(self.folder / "probe.safetensors", "intercept")
+            return read_tensor(self.folder / "probe.safetensors", "intercept") if there else None
 
     def predict(self, texts: Any) -> Table:
         """Return what each layer's probe predicts of other text, read as the run read its own.
@@ -276,8 +281,8 @@ class Run(Result):
         if layer is not None and layer not in weight:
             raise UserError(f"`layer={layer}`: {self.folder} has {layers_named(list(weight))}.")
         kept = weight if layer is None else {layer: weight[layer]}
-        intercepts = () if self.intercept is None else zip(self.layers, self.intercept, strict=True)
-        return Probes(self.folder, self.config, self.results, kept, dict(intercepts))
+        intercepts = {} if self.intercept is None else dict(zip(self.layers, self.intercept, strict=True))
+        return Probes(self.folder, self.config, self.results, kept, intercepts)
 
     @property
     def split_by(self) -> GroupBy:
@@ -311,16 +316,16 @@ class Run(Result):
         pairs = zip(corpora[-1].sentences, splits[-1], strict=True)
         return [sentence for sentence, side in pairs if side == "test"]
 
-    def top(self, layer: int, n: int = 10) -> Table:
-        """Return the first `n` neurons of a layer's ranking.
+    def top(self, layer: int, n: int = 10, by: Order = "contribution") -> Table:
+        """Return the first `n` neurons of a layer's ranking, or of its order by centred contribution.
 
         Raises:
             ValueError: If the run does not have that layer.
         """
-        layers = [row["layer"] for row in self.accuracy]
-        if layer not in layers:
-            raise ValueError(f"layer {layer} is not in {self.folder}, which has {', '.join(map(str, layers))}")
-        return Table([row for row in self.neurons if row["layer"] == layer][:n], self.neurons.schema)
+        if layer not in self.layers:
+            raise ValueError(f"layer {layer} is not in {self.folder}, which has {', '.join(map(str, self.layers))}")
+        own = ordered([row for row in self.neurons if row["layer"] == layer], by)
+        return Table(own[:n], self.neurons.schema)
 
     @property
     def transform(self) -> str:
@@ -393,18 +398,3 @@ def read_run(folder: Path) -> Run:
     """
     with reading(folder):
         return FIT.read(folder)
-
-
-def accuracy_conclusions(run: Result) -> list[str]:
-    """Return the penalty, the accuracy at positions of the last layer, and which layers are not above a control."""
-    from probing.evidence.by_class import position_line
-    from probing.tables.conclusions import not_above
-    from probing.tables.probes import penalty_lines
-
-    last = run.accuracy[-1]["layer"]
-    at_positions = position_line([row for row in run.positions if row["layer"] == last])
-    return [
-        *penalty_lines(run.results.get("penalty", {})),
-        *[at_positions] * bool(at_positions),
-        *not_above(run.accuracy),
-    ]

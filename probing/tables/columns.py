@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.results.schema import Row
@@ -76,6 +77,21 @@ def controls_of(rows: Sequence[Row]) -> dict[str, str]:
     known |= {name: control.words for name, control in {**CONTROLS, **ADDED_CONTROLS}.items()}
     score = score_of(rows[0]).name
     return {name: words for name, words in known.items() if f"{name}_{score}" in rows[0]}
+
+
+# The orders that neurons are shown in.
+Order = Literal["contribution", "centred"]
+
+
+def ordered(neurons: Sequence[Row], by: Order) -> list[Row]:
+    """Return the ranked neurons of a layer in another order, ties by rank."""
+    return sorted(neurons, key=lambda row: -centred_of(row)) if by == "centred" else list(neurons)
+
+
+def centred_of(row: Row) -> float:
+    """Return a neuron's centred contribution, to a probe that has an intercept if one was trained for it."""
+    value = with_intercept(row)
+    return float(row["contribution_centred"]) if value is None else value
 
 
 def with_intercept(row: Row) -> float | None:

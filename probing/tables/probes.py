@@ -17,7 +17,10 @@ from probing.tables.columns import (
     NEGLIGIBLE_NATS,
     R2,
     UNINFORMATIVE,
+    Order,
+    centred_of,
     controls_of,
+    ordered,
     score_of,
     score_of_neurons,
     with_intercept,
@@ -153,12 +156,13 @@ def _end(l2: float, tried: Sequence[float]) -> str:
     return "at most " if l2 == tried[-1] else "at least " if l2 == tried[0] else ""
 
 
-def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row]) -> Any:
+def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row], by: Order = "contribution") -> Any:
     """Return a line for each layer as a rich table: its accuracy, its controls and its first neurons.
 
     Args:
         accuracy: Rows of `accuracy.csv`.
         neurons: Rows of `neurons.csv`.
+        by: The order in which neurons are first.
     """
     controls, score = controls_of(accuracy), score_of(accuracy[0])
     with_f1 = any(are_unequal(row) for row in accuracy)
@@ -168,7 +172,7 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row]) -> Any:
     for heading in ("layer", score.words, RANGE, *beside, "first neurons", "unflagged"):
         table.add_column(heading, justify="left" if heading == "first neurons" else "right")
     for row in accuracy:
-        ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
+        ranked = ordered([neuron for neuron in neurons if neuron["layer"] == row["layer"]], by)
         unflagged = first_unflagged(ranked)
         table.add_row(
             str(row["layer"]), f"{row[score.name]:.3f}", interval(row, score.name),
@@ -178,7 +182,7 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row]) -> Any:
                 " ".join(str(neuron["neuron"]) for neuron in ranked[:3]), str(unflagged["neuron"]) if unflagged else "",
             ]),
         )  # fmt: skip
-    table.caption = "unflagged: the first neuron without a flag"
+    table.caption = "unflagged: the first neuron without a flag" + "; by centred contribution" * (by == "centred")
     table.caption_justify = "left"
     return table
 
@@ -196,17 +200,19 @@ def controls_table(rows: Sequence[Row]) -> Any:
     return table
 
 
-def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 0) -> Any:
+def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 0, by: Order = "contribution") -> Any:
     """Return the first neurons of one layer's ranking as a rich table, which says what a neuron is at this site.
 
     Args:
         rows: The first rows of the layer's ranked table.
         site: Where the neurons are, as in `--site`.
         n_removed: Number of neurons of the layer that a probe was retrained without, one at a time.
+        by: The order of the rows.
     """
     score = score_of_neurons(rows[0])
     least = ("share", "z", "ratio", "range", "given", "head")
-    table = plain_table(f"Layer {rows[0]['layer']}: neurons by contribution to {score.contribution}", leave_out=least)
+    order = {"contribution": "contribution", "centred": "centred contribution"}[by]
+    table = plain_table(f"Layer {rows[0]['layer']}: neurons by {order} to {score.contribution}", leave_out=least)
     has_range, has_removals, has_heads = "rank_low" in rows[0], "removed" in rows[0], "head" in rows[0]
     has_given = "given_eta_squared" in rows[0]
     names = ["rank"] + ["rank_low"] * has_range + ["neuron"] + ["head"] * has_heads
@@ -288,8 +294,7 @@ def _is_far(row: Row) -> bool:
 
 def _centred(row: Row) -> str:
     """Return the centred contribution, from a probe with an intercept if there is one; a star marks unreliable ones."""
-    value = with_intercept(row)
-    return f"{row['contribution_centred'] if value is None else value:.4f}" + "*" * _is_far(row)
+    return f"{centred_of(row):.4f}" + "*" * _is_far(row)
 
 
 def _without(row: Row) -> str:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import probing
 from probing.errors import UserError
-from synthetic import LIGHTNING_WARNINGS, Array
+from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
@@ -20,7 +21,7 @@ CONSTANT, SIGNAL = 4, 2
 BIASED = probing.ProbeOptions(l2=L2, bias=True, tolerance=1e-7)
 
 
-def planted(seed: int = 0, offset: float = 0.0) -> tuple[Array, Array]:
+def planted(seed: int = 0, offset: float = 0.0) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return states and three unequal classes: neuron 2 tells them apart, neuron 4 is large and hardly varies."""
     draw = np.random.default_rng(seed)
     y = draw.choice(3, N, p=[0.7, 0.2, 0.1])
@@ -30,16 +31,16 @@ def planted(seed: int = 0, offset: float = 0.0) -> tuple[Array, Array]:
     return (states + offset * np.arange(D)).astype(np.float32), y
 
 
-def fitted(x: Array, y: Array, **options: Any) -> probing.Run:
+def fitted(x: NDArray[Any], y: NDArray[Any], **options: Any) -> probing.Run:
     usual = {"controls": "all", "evidence": "none", "replicates": 0, "quiet": True, "probe": BIASED}
     return probing.probe(x, y, **{**usual, **options})
 
 
-def parts(run: probing.Run, x: Array, y: Array) -> tuple[Array, Array]:
+def parts(run: probing.Run, x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the training rows of a run whose split is drawn with seed 0."""
     from probing.data.arrays import sides_of_arrays
 
-    (sides, _) = sides_of_arrays(x, y, None, None, None, 0, None)
+    (sides, _) = sides_of_arrays(x, y, None, None, False, 0, None)
     taken = sides.train.labels >= 0
     assert taken.sum() == run.accuracy[0]["n_train_tokens"]
     return x[taken], y[taken]
@@ -120,7 +121,7 @@ def test_all_evidence_goes_with_it() -> None:
     kept = [i for i in range(D) if i != SIGNAL]
     from probing.data.arrays import sides_of_arrays
 
-    (sides, _) = sides_of_arrays(x, y, None, None, None, 0, None)
+    (sides, _) = sides_of_arrays(x, y, None, None, False, 0, None)
     tested = sides.test.labels >= 0
     test_x, test_y = (x[tested] - mean) / sd, y[tested]
 

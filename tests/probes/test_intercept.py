@@ -13,9 +13,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from probing.evidence.retraining import Retraining, with_intercept_probes
-from probing.evidence.table import Evidence, collect_evidence, neuron_table
+from probing.evidence.table import Evidence, collect_evidence, is_far, neuron_table
 from probing.probes.intercept import CONSTANT as APPENDED
-from probing.probes.intercept import is_far, moments_with_constant, scaled_transform
+from probing.probes.intercept import moments_with_constant, scaled_transform
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.runtime.terminal import render

@@ -82,7 +82,6 @@ def probe(
     formats, place = figure_formats(figure_format), _place(runs, name)
     refuse(_problems_with_tracking(tracked, place, logger))
     from probing.data.arrays import sides_of_arrays
-    from probing.probes.intercept import centred
     from probing.runs.measuring import Asked, measure
     from probing.runtime import terminal
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
@@ -91,18 +90,14 @@ def probe(
     with terminal.quiet_libraries(), algorithms_kept():
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
-        of_numbers = _problems_with_numbers(options, trainer or {}, mdl, logger) if sides.numbers else []
-        refuse(of_numbers + options.problems_with_trainer(trainer or {}))
-        _check_validation(options, sides.validation.n_tokens)
-        others, fitted, arrays = _others(sides, wanted, given, seed), None, _description(sides.train.store)
-        if options.bias:
-            sides, others, fitted = centred(sides, others, layers)
+        _check(options, sides, trainer or {}, mdl, logger)
+        arrays = _description(sides.train.store)
+        sides, others, fitted = _read(sides, layers, options, wanted, given, seed)
         config = {
-            "arrays": arrays, "model": model, "layer": layers, "corpus": "arrays",
-            "test_corpus": None, "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers,
-            "replicates": replicates, "controls": wanted, "evidence": evidence, "mdl": mdl, "transform": "none",
-            "given": None if given is None else GIVEN, "seed": seed, "trainer": dict(trainer or {}),
-            "probe": asdict(options),
+            "arrays": arrays, "model": model, "layer": layers, "corpus": "arrays", "test_corpus": None, "task": task,
+            "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers, "replicates": replicates,
+            "controls": wanted, "evidence": evidence, "mdl": mdl, "transform": "none", "seed": seed,
+            "given": None if given is None else GIVEN, "trainer": dict(trainer or {}), "probe": asdict(options),
         }  # fmt: skip
         asked = Asked(replicates, evidence == "all", mdl, "none", seed)
         bars = terminal.training_bars(terminal.show_progress(quiet))
@@ -113,17 +108,23 @@ def probe(
         return _kept(measured, config, folder, watch, formats, tracked, logger, quiet, fitted)
 
 
-def _others(sides: Any, controls: Sequence[str], given: Any, seed: int) -> dict[str, list[Any]]:
-    """Return the examples of each control."""
+def _read(
+    sides: Any, layers: Sequence[int], options: ProbeOptions, controls: Sequence[str], given: Any, seed: int
+) -> tuple[Any, dict[str, list[Any]], Any]:
+    """Return the examples, those of each control, and the transforms by which they were centred, if they were."""
     from probing.data.controls import permuted_within, shuffled
+    from probing.probes.intercept import centred
 
     others = {"shuffled": [shuffled(sides, seed)]} if controls else {}
-    return others if given is None else others | {"given": [sides.each(partial(permuted_within, seed=seed))]}
+    others |= {} if given is None else {"given": [sides.each(partial(permuted_within, seed=seed))]}
+    return centred(sides, others, layers) if options.bias else (sides, others, None)
 
 
-def _check_validation(options: ProbeOptions, n_rows: int) -> None:
-    """Check that there are validation rows where the probe needs them."""
-    if options.needs_validation and not n_rows:
+def _check(options: ProbeOptions, sides: Any, trainer: Mapping[str, Any], mdl: bool, logger: Any) -> None:
+    """Check that the options go with what is predicted, and that there are validation rows if they are needed."""
+    of_numbers = _problems_with_numbers(options, trainer, mdl, logger) if sides.numbers else []
+    refuse(of_numbers + options.problems_with_trainer(trainer))
+    if options.needs_validation and not sides.validation.n_tokens:
         raise UserError(
             "no row of a class is on the validation side, on which the penalty is chosen and adam is stopped; give "
             "more rows or groups, `split` with validation for some rows, or, with lbfgs, `probe={'l2': 1e-3}`."

@@ -30,11 +30,11 @@ from probing.errors import refuse
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
 from probing.runs.call import keep_inputs, places, say_where, tracking
 from probing.runs.folder import RunFolder
-from probing.runs.run import Run, accuracy_conclusions, load_fit, read_run
+from probing.runs.run import Run, load_fit, read_run
 from probing.runtime import terminal
 from probing.runtime.machine import Stopwatch
 from probing.runtime.processes import is_main_process
-from probing.tables.columns import controls_of
+from probing.tables.columns import Order, controls_of
 from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, short_name
 from probing.tasks.given import HeldFixed
 from probing.tracking import Tracker, resolve_mode
@@ -53,7 +53,7 @@ def fit(
     transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
     quiet: bool = False, trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(),
     wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    first_token: FirstToken = "include", given: str | None = None, verbose: bool = False,
+    first_token: FirstToken = "include", given: str | None = None, sort: Order = "contribution", verbose: bool = False,
 ) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
@@ -73,8 +73,7 @@ def fit(
             initialised model), control_task.
         evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
             other penalties; none does not.
-        mdl: Also measure the length in bits of the training labels, encoded online with each layer's activations
-            (minimum description length).
+        mdl: Also measure the minimum description length of the training labels, in bits: they are encoded online.
         transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the
             untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
         seed: Seed of every draw: the split, permuted labels and tokens, bootstraps, adam's batches, random weights.
@@ -82,6 +81,7 @@ def fit(
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
         given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are
             also compared among tokens with the same value, and a control has labels permuted among these.
+        sort: Order of the neurons that are printed: contribution, or centred (without the neurons' means).
         verbose: Print all tables and sentences, layer by layer.
 
     Returns:
@@ -121,7 +121,7 @@ def fit(
                 return None
             _write(folder.path, config, measured, fitted, stores, text[0][-1], source.model, watch, tracker, kept)
         run = load_fit(folder.finish())
-    _report(run, tracker.where(run.folder), quiet, verbose)
+    _report(run, tracker.where(run.folder), quiet, verbose, sort)
     return run
 
 
@@ -218,23 +218,22 @@ def _write(
     written.log(tracker, files, page)
 
 
-def _report(run: Run, where: str | None, quiet: bool, verbose: bool) -> None:
+def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order = "contribution") -> None:
     """Print the answer, the tables, what to distrust, and where the results are; with `verbose` all there is."""
     from probing.tables import answers, probes
     from probing.tables.classes import classes_table
-    from probing.tables.conclusions import ranking_conclusions
 
     rows, neurons, task = run.accuracy, run.neurons, short_name(run.config)
     if quiet:
         for row in rows:
-            print(probes.result_line(row, run.top(row["layer"], 5)))
+            print(probes.result_line(row, run.top(row["layer"], 5, sort)))
     else:
         said = answers.answer(rows, neurons, task, run.config)
         terminal.tell(*said)
         last = rows[-1]["layer"]
         scores = run.scores_of(last)
         removed = sum(bool(row.get("removed")) for row in run.top(last, len(neurons)))
-        ranked = probes.neurons_table(run.top(last), site_of(run.config), removed)
+        ranked = probes.neurons_table(run.top(last, by=sort), site_of(run.config), removed, sort)
         if verbose:
             terminal.show(ranked, probes.accuracy_table(run.results["layers"]))
             if scores:
@@ -242,12 +241,11 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool) -> None:
             if {*controls_of(rows)} - {"majority"}:
                 terminal.show(probes.controls_table(rows))
         else:
-            terminal.show(ranked if len(rows) == 1 else probes.layers_table(rows, neurons))
+            terminal.show(ranked if len(rows) == 1 else probes.layers_table(rows, neurons, sort))
         if heads := [row for row in run.heads if row["layer"] == last]:
             terminal.show(probes.heads_table(heads))
         if verbose:
-            more = [*accuracy_conclusions(run), *ranking_conclusions(rows, neurons, task, run.results, run.config)]
-            terminal.tell(*(sentence for sentence in more if sentence not in said))
+            terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in said))
         else:
             terminal.tell(*answers.distrust(rows, neurons, run.class_scores, task, run.results, run.config))
             print(answers.MORE)

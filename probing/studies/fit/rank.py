@@ -79,12 +79,7 @@ def rank(
     layer_numbers(layer)
     if not folder:
         raise UserError("`rank` takes the folder of one finished run, such as runs/A.")
-    run = load_fit_of_classes(config["folder"])
-    if has_intercept(run.config):
-        raise UserError(
-            f"`rank {run.folder}`: its probes have an intercept (`--probe.bias true`), and the other rankings are of "
-            "probes without one; give a run without it."
-        )
+    run = _without_intercept(load_fit_of_classes(config["folder"]))
     layers = _layers(layer, run)
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
     cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
@@ -117,6 +112,16 @@ def rank(
     where = _track(made, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
     _report(made, run, where, quiet)
     return made
+
+
+def _without_intercept(run: Run) -> Run:
+    """Return a run whose probes have no intercept; all else is refused."""
+    if has_intercept(run.config):
+        raise UserError(
+            f"`rank {run.folder}`: its probes have an intercept (`--probe.bias true`), and the other rankings are of "
+            "probes without one; give a run without it."
+        )
+    return run
 
 
 def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:
