@@ -204,12 +204,14 @@ def _write(
     from probing.page.build import build
     from probing.page.sources import source_of
     from probing.probes.transforms import save
+    from probing.runs.places import read_from
     from probing.runs.results import write, write_summary
 
     written = write(folder, config, measured, model.short_name, figure_formats(config["figure_format"]), corpus)
     watch.end("rank")
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
-    files = [*kept, write_summary(folder, measured, written, cached_of, watch.timings())]
+    noted = read_from(config, folder)
+    files = [*kept, write_summary(folder, measured, written, cached_of, watch.timings(), noted)]
     if fitted:
         files.append(folder / "transform.safetensors")
         save(files[-1], fitted)

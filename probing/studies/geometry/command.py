@@ -206,17 +206,18 @@ def _changing(
         split_seed: Seed of the split.
     """
     from probing.corpus.pairs import read_couples
-    from probing.corpus.splits import GroupBy, read_corpora, splits_of
+    from probing.corpus.splits import GroupBy, splits_of
     from probing.disabling.probed_task import frozen_of_run
     from probing.disabling.subject import Subject
+    from probing.runs.places import texts_of
     from probing.studies.geometry.neurons.asked import Asked
     from probing.studies.geometry.neurons.interchange import Couples, check_later, survey_couples
     from probing.studies.geometry.neurons.interchanged_words import survey_words
     from probing.studies.geometry.neurons.survey import survey
 
     split_by: GroupBy = "sentence" if stream.run is None else stream.run.split_by
-    if stream.run is not None and (test := stream.run.config["test_corpus"]) is not None:
-        corpora, splits = read_corpora(config["corpus"], test, split_seed, source.say, split_by)
+    if stream.run is not None and stream.run.config["test_corpus"] is not None:
+        corpora, splits, _ = texts_of(stream.run, [config["corpus"], *stream.run.moved], source.say)
     else:
         corpora, splits = [corpus], [splits_of(corpus, split_seed, split_by)]
     whole = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
