@@ -88,7 +88,7 @@ def geometry(
             --layer, to measure what later layers lose beside random sets of as many; with --kind direction also all.
         from_run: Finished run of `fit`, whose neurons with the largest contributions are changed, as many as --top, in
             each of its layers and of --layer, or with --neurons all all of them; its model, its corpus, its split and
-            its task are then read.
+            its task are then read (--corpus and --model say where these are, if they have moved).
         kind: What replaces the neurons: mean (over training tokens), zero, resample (their values at a random token of
             another sentence), direction (their values after linear erasure, by LEACE, of the task of --from_run, or of
             the position without it), shuffled (as direction, but for permuted labels, as a control), translate (their
