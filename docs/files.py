@@ -49,6 +49,39 @@ such as `01`, `1.0` or `NA` is text: `run.classes.to_pandas()` keeps it; with pa
 `pandas.read_csv("classes.csv", dtype={"class": str}, keep_default_na=False)`.
 """
 
+MOVED = """
+## A run that moves
+
+`config.yaml` keeps paths as they were typed. A run of `fit` also notes in `results.json`, as `read_from`, where its
+text, its test text, a model's folder and the file of a task of your own were: `path`, and `from_run`, relative to the
+folder of the run. Whatever reads these again (`rank`, `compare`, `disable --run`, `geometry --from_run`, `run.neuron`,
+`run.test_sentences`, `run.predict`) looks
+
+1. at the path as it was typed, from the current folder;
+2. where it was;
+3. at the same place relative to the run;
+4. in the folder of the run, and in the folder that holds the run.
+
+A text is accepted if its sentences, in their order and with their words, are those that the run read, and a model if
+its files are the same: their fingerprints are in `results.json`. (Labels are no part of it: a treebank whose tags were
+changed is accepted, and `rank` and `compare` then stop at contributions that differ from those of the run.) The file of
+a task is taken where it is unchanged; otherwise the one at the path as it was typed is read. So a run and its text can
+be moved together, or copied to another machine. For a text that is elsewhere, give its path; another text is refused:
+
+```sh
+python -m probing rank runs/A --corpus texts/wiki.txt
+python -m probing rank runs/B --corpus '[texts/wiki.txt, texts/test.txt]'
+python -m probing compare runs/A runs/B --corpus texts/wiki.txt
+```
+
+The second line gives a corpus and a test corpus. `compare` takes each text for the runs that read it, and refuses one
+that no run read.
+
+`disable --run` and `geometry --from_run` take `--corpus` and `--model` in the same sense. From Python it is `rank(run,
+corpus=PATH)`, and `load_run(folder, corpus=PATH)` for what a `Run` reads by itself. Activations are read from the cache
+of the run if it is still there, otherwise from `cache` beside the run, or extracted again.
+"""
+
 WANDB = """
 ## On Weights & Biases
 
@@ -66,7 +99,7 @@ def page() -> str:
     studies = own_studies()
     rows = "".join(f"| [`{one.name}`](#of-{one.name}) | {_names(one)} | {_processes(one)} |\n" for one in studies)
     table = f"\n| folder of | its tables | processes |\n|---|---|---|\n{rows}"
-    return HEAD + table + "".join(map(_study, studies)) + WANDB
+    return HEAD + table + MOVED + "".join(map(_study, studies)) + WANDB
 
 
 def _names(study: Study) -> str:

@@ -210,9 +210,12 @@ if TYPE_CHECKING:
     # Results that were read or made stand for their folder.
     Folder: TypeAlias = str | PathLike[str]
     Folders: TypeAlias = Folder | Sequence[Folder]
+    # Texts of finished runs.
+    Moved: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 else:
     Model = Source = Folder = str
     Folders = list[str]
+    Moved = str | list[str]
     Tokenizer = PythonOnly
 
 # The largest seed that all random number generators accept.

@@ -160,9 +160,16 @@ def read_corpora(
     if test_corpus == corpus == "-":
         raise UserError("`--test_corpus -`: standard input can be read only once; give one of the corpora as a file.")
     main = load_corpus(corpus)
-    if test_corpus is None:
+    test = None if test_corpus is None else load_corpus(test_corpus, "--test_corpus")
+    return divided(main, test, seed, say, group_by)
+
+
+def divided(
+    main: Corpus, test: Corpus | None, seed: int, say: Callable[[str], None], group_by: GroupBy = "sentence"
+) -> tuple[list[Corpus], list[list[Split]]]:
+    """Assign each sentence of a corpus, and of a test corpus if there is one, to a side; see `read_corpora`."""
+    if test is None:
         return [main], [splits_of(main, seed, group_by)]
-    test = load_corpus(test_corpus, "--test_corpus")
     kept, left_out = hold_out(main, test)
     if left_out:
         say(

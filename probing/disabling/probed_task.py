@@ -34,6 +34,7 @@ from probing.probes.recipe import CONTROL_TOLERANCE, Progress, Training
 from probing.probes.training import train_probes
 from probing.readouts.frozen_probes import at_tokens, standing_for
 from probing.readouts.names import POSITION
+from probing.runs.places import task_of
 from probing.runs.run import Run
 from probing.tasks import (
     Labels,
@@ -41,7 +42,6 @@ from probing.tasks import (
     TokenTask,
     described,
     labels_of,
-    load_task,
     predicts_numbers,
     short_name,
 )
@@ -123,7 +123,7 @@ def task_of_run(run: Run, typed: str, wants_readout: bool, kinds: Sequence[str])
     Raises:
         UserError: If the task is not there any more, or it has no classes or vectors for what is asked for.
     """
-    task, name = load_task(run.config["task"], run.config["task_args"]), short_name(run.config)
+    task, name = task_of(run), short_name(run.config)
     needed = [f"`--kind {kind}`" for kind in kinds if kind in OF_CLASSES]
     if not (asked := [*needed, *(["the readout task"] if wants_readout else [])]):
         return task

@@ -172,6 +172,7 @@ _RESULTS: Mapping[str, Holds] = {
     "layers": lambda value: isinstance(value, list) and all(map(_mapping, value)),
 }  # fmt: skip
 _LATER_RESULTS: Mapping[str, Holds] = {
+    "read_from": _mapping_of(_mapping_of(_text)),
     "penalty": lambda value: _mapping(value) and _number(value.get("l2", 0)),
     "numbers": lambda value: _mapping_of(_number)(value) and {"mean", "sd"} <= set(value),
     "intervals_over": lambda value: _mapping(value) and _text(value.get("unit")) and _whole(0)(value.get("n")),

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.cache.files import cache_folder
 from probing.corpus import Corpus
 from probing.data.examples import Examples
 from probing.errors import UserError
@@ -53,6 +52,7 @@ def of_neuron(run: Run, layer: int, neuron: int, n: int) -> list[dict[str, Any]]
         UserError: If the run has no such layer or neuron, was made from arrays, or its model or corpus has changed.
     """
     from probing.runs.finished import Extraction, open_runs, sides_of, width_of  # `fit` needs no runs of others
+    from probing.runs.places import cache_of
 
     layers, width = run.layers, width_of(run)
     if layer not in layers:
@@ -62,9 +62,8 @@ def of_neuron(run: Run, layer: int, neuron: int, n: int) -> list[dict[str, Any]]
     if n not in range(1, MOST_TOKENS + 1):
         raise UserError(f"`n={n}` is not allowed; use a whole number from 1 to {MOST_TOKENS}.")
     with terminal.quiet_libraries():
-        (finished,) = open_runs([run], "index")
-        cached = cache_folder(run.config["cache"], str(run.folder.parent))
-        sides = sides_of(finished, Extraction(cached, {}, terminal.silence, terminal.show_progress(True)))
+        (finished,) = open_runs([run], "index", run.moved)
+        sides = sides_of(finished, Extraction(cache_of(run), {}, terminal.silence, terminal.show_progress(True)))
         found = extremes(sides.test, {layer: [neuron]}, n)
         return contexts_of(found, sides.test, finished.corpora[-1], sides.classes)
 

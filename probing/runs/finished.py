@@ -21,7 +21,7 @@ from probing.comparison.matching import Method
 from probing.comparison.nulls import RotationNull, rotation_null
 from probing.comparison.pairs import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_clusters
 from probing.corpus import Corpus
-from probing.corpus.splits import Split, read_corpora
+from probing.corpus.splits import Split
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import label as label_tokens
 from probing.errors import RunError, UserError
@@ -31,7 +31,6 @@ from probing.models import (
     is_inside_blocks,
     length_limits,
     load_tokenizer,
-    resolve_model,
     site_of,
 )
 from probing.probes.erasure import transformed
@@ -41,8 +40,9 @@ from probing.probes.recipe import Progress, Training, no_progress
 from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
 from probing.runs.checks import has_intercept, leaves_out_first, read_transforms, reads_transformed
+from probing.runs.places import model_of, task_of, texts_of_runs
 from probing.runtime.terminal import training_progress
-from probing.tasks import Labels, load_task, short_name
+from probing.tasks import Labels, short_name
 
 if TYPE_CHECKING:
     from probing.runs.run import Run
@@ -74,14 +74,19 @@ class Finished:
     splits: Sequence[Sequence[Split]]
 
 
-def open_runs(made: Sequence[Run], matching: str) -> list[Finished]:
-    """Reopen finished runs.
+def open_runs(made: Sequence[Run], matching: str, given: Sequence[Any] = ()) -> list[Finished]:
+    """Reopen finished runs, whose texts and models may have moved.
+
+    Args:
+        made: The runs.
+        matching: How their neurons are to be matched.
+        given: Texts that have moved; each is taken for every text of a run with the same content.
 
     Raises:
-        UserError: If the model or the corpus of one has changed, or neurons of different sites or layers of different
-            widths are to be matched by the index of their neurons.
+        UserError: If the model or the corpus of one has changed or is gone, a given text is that of no run, or neurons
+            of different sites or layers of different widths are to be matched by the index of their neurons.
     """
-    sources = [resolve_model(run.config["model"], run.config["revision"]) for run in made]
+    sources = [model_of(run) for run in made]
     sites = {run.folder.name: site_of(run.config) for run in made}
     if matching == "index" and len(set(sites.values())) > 1:
         found = ", ".join(f"{name} has `--site {site}`" for name, site in sites.items())
@@ -94,8 +99,12 @@ def open_runs(made: Sequence[Run], matching: str) -> list[Finished]:
         raise UserError(
             f"`--matching index`: neurons are matched by index only between equal widths, and {found}; use correlation."
         )
-    labels = _labels(made, sources)
-    return [_open(run, label, source) for run, label, source in zip(made, labels, sources, strict=True)]
+    labels, texts = _labels(made, sources), texts_of_runs(made, given)
+    # The runs themselves have reported the repeated sentences of their corpora.
+    return [
+        Finished(run, label, source, [replace(corpus, n_repeated=0) for corpus in text.corpora], text.splits)
+        for run, label, source, text in zip(made, labels, sources, texts, strict=True)
+    ]
 
 
 def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
@@ -112,23 +121,6 @@ def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
     of_folders = [run.folder.name for run in made]
     names = next((names for names in (of_models, with_tasks, of_folders) if len(set(names)) == len(names)), None)
     return names or [str(run.folder) for run in made]
-
-
-def _open(run: Run, label: str, source: ModelSource) -> Finished:
-    config, before = run.config, run.results["cache"]["test"]["key"]
-    if "-" in (config["corpus"], config["test_corpus"]):
-        raise UserError(f"`{run.folder}` read standard input, which is gone; repeat it with the text in a file.")
-    corpora, splits = read_corpora(
-        config["corpus"], config["test_corpus"], config["seed"], lambda message: None, run.split_by
-    )
-    is_trained = not config["random_weights"]
-    if corpora[-1].fingerprint != before["corpus"] or source.fingerprint(weights=is_trained) != before["model"]:
-        raise UserError(
-            f"`{run.folder}`: its model or corpus has changed since; repeat the run, "
-            f"for example with `fit --config {run.folder / 'config.yaml'}`."
-        )
-    # The run itself has reported the repeated sentences of its corpus.
-    return Finished(run, label, source, [replace(corpus, n_repeated=0) for corpus in corpora], splits)
 
 
 class Extraction:
@@ -209,7 +201,7 @@ def trained_as(run: Run, trainer: Mapping[str, Any] | None = None, progress: Pro
 def sides_of(finished: Finished, extract: Extraction) -> Sides:
     """Return the examples of a run, labelled and transformed as they were when its probes were trained."""
     run = finished.run
-    task = load_task(run.config["task"], run.config["task_args"])
+    task = task_of(run)
     classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
 
     # In runs of earlier versions, intervals are over sentences.

@@ -10,7 +10,7 @@ from probing.errors import UserError
 from probing.runs.checks import kind_of, reading
 from probing.runs.rankings import read_rankings
 from probing.runs.registry import study_names, study_of_kind
-from probing.runs.run import read_run
+from probing.runs.run import Run, load_fit, of_text, read_run
 
 
 def writers() -> str:
@@ -19,20 +19,25 @@ def writers() -> str:
     return f"{', '.join(first)} or {last}"
 
 
-def load_run(folder: str | Path) -> Any:
+def load_run(folder: str | Path, corpus: Any = None) -> Any:
     """Read the finished results of any command from their folder.
 
     Args:
         folder: The folder of a run, a comparison, a sweep, or another command's results; for those of `rank`, the
             folder `rankings` of the run.
+        corpus: Of a run of `fit`, its text, if that has moved and is to be read again: a path, or a list of paths for a
+            corpus and a test corpus.
 
     Returns:
         What the command returns as a function: a `Result`, of `fit` and `probe` a `Run`. It has `folder`, `config` and
         `results`, and every CSV file of the folder as a table of that name.
 
     Raises:
-        UserError: If there are no finished results in the folder, or they are damaged.
+        UserError: If there are no finished results in the folder, or they are damaged, or the text is another than the
+            run read.
     """
+    if corpus is not None:
+        return _with_text(load_fit(folder), corpus)
     folder = Path(folder)
     if folder.name == "rankings" and os.path.isdir(folder) and os.path.isfile(folder.parent / "results.json"):
         with reading(folder):
@@ -44,3 +49,16 @@ def load_run(folder: str | Path) -> Any:
         if (study := study_of_kind(kind)) is not None:
             return study.read(folder)
     raise UserError(f"`{folder}` holds a {kind}, which this version cannot read; update it.")
+
+
+def _with_text(run: Run, corpus: Any) -> Run:
+    """Return a run that knows where its text is now.
+
+    Raises:
+        UserError: If the text is another than the run read.
+    """
+    from probing.runs.places import given_texts, texts_of
+
+    run.moved = given_texts(corpus)
+    texts_of(of_text(run), run.moved)
+    return run

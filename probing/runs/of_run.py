@@ -11,6 +11,7 @@ from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.models import site_of
 from probing.runs.checks import has_intercept
+from probing.runs.places import TEXTS, is_model_of, model_of, texts_of
 from probing.runs.run import Run
 
 
@@ -19,6 +20,8 @@ def read_as_run(
     further: Mapping[str, bool] | None = None,
 ) -> None:  # fmt: skip
     """Set the options of a command that must be those of a run, because the run's hidden states are read again.
+
+    A text or a model that is named is where that of the run is now; they may also be found without.
 
     Args:
         run: The run.
@@ -29,7 +32,8 @@ def read_as_run(
         further: What else is expected of the run, and whether it is so.
 
     Raises:
-        UserError: If the run is not of hidden states as they are, or an option contradicts it.
+        UserError: If the run is not of hidden states as they are, an option contradicts it, or its text or its model
+            has changed or is gone.
     """
     made = run.config
     wrong = {
@@ -38,17 +42,21 @@ def read_as_run(
         "`--dtype float32`": made["dtype"] == "float32",
         "no `--transform`": run.transform == "none",
         "no `--probe.bias true`": not has_intercept(made),
-        "a corpus that is still there": "-" not in (made["corpus"], made["test_corpus"]),
     }
     if lacking := [what for what, holds in wrong.items() if not holds]:
         raise UserError(f"`{typed}`: expected a run of `fit` with {lacking[0]}; give another run, or none.")
-    for option in options:
-        if config[option] not in (usual[option], made[option]):
-            raise UserError(
-                f"`--{option} {config[option]}`: with `{typed}`, the run's own is read, which is {made[option]}; leave "
-                "one of the two out."
-            )
-        config[option] = made[option]
+    own = {option: config[option] for option in options if config[option] not in (usual[option], made[option])}
+    run.moved = [own.pop(option) for option in TEXTS if option in own]
+    model = own.pop("model") if is_model_of(run, own.get("model")) else None
+    for option, value in own.items():
+        raise UserError(
+            f"`--{option} {value}`: with `{typed}`, the run's own is read, which is {made[option]}; leave one of the "
+            "two out."
+        )
+    config |= {option: made[option] for option in options}
+    config["model"] = model or model_of(run).name
+    sources = zip(TEXTS, texts_of(run, run.moved).sources, strict=False)  # without a test corpus, one less
+    config |= {option: source for option, source in sources if option in options}
 
 
 def tracked_like(run: Run, options: WandbOptions) -> WandbOptions:

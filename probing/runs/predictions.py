@@ -20,15 +20,16 @@ from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Activations, Examples, read
 from probing.data.words import SentenceVectors
 from probing.errors import UserError
-from probing.models import ModelSource, SiteName, resolve_model, site_of
+from probing.models import SiteName, site_of
 from probing.probes.erasure import Changed
 from probing.probes.objective import centre_over_classes
 from probing.results.rows import Table
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
+from probing.runs.places import model_of, task_of
 from probing.runtime import terminal
 from probing.runtime.processes import refuse_several
 from probing.tables.schema import PREDICTIONS
-from probing.tasks import SentenceTask, TokenTask, load_task
+from probing.tasks import SentenceTask, TokenTask
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,7 @@ def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
         UserError: If these are no texts, or the run's model or task is not there any more.
     """
     refuse_several("predict")
-    corpus, model = _corpus(texts), _model(probes)
-    task = load_task(probes.config["task"], probes.config["task_args"])
+    corpus, model, task = _corpus(texts), model_of(probes), task_of(probes)
     with tempfile.TemporaryDirectory(prefix="probing-") as cache, terminal.quiet_libraries():
         config = probes.config
         source = ActivationSource(
@@ -150,22 +150,6 @@ def _corpus(texts: Any) -> Corpus:
 
 def _is_words(text: Any) -> bool:
     return isinstance(text, list | tuple) and all(isinstance(word, str) for word in text)
-
-
-def _model(probes: Probes) -> ModelSource:
-    """Return the run's model.
-
-    Raises:
-        UserError: If it is not there any more, or has changed.
-    """
-    config = probes.config
-    try:
-        model = resolve_model(config["model"], config["revision"])
-    except UserError as error:
-        raise UserError(f"`{probes.folder}`: its model cannot be read any more: {error}") from None
-    if model.fingerprint(weights=not config["random_weights"]) != probes.results["cache"]["test"]["key"]["model"]:
-        raise UserError(f"`{probes.folder}`: its model {config['model']} has changed since; repeat the run.")
-    return model
 
 
 def _examples(probes: Probes, store: Activations, task: TokenTask) -> Examples:

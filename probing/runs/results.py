@@ -266,6 +266,7 @@ def write_summary(
     written: Written,
     cached: Mapping[str, Mapping[str, Any]],
     timings: Mapping[str, float],
+    noted: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write `results.json`, everything measured in one file for programs, and return its path.
 
@@ -275,6 +276,7 @@ def write_summary(
         written: The return value of `write`.
         cached: For the training and the test side, the model and the corpus that the activations were made from.
         timings: Durations in seconds.
+        noted: Further entries, such as where the text lay.
     """
     sides, key = measured.sides, cached["test"]["key"]
     fits: Sequence[LayerFit | NumberFit] = measured.fits
@@ -283,6 +285,7 @@ def write_summary(
         "versions": versions(),
         "site": key.get("site", "residual" if "model" in key else "arrays"),
         "cache": dict(cached),
+        **(noted or {}),
         "classes": sides.classes.tolist(),
         **({"numbers": _numbers(measured)} if isinstance(measured, MeasuredNumbers) else {}),
         "penalty": dict(measured.penalty),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -127,6 +127,8 @@ class Run(Result):
         self, folder: Path, config: dict[str, Any], results: dict[str, Any], accuracy: Table, neurons: Table
     ) -> None:
         super().__init__(FIT, folder, config, results, {"accuracy": accuracy, "neurons": neurons})
+        # Texts that have moved, as `load_run(folder, corpus=...)` names them.
+        self.moved: Sequence[Any] = ()
 
     @property
     def layers(self) -> list[int]:
@@ -296,23 +298,9 @@ class Run(Result):
         Raises:
             UserError: If the run was made from arrays, or its corpus has changed or is gone.
         """
-        from probing.corpus.splits import read_corpora
+        from probing.runs.places import texts_of
 
-        of_text(self)
-        try:
-            corpora, splits = read_corpora(
-                self.config["corpus"],
-                self.config["test_corpus"],
-                self.config["seed"],
-                lambda message: None,
-                self.split_by,
-            )
-        except UserError as error:
-            raise UserError(
-                f"`{self.folder}`: its corpus cannot be read again, as seen from the folder {Path.cwd()}: {error}"
-            ) from None
-        if corpora[-1].fingerprint != self.results["cache"]["test"]["key"]["corpus"]:
-            raise UserError(f"`{self.folder}`: its corpus has changed since; repeat the run.")
+        corpora, splits, _ = texts_of(of_text(self), self.moved)
         pairs = zip(corpora[-1].sentences, splits[-1], strict=True)
         return [sentence for sentence, side in pairs if side == "test"]
 

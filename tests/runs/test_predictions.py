@@ -191,7 +191,7 @@ def test_the_model_alone_is_read_again_and_refused_if_it_is_gone_or_another(
     with pytest.raises(UserError, match=r"its model .* has changed since; repeat the run"):
         run.predict(["A sentence."])
     shutil.rmtree(own)
-    with pytest.raises(UserError, match=r"its model cannot be read any more: `--model .*own`"):
+    with pytest.raises(UserError, match=r"its model .*own is not there any more; it was looked for at .*own"):
         run.predict(["A sentence."])
     model, tokenizer = (kind.from_pretrained(checkpoints["bert"]) for kind in (AutoModel, AutoTokenizer))
     run = made(place, model=model, tokenizer=tokenizer, corpus=str(corpus_file), layer=0)

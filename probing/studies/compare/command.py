@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folders
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folders, Moved
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.errors import RunError, UserError, out_of_range, refuse
@@ -32,7 +32,7 @@ def compare(
     assignment: Literal["one_to_one", "many_to_one"] = "one_to_one", top: int = 10, null_draws: int = 19,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
-    figure_format: FigureFormat = FIGURE_FORMAT,
+    figure_format: FigureFormat = FIGURE_FORMAT, corpus: Moved | None = None,
 ) -> Result:  # fmt: skip
     """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
 
@@ -53,6 +53,8 @@ def compare(
         quiet: Print the result line only.
         trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator is accepted.
         wandb: Where and how to track the comparison in Weights & Biases.
+        corpus: The text of runs whose text has moved: its path, or [A, B] for several; each is taken for every text of
+            a run with the same content, and refused if there is none.
 
     Returns:
         The finished comparison.
@@ -62,6 +64,8 @@ def compare(
     given: list[str] = config["folders"] or []
     if len(given) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
+    if corpus is not None and not given:
+        raise UserError("`--corpus` is the text of finished runs; give that of `--models` with `--fit.corpus`.")
     defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
     defaults |= {"trainer": trainer or {}, "wandb": asdict(wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
@@ -69,11 +73,12 @@ def compare(
     made += [_fitted(model, options) for model in models or ()]
     with terminal.quiet_libraries():
         from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
+        from probing.runs.places import given_texts
         from probing.runtime.trainer import check_trainer_options
         from probing.studies.compare.common_neurons import top_everywhere
 
         check_trainer_options(trainer or {}, "lbfgs")
-        opened = open_runs(made, matching)
+        opened = open_runs(made, matching, given_texts(corpus))
         extract = Extraction(call.cached, trainer or {}, call.say, call.shows_progress)
         ranked = [ranked_of(finished, extract, seed) for finished in opened]
         for place_of in by_index(opened, matching):

@@ -58,7 +58,8 @@ def disable(
         test_corpus: Corpus on which heads are disabled, given like --corpus; the test part of --corpus then joins the
             training part.
         run: Finished run of `fit` for the task position, whose probes read the later layers; its model, its corpus and
-            its split are then read. By default, probes are trained as `fit` trains them.
+            its split are then read (--corpus and --model say where these are, if they have moved). By default, probes
+            are trained as `fit` trains them.
         units: What is disabled: heads, layers (all heads of a layer) or all.
         kinds: What replaces a head's output: all, or some of uniform (its output under uniform attention), zero, mean
             (over training tokens), resample (its output at a random token of another sentence), and skip, which removes

@@ -206,13 +206,15 @@ def _write(
     from probing.data.preparation import origin
     from probing.page.build import build
     from probing.page.sources import source_of
+    from probing.runs.places import read_from
     from probing.runs.results import write, write_summary
 
     formats = figure_formats(config["figure_format"])
     written = write(folder, config, measured, model.short_name, formats, corpus, fitted)
     watch.end("rank")
     cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
-    files = [*kept, write_summary(folder, measured, written, cached_of, watch.timings())]
+    noted = read_from(config, folder)
+    files = [*kept, write_summary(folder, measured, written, cached_of, watch.timings(), noted)]
     page = folder / "report.html"
     page.write_bytes(build(source_of(read_run(folder)), defaults(fit)))
     written.log(tracker, files, page)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probing.cache.files import cache_folder
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folder, Layers, figure_formats, number_problems
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folder, Layers, Moved, figure_formats, number_problems
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
@@ -40,7 +39,7 @@ def rank(
     evaluate: bool = False, erase: bool = False, curves: bool = False,
     k: int | list[int] | str | None = None, draws: int | None = None, top: int = 10,
     seed: int = 0, cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
-    figure_format: FigureFormat = FIGURE_FORMAT,
+    figure_format: FigureFormat = FIGURE_FORMAT, corpus: Moved | None = None,
 ) -> Rankings:  # fmt: skip
     """Rank the neurons of a finished run by other methods, and write the rankings to RUN/rankings.
 
@@ -64,6 +63,8 @@ def rank(
         cache: Folder of cached activations; the one that the run used by default.
         quiet: Print result lines only, without tables.
         wandb: Where and how to track the rankings in Weights & Biases; with the mode auto, not sent if the run was not.
+        corpus: The text of the run, if it has moved: its path, or [A, B] for a corpus and a test corpus; accepted if it
+            has the same content.
 
     Returns:
         The rankings.
@@ -71,7 +72,6 @@ def rank(
     from probing.runtime import terminal
 
     refuse_several("rank")
-    say = terminal.silence if quiet else terminal.say
     progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
     sizes = _sizes(k)
     refuse(number_problems(seed, None, None) + (out_of_range("draws", draws, 1, 1000) if draws is not None else []))
@@ -82,10 +82,9 @@ def rank(
     run = _without_intercept(load_fit_of_classes(config["folder"]))
     layers = _layers(layer, run)
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
-    cached = cache_folder(cache or run.config["cache"], str(run.folder.parent))
     with terminal.quiet_libraries():
         from probing.rankings.methods import METHODS
-        from probing.runs.finished import Extraction, open_runs, probe_weight, sides_of
+        from probing.runs.finished import probe_weight
         from probing.runs.ranked import Judging, rank_layers
         from probing.studies.fit.erase import erasure_rows
 
@@ -95,8 +94,7 @@ def rank(
         width = probe_weight(run).shape[2]
         problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
         refuse(problems + (top_problems(top, width) if erase else []))
-        (finished,) = open_runs([run], "index")
-        sides = sides_of(finished, Extraction(cached, {}, say, terminal.show_progress(quiet)))
+        label, sides = _read(run, corpus, cache, quiet)
         if not sides.validation.n_tokens and (evaluate or curves or "gaussian" in methods):
             raise UserError(
                 f"`rank {run.folder}`: no sentence of the validation part has a token of any class, and `gaussian`, "
@@ -108,7 +106,7 @@ def rank(
         tables = {"evaluation": evaluation, "erasure": erasure, "curves": curve_rows}
         ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}
         made = Rankings(run, place, ranked, {name: Table(rows) for name, rows in tables.items()})
-        figures = _write(made, run, layers, finished.label, figure_formats(figure_format))
+        figures = _write(made, run, layers, label, figure_formats(figure_format))
     where = _track(made, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
     _report(made, run, where, quiet)
     return made
@@ -122,6 +120,25 @@ def _without_intercept(run: Run) -> Run:
             "probes without one; give a run without it."
         )
     return run
+
+
+def _read(run: Run, corpus: Moved | None, cache: str | None, quiet: bool) -> tuple[str, Any]:
+    """Return what the run is called in figures, and its examples as a `probing.data.examples.Sides`.
+
+    Args:
+        run: The run.
+        corpus: Its text, if that has moved.
+        cache: Folder of cached activations; by default that of the run.
+        quiet: Whether messages and progress are left out.
+    """
+    from probing.runs.finished import Extraction, open_runs, sides_of
+    from probing.runs.places import cache_of, given_texts
+    from probing.runtime import terminal
+
+    (finished,) = open_runs([run], "index", given_texts(corpus))
+    say = terminal.silence if quiet else terminal.say
+    extract = Extraction(cache_of(run, cache), {}, say, terminal.show_progress(quiet))
+    return finished.label, sides_of(finished, extract)
 
 
 def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:

@@ -88,7 +88,7 @@ def geometry(
             --layer, to measure what later layers lose beside random sets of as many; with --kind direction also all.
         from_run: Finished run of `fit`, whose neurons with the largest contributions are changed, as many as --top, in
             each of its layers and of --layer, or with --neurons all all of them; its model, its corpus, its split and
-            its task are then read.
+            its task are then read (--corpus and --model say where these are, if they have moved).
         kind: What replaces the neurons: mean (over training tokens), zero, resample (their values at a random token of
             another sentence), direction (their values after linear erasure, by LEACE, of the task of --from_run, or of
             the position without it), shuffled (as direction, but for permuted labels, as a control), translate (their
@@ -206,17 +206,18 @@ def _changing(
         split_seed: Seed of the split.
     """
     from probing.corpus.pairs import read_couples
-    from probing.corpus.splits import GroupBy, read_corpora, splits_of
+    from probing.corpus.splits import GroupBy, splits_of
     from probing.disabling.probed_task import frozen_of_run
     from probing.disabling.subject import Subject
+    from probing.runs.places import texts_of
     from probing.studies.geometry.neurons.asked import Asked
     from probing.studies.geometry.neurons.interchange import Couples, check_later, survey_couples
     from probing.studies.geometry.neurons.interchanged_words import survey_words
     from probing.studies.geometry.neurons.survey import survey
 
     split_by: GroupBy = "sentence" if stream.run is None else stream.run.split_by
-    if stream.run is not None and (test := stream.run.config["test_corpus"]) is not None:
-        corpora, splits = read_corpora(config["corpus"], test, split_seed, source.say, split_by)
+    if stream.run is not None and stream.run.config["test_corpus"] is not None:
+        corpora, splits, _ = texts_of(stream.run, [config["corpus"], *stream.run.moved], source.say)
     else:
         corpora, splits = [corpus], [splits_of(corpus, split_seed, split_by)]
     whole = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))

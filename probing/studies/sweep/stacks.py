@@ -39,6 +39,7 @@ from probing.probes.training import LayerFit, train_problems
 from probing.runs.call import tracking
 from probing.runs.checks import leaves_out_first
 from probing.runs.folder import RunFolder
+from probing.runs.places import read_from
 from probing.runs.results import Measured, write, write_summary
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
@@ -305,7 +306,7 @@ def _write(
     folder = RunFolder(context.trials, trial.name, "", figures=False)
     with tracking(folder, context.wandb, config, light=True) as tracker:
         written = write(folder.path, config, measured, model_name, formats=())
-        write_summary(folder.path, measured, written, cached, timings)
+        write_summary(folder.path, measured, written, cached, timings, read_from(config, folder.path))
         if tracker:
             tracker.log_results(written.tables["accuracy"], [], [], [])
     if tracker:  # after the server failed once, later trials do not wait for it

@@ -209,7 +209,9 @@ def test_a_run_whose_corpus_changed_is_refused(runs: Path, checkpoints: dict[str
     text.write_text("\n".join(sentences), encoding="utf-8")
     fit(model=str(checkpoints["bert"]), corpus=str(text), runs=str(runs), name="changed", **QUICKLY)
     text.write_text("\n".join(sentences[1:]), encoding="utf-8")
-    with pytest.raises(UserError, match=r"changed`: its model or corpus has changed since; repeat the run"):
+    with pytest.raises(
+        UserError, match=r"changed`: its corpus has changed since: there is another text at .*text\.txt"
+    ):
         compare([str(runs / "bert"), str(runs / "changed")], runs=str(runs), wandb=NO_WANDB)
 
 

@@ -158,15 +158,20 @@ def fitted(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Path
     return made.folder
 
 
-def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Path) -> None:
+def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Path, tmp_path: Path) -> None:
     made = disable(run=str(fitted), runs=str(place / "runs"), kinds="mean", retrain=0, **USUAL)
     assert made is not None
     assert {row["layer"] for row in made.disabled} == {2}
     assert {row["unit"] for row in made.disabled} == {"1-1", "1-2", "1", "2-1", "2-2", "2"}
     (row,) = [row for row in load_run(fitted).accuracy if row["layer"] == 2]
     assert made.results["intact_accuracy"]["2"] == pytest.approx(row["accuracy"])
-    with pytest.raises(UserError, match=r"--corpus builtin2\.txt`: with `--run .*fitted`, the run's own is read"):
-        disable(run=str(fitted), corpus="builtin2.txt", **USUAL)
+    with pytest.raises(
+        UserError, match=r"--max_length 9`: with `--run .*fitted`, the run's own is read, which is None"
+    ):
+        disable(run=str(fitted), max_length=9, **USUAL)
+    (other := tmp_path / "other.txt").write_text("Another text.\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"--corpus .*other\.txt` is no text that `.*fitted` read"):
+        disable(run=str(fitted), corpus=other, **USUAL)
 
 
 def test_what_cannot_be_disabled_is_refused(

@@ -1,0 +1,385 @@
+"""Where a run's texts, model and task lie: noted when it is written, and found again after the run or they have moved.
+
+What is found is accepted by its content alone: a text and a model by the fingerprint in the run's `cache`, the file of
+a task by that in `read_from`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from probing.cache.files import cache_folder
+from probing.corpus import Corpus, load_corpus
+from probing.corpus.splits import Split, divided, hold_out
+from probing.errors import UserError
+from probing.models.source import ALIASES, OBJECT, ModelSource, resolve_model
+from probing.results.shown import listed
+from probing.runs.folder import PARTIAL
+from probing.tasks import TokenTask, load_task
+
+if TYPE_CHECKING:
+    from probing.runs.run import Run
+
+Say = Callable[[str], None]
+
+# The options that name a run's texts, and what messages call these.
+TEXTS = {"corpus": "corpus", "test_corpus": "test corpus"}
+_GIVE = "give the path of the same text with `--corpus` (from Python with `corpus=`, also of `load_run`)"
+
+
+class Kept(Protocol):
+    """What of a finished run says where it has read: the run itself, or its probes."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run, where it is now."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration, with paths as they were typed."""
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """Content of `results.json`."""
+
+
+# --- noting ---
+
+
+def read_from(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, dict[str, str]]]:
+    """Return `read_from` of `results.json`: where the files and folders lie that a configuration names.
+
+    Args:
+        config: The configuration of a run, in which objects are replaced by text.
+        folder: Folder of the run, which may still be partial.
+
+    Returns:
+        For each option `path`, which is absolute, and `from_run`, relative to the run's folder unless they have nothing
+        in common; of a task's file its `sha256`, too. Nothing for a run that reads no files of the user's.
+    """
+    final = Path(os.path.abspath(folder.with_name(folder.name.removesuffix(PARTIAL))))
+    found = {name: _noted(path, final) for name in TEXTS if (path := _path_of_text(config.get(name))) is not None}
+    if isinstance(model := config["model"], str) and _is_folder(model):
+        found["model"] = _noted(model, final)
+    if (file := _file_of_task(config["task"])) and os.path.isfile(file):
+        found["task"] = {**_noted(file, final), "sha256": _sha256(file)}
+    return {"read_from": found} if found else {}
+
+
+def _noted(path: str, run: Path) -> dict[str, str]:
+    absolute = os.path.abspath(path)
+    beside = _relative(absolute, str(run))
+    return {"path": absolute} | ({} if beside is None else {"from_run": beside})
+
+
+def _relative(path: str, run: str) -> str | None:
+    """Return an absolute path relative to a run's folder; None if they share no more than the root or a drive."""
+    try:
+        is_near = Path(shared := os.path.commonpath([path, run])) != Path(Path(shared).anchor)
+        return Path(os.path.relpath(path, run)).as_posix() if is_near else None
+    except ValueError:  # of different drives
+        return None
+
+
+def _parts(source: str) -> tuple[str, str, str]:
+    """Return what stands before a path, the path, and what stands after it, as in `hf:PATH?split=S`."""
+    if not source.startswith("hf:"):
+        return "", source, ""
+    name, mark, query = source.removeprefix("hf:").partition("?")
+    return "hf:", name, mark + query
+
+
+def _path_of_text(source: Any) -> str | None:
+    """Return the path of a text, None if it is no file or folder of this machine."""
+    if not isinstance(source, str) or source in ("builtin", "-"):
+        return None
+    before, path, _ = _parts(source)
+    return None if before and not os.path.isdir(path) else path
+
+
+def _is_folder(model: str) -> bool:
+    return bool(model) and model not in ALIASES and not model.startswith(OBJECT) and os.path.isdir(model)
+
+
+def _file_of_task(task: str) -> str | None:
+    """Return the file of a task `FILE.py:CLASS`, None for others."""
+    file = task.rpartition(":")[0]
+    return file if file.endswith(".py") else None
+
+
+def _sha256(file: str) -> str:
+    return sha256(Path(file).read_bytes()).hexdigest()
+
+
+# --- looking ---
+
+
+def _places(run: Kept, option: str, path: str) -> list[str]:
+    """Return where something may be, each place once.
+
+    As typed from the current folder; where it was; at the same place relative to the run; in the run's folder and in
+    that folder's parent.
+    """
+    folder = os.path.abspath(run.folder)
+    noted = run.results.get("read_from", {}).get(option, {})
+    beside = noted.get("from_run", _beside(run, path))
+    places = [path, noted.get("path"), os.path.join(folder, beside) if beside else None]
+    places += [os.path.join(place, name) for place in (folder, os.path.dirname(folder)) if (name := Path(path).name)]
+    return list(dict.fromkeys(os.path.abspath(place) for place in places if place))
+
+
+def _beside(run: Kept, path: str) -> str | None:
+    """Return the place relative to the run's folder in a run of versions that did not note it, if its options say it.
+
+    They do where the path and the folder of runs were both typed relative to the same folder, or both absolute.
+    """
+    runs = run.config.get("runs")
+    if not isinstance(runs, str) or os.path.isabs(runs) != os.path.isabs(path):
+        return None
+    return _relative(os.path.abspath(path), os.path.abspath(os.path.join(runs, run.folder.name)))
+
+
+# --- texts ---
+
+
+@dataclass(eq=False)
+class Offered:
+    """A text that the user gives for runs whose text has moved.
+
+    Args:
+        source: The text, as the user gave it.
+        corpus: What it holds.
+        fits: Whether a run has read the same.
+    """
+
+    source: Any
+    corpus: Corpus
+    fits: bool = False
+
+
+class Texts(NamedTuple):
+    """The texts of a run, read again.
+
+    Args:
+        corpora: The corpus, and the test corpus if there was one.
+        splits: Side of each sentence of each.
+        sources: Where each was read.
+    """
+
+    corpora: list[Corpus]
+    splits: list[list[Split]]
+    sources: list[Any]
+
+
+class _Absent(UserError):
+    """None of the places has the text of a run."""
+
+
+def given_texts(corpus: Any) -> list[str]:
+    """Return the texts that `--corpus` names for runs whose texts have moved: none, one, or several.
+
+    Raises:
+        UserError: If one is no path.
+    """
+    given = [] if corpus is None else corpus if isinstance(corpus, list | tuple) else [corpus]
+    for path in given:
+        if not isinstance(path, str | os.PathLike):
+            raise UserError(f"`corpus`: expected the path of a text, or a list of paths, found {path!r:.60}.")
+    return [os.fspath(path) for path in given]
+
+
+def texts_of(run: Run, given: Sequence[Any] = (), say: Say = lambda message: None) -> Texts:
+    """Read the texts of a run again; see `texts_of_runs`."""
+    return texts_of_runs([run], given, say)[0]
+
+
+def texts_of_runs(runs: Sequence[Run], given: Sequence[Any] = (), say: Say = lambda message: None) -> list[Texts]:
+    """Read the texts of runs again, wherever they are now.
+
+    Args:
+        runs: Finished runs whose model reads text.
+        given: Texts that have moved; each is taken for every text of a run with the same content.
+        say: Takes one-line messages.
+
+    Raises:
+        UserError: If a text is nowhere, only other texts are in its places, or a given one is that of no run.
+    """
+    if "-" in given:
+        raise UserError("`--corpus -`: the text of a finished run is read more than once; give it as a file.")
+    offered, found, absent = [Offered(source, load_corpus(source)) for source in given], [], []
+    for run in runs:
+        try:
+            found.append(_texts(run, offered, say))
+        except _Absent as error:
+            absent.append((run, error))
+    is_open = any(run.config["test_corpus"] is not None for run, _ in absent)  # what is left of a corpus is not known
+    if not is_open and (wrong := next((one for one in offered if not one.fits), None)):
+        named = listed([f"`{run.folder}`" for run in runs])
+        raise UserError(
+            f"`--corpus {_shown(wrong.source)}` is no text that {named} read; give the same text, or leave the option "
+            "out."
+        )
+    if absent:
+        raise UserError(str(absent[0][1])) from None
+    return found
+
+
+def _texts(run: Run, offered: Sequence[Offered], say: Say) -> Texts:
+    keys = {side: run.results["cache"][side]["key"]["corpus"] for side in ("train", "test")}
+    if run.config["test_corpus"] is None:
+        source, main = _text(run, "corpus", offered, lambda text: text.fingerprint == keys["test"])
+        return Texts(*divided(main, None, run.config["seed"], say, run.split_by), [source])
+    tested_on, test = _text(run, "test_corpus", offered, lambda text: text.fingerprint == keys["test"])
+
+    def is_trained_on(text: Corpus) -> bool:
+        try:
+            return hold_out(text, test)[0].fingerprint == keys["train"]
+        except UserError:  # nothing would be left
+            return False
+
+    source, main = _text(run, "corpus", offered, is_trained_on)
+    return Texts(*divided(main, test, run.config["seed"], say, run.split_by), [source, tested_on])
+
+
+def _text(run: Run, option: str, offered: Sequence[Offered], fits: Callable[[Corpus], bool]) -> tuple[Any, Corpus]:
+    """Return where a text of a run is, and what it holds.
+
+    Raises:
+        _Absent: If it is nowhere.
+    """
+    typed, what = run.config[option], TEXTS[option]
+    fitting = [one for one in offered if fits(one.corpus)]
+    for one in fitting:
+        one.fits = True
+    if fitting:
+        return fitting[0].source, fitting[0].corpus
+    if typed == "-":
+        raise _Absent(f"`{run.folder}`: its {what} was read from standard input, which is gone; {_GIVE}.")
+    missing, others = [], []
+    for source, place in _sources(run, option, typed):
+        if place and not os.path.exists(place):
+            missing.append(place)
+            continue
+        try:
+            corpus = load_corpus(source, f"--{option}")
+        except UserError as error:
+            if not place:
+                is_local = option in run.results.get("read_from", {})  # a folder of hf: that is not there any more
+                looked = f" (it was looked for at {listed(_places(run, option, _parts(typed)[1]))})" if is_local else ""
+                raise _Absent(f"`{run.folder}`: its {what} cannot be read again{looked}: {error}") from None
+            others.append(f"{place} (which cannot be read)")
+            continue
+        if fits(corpus):
+            return source, corpus
+        others.append(place or source)
+    if others:
+        nowhere = f", and nothing is at {listed(missing)}" if missing else ""
+        raise _Absent(
+            f"`{run.folder}`: its {what} has changed since: there is another text at {listed(others)}{nowhere}; repeat "
+            f"the run, or {_GIVE}."
+        )
+    raise _Absent(
+        f"`{run.folder}`: its {what} {typed} is not there any more; it was looked for at {listed(missing)}; {_GIVE}."
+    )
+
+
+def _sources(run: Kept, option: str, typed: str) -> Iterator[tuple[str, str]]:
+    """Yield how a text may be named now, and the path in it; empty where it is no file or folder of this machine."""
+    if typed == "builtin":
+        yield typed, ""
+        return
+    before, path, after = _parts(typed)
+    places = _places(run, option, path)
+    if before:
+        places = [place for place in places if os.path.isdir(place)]
+    here = os.path.abspath(path)
+    for place in places:
+        yield (typed if place == here else f"{before}{place}{after}"), place
+    if before and not places:
+        yield typed, ""
+
+
+def _shown(source: Any) -> str:
+    return source if isinstance(source, str) else f"[{len(source)} sentences]"
+
+
+# --- model, task and cache ---
+
+
+def model_of(run: Kept) -> ModelSource:
+    """Return the model of a run, wherever its folder is now.
+
+    Raises:
+        UserError: If it is not there any more, or has changed.
+    """
+    typed, expected = run.config["model"], run.results["cache"]["test"]["key"]["model"]
+    is_trained, was_folder = not run.config["random_weights"], "model" in run.results.get("read_from", {})
+    places = [] if typed in ALIASES or typed.startswith(OBJECT) else _places(run, "model", typed)
+    there = [place for place in places if os.path.isdir(place)]
+    here = os.path.abspath(typed)
+    names = [typed if place == here else place for place in there]
+    names += [] if was_folder or here in there else [typed]  # which may be the name of a model of the hub
+    if not names:
+        raise UserError(
+            f"`{run.folder}`: its model {typed} is not there any more; it was looked for at {listed(places)}; put it "
+            "at one of these places."
+        )
+    errors = []
+    for name in names:
+        try:
+            found = resolve_model(name, run.config["revision"])
+            if found.fingerprint(weights=is_trained) == expected:
+                return found
+        except UserError as error:
+            errors.append(error)
+    if len(errors) == len(names):
+        raise UserError(f"`{run.folder}`: its model cannot be read any more: {errors[0]}")
+    where = f" (there is another one at {listed(there)})" if there not in ([], [typed]) else ""
+    raise UserError(f"`{run.folder}`: its model {typed} has changed since{where}; repeat the run.")
+
+
+def is_model_of(run: Kept, folder: Any) -> bool:
+    """Return whether a folder holds the model of a run."""
+    if not isinstance(folder, str) or not os.path.isdir(folder):
+        return False
+    is_trained = not run.config["random_weights"]
+    return resolve_model(folder).fingerprint(weights=is_trained) == run.results["cache"]["test"]["key"]["model"]
+
+
+def task_of(run: Kept) -> TokenTask:
+    """Return the task of a run; the file of one's own is found again by its content, or as it was typed.
+
+    Raises:
+        UserError: If it is not there any more.
+    """
+    task, options = run.config["task"], run.config["task_args"]
+    expected = run.results.get("read_from", {}).get("task", {}).get("sha256")
+    if expected is None or (file := _file_of_task(task)) is None:
+        return load_task(task, options)
+    places = _places(run, "task", file)
+    for place in places:
+        if os.path.isfile(place) and _sha256(place) == expected:
+            return load_task(f"{place}:{task.rpartition(':')[2]}", options)
+    if os.path.exists(file):
+        return load_task(task, options)
+    raise UserError(
+        f"`{run.folder}`: the file of its task {task} is not there any more; it was looked for at {listed(places)}; "
+        "put it, unchanged, at one of these places."
+    )
+
+
+def cache_of(run: Kept, cache: str | None = None) -> Path:
+    """Return the folder of cached activations: of `--cache`, else the run's own if it is there, else the usual one.
+
+    Raises:
+        UserError: If the path is a file.
+    """
+    if not cache and (own := run.config.get("cache")):
+        places = [own, *([os.path.join(run.folder, beside)] if (beside := _beside(run, own)) else [])]
+        cache = next((place for place in places if os.path.isdir(place)), None)
+    return cache_folder(cache, str(run.folder.parent))
