@@ -27,7 +27,7 @@ def test_accuracies_are_those_of_the_processor(checkpoints: dict[str, Path], tmp
     for accelerator, own in dtypes.items():
         run = fit(
             model=model, dtype=own, cache=str(tmp_path / accelerator), runs=str(tmp_path / "runs"), quiet=True,
-            trainer={"accelerator": accelerator}, wandb={"mode": "disabled"},  # type: ignore[arg-type]
+            trainer={"accelerator": accelerator}, wandb={"mode": "disabled"},
         )  # fmt: skip
         assert run is not None
         runs.append([row["accuracy"] for row in run.accuracy])

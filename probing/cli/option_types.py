@@ -24,7 +24,7 @@ from typing import (
     get_type_hints,
 )
 
-from probing.cli.options import ProbeOptions, are_options, as_options
+from probing.cli.options import ProbeOptions, WandbOptions, are_options, as_options
 from probing.errors import UserError, did_you_mean, out_of_range
 
 # Formats of figures: an image for the screen and for W&B, and vector forms for a paper.
@@ -210,11 +210,14 @@ if TYPE_CHECKING:
     # Results that were read or made stand for their folder.
     Folder: TypeAlias = str | PathLike[str]
     Folders: TypeAlias = Folder | Sequence[Folder]
+    Probe: TypeAlias = ProbeOptions | Mapping[str, Any]
+    Wandb: TypeAlias = WandbOptions | Mapping[str, Any]
     # Texts of finished runs.
     Moved: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 else:
     Model = Source = Folder = str
     Folders = list[str]
+    Probe, Wandb = ProbeOptions, WandbOptions
     Moved = str | list[str]
     Tokenizer = PythonOnly
 

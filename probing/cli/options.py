@@ -157,7 +157,8 @@ def as_options(kind: type[_Options], value: _Options | Mapping[str, Any], name: 
 # A command that means something more particular by one of these describes the option in its own docstring.
 DESCRIPTIONS = {
     "model": "Model to read: an alias (minilm, bert, roberta, distilbert, ...), a hub id, or a local folder.",
-    "layer": "Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output.",
+    "layer": "Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output "
+    "(of the residual stream alone).",
     "revision": "Branch, tag or commit of the model on the hub.",
     "random_weights": "Use a randomly initialised model: the same architecture, weights drawn with --seed.",
     "dtype": "Precision of the forward pass and of the cached activations.",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.cache.files import cache_folder, folder
-from probing.cli.option_types import FIGURE_FORMAT, figure_formats, number_problems
-from probing.cli.options import WandbOptions
+from probing.cli.option_types import FIGURE_FORMAT, Wandb, figure_formats, number_problems
+from probing.cli.options import WandbOptions, as_options
 from probing.errors import UserError, as_clause, refuse
 from probing.models import layer_numbers
 from probing.results.rows import write_tables
@@ -222,7 +222,7 @@ class Call:
 
     @classmethod
     def of(
-        cls, study: Study, config: dict[str, Any], name: str | None, wandb: WandbOptions, problems: Sequence[str] = ()
+        cls, study: Study, config: dict[str, Any], name: str | None, wandb: Wandb, problems: Sequence[str] = ()
     ) -> Call:
         """Refuse what is wrong with the options, all numbers at once, before any work.
 
@@ -243,11 +243,12 @@ class Call:
         refuse([*shared, *problems])
         if not study.in_several_processes:
             only_accelerator(config.get("trainer") or {}, study.name)
-        resolve_mode(wandb.mode)
+        tracked = as_options(WandbOptions, wandb, "wandb")
+        resolve_mode(tracked.mode)
         if "layer" in config:
             layer_numbers(config["layer"])
         cached, place = places(config.get("cache"), config["runs"], name)
-        return cls(study, config, name, wandb, cached, place, Stopwatch())
+        return cls(study, config, name, tracked, cached, place, Stopwatch())
 
     @property
     def say(self) -> Callable[[str], None]:

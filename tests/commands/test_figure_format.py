@@ -71,7 +71,7 @@ def test_a_sweep_draws_itself_in_that_format(run: Run, tmp_path: Path, corpus_fi
     )
     made = sweep(
         str(file), fit={"model": run.config["model"], "corpus": str(corpus_file)}, runs=str(tmp_path / "runs"),
-        cache=str(run.folder.parent / "cache"), quiet=True, wandb={"mode": "disabled"}, figure_format="svg",  # type: ignore[arg-type]
+        cache=str(run.folder.parent / "cache"), quiet=True, wandb={"mode": "disabled"}, figure_format="svg",
     )  # fmt: skip
     assert files(made.folder / "figures") == {"sweep.svg"}
 

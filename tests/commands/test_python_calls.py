@@ -202,7 +202,7 @@ def test_geometry_takes_lists_too(checkpoints: dict[str, Path], folder: Path) ->
     sentences = make_sentences(60)
     measured = geometry(
         checkpoints["bert"], 1, corpus=sentences, fit_corpus=sentences[:30], transforms="none", name="g",
-        quiet=True, wandb={"mode": "disabled"},  # type: ignore[arg-type]
+        quiet=True, wandb={"mode": "disabled"},
     )  # fmt: skip
     assert measured is not None
     assert len((measured.folder / "fit_corpus.txt").read_text(encoding="utf-8").splitlines()) == 30

@@ -16,6 +16,7 @@ from probing.cli.option_types import (
     Model,
     Source,
     Tokenizer,
+    Wandb,
     chosen,
 )
 from probing.cli.options import WandbOptions
@@ -41,7 +42,7 @@ def attention(
     against: Model | None = None, as_published: bool = False, run: Folder | None = None, parts: str | list[str] = "all",
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
     first_token: FirstToken = "include",
 ) -> Result | None:  # fmt: skip
     """Find what the heads of a model do: which pattern each follows, how far it reaches, which tokens it attends to.

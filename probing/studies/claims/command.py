@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_types import defaults
-from probing.cli.options import WandbOptions
+from probing.cli.option_types import Wandb, defaults
+from probing.cli.options import WandbOptions, as_options
 from probing.cli.python_calls import configured
 from probing.corpus import load_corpus
 from probing.errors import UserError
@@ -38,7 +38,7 @@ def reproduce(
     wic: str | None = None, sts: str | None = None, static: str | None = None, labels: str | None = None,
     pairs: str | None = None, roles: str | None = None, untuned: str | None = None, cloze: str | None = None,
     dry_run: bool = False, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    wandb: WandbOptions = WandbOptions(),
+    wandb: Wandb = WandbOptions(),
 ) -> Result | None:  # fmt: skip
     """Measure what a paper claims on the models at hand, and give a verdict on each claim.
 
@@ -77,6 +77,7 @@ def reproduce(
 
     paper = _checked(paper, corpus, other_corpus, third_corpus, labels, pairs, roles)
     wanted = chosen_claims(claims, of := read_paper(paper, MEASURES))
+    wandb = as_options(WandbOptions, wandb, "wandb")
     call = Call.of(study_of("reproduce"), config, name, replace(wandb, group=wandb.group or paper))
     text, named = load_corpus(corpus), None if models is None else split_models(models)
     with terminal.quiet_libraries():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Model, Source, Tokenizer
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Model, Source, Tokenizer, Wandb
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.corpus import load_corpus
@@ -22,7 +22,7 @@ def cloze(
     file: str | None = None, model: Model = "minilm", revision: str | None = None, corpus: Source | None = None,
     tokens: int = 20_000, max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0,
     runs: str = "runs", name: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result:  # fmt: skip
     """Ask a masked language model for the likelier of two words, and measure its loss in text that was changed.
 

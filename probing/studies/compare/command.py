@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folders, Moved
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folders, Moved, Wandb
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.errors import RunError, UserError, out_of_range, refuse
@@ -31,7 +31,7 @@ def compare(
     matching: Literal["auto", "index", "correlation"] = "auto",
     assignment: Literal["one_to_one", "many_to_one"] = "one_to_one", top: int = 10, null_draws: int = 19,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+    trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT, corpus: Moved | None = None,
 ) -> Result:  # fmt: skip
     """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
@@ -67,7 +67,7 @@ def compare(
     if corpus is not None and not given:
         raise UserError("`--corpus` is the text of finished runs; give that of `--models` with `--fit.corpus`.")
     defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
-    defaults |= {"trainer": trainer or {}, "wandb": asdict(wandb)}
+    defaults |= {"trainer": trainer or {}, "wandb": asdict(call.wandb)}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
     made = [load_fit_of_classes(folder) for folder in given]
     made += [_fitted(model, options) for model in models or ()]

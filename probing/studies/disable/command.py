@@ -14,6 +14,7 @@ from probing.cli.option_types import (
     Model,
     Source,
     Tokenizer,
+    Wandb,
     chosen,
     chosen_with_data,
     defaults,
@@ -45,7 +46,7 @@ def disable(
     tokens: int = 20_000, retrain: int = 5, prune: bool = False, prune_share: float = 0.1,
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
     """Disable one head or layer after the other, and measure how well probes of the later layers still read positions.
 

@@ -15,14 +15,16 @@ from probing.cli.option_types import (
     FirstToken,
     Layers,
     Model,
+    Probe,
     Source,
     Tokenizer,
+    Wandb,
     defaults,
     figure_formats,
     number_problems,
     option_problems,
 )
-from probing.cli.options import ProbeOptions, WandbOptions, with_shared_help
+from probing.cli.options import ProbeOptions, WandbOptions, as_options, with_shared_help
 from probing.cli.python_calls import command, configured
 from probing.corpus.splits import GroupBy, read_corpora
 from probing.data.control_names import chosen_controls
@@ -51,15 +53,13 @@ def fit(
     batch_tokens: int | None = None, task: str | TokenTask = "position", task_args: dict[str, Any] | None = None,
     replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
     transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
-    quiet: bool = False, trainer: dict[str, Any] | None = None, probe: ProbeOptions = ProbeOptions(),
-    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    quiet: bool = False, trainer: dict[str, Any] | None = None, probe: Probe = ProbeOptions(),
+    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
     first_token: FirstToken = "include", given: str | None = None, sort: Order = "contribution", verbose: bool = False,
 ) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
     Args:
-        layer: Layers to probe: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output,
-            which only the residual stream has.
         test_corpus: Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.
         group_by: Unit that the split keeps whole and that intervals treat as independent: sentence or document; auto
             is document where the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt).
@@ -68,9 +68,9 @@ def fit(
         task_args: Options of the task, such as --task_args.special_tokens include.
         replicates: Number of probes trained on bootstrap samples of the training sentences; the range of a rank is over
             these probes and the run's own. 0 trains none.
-        controls: Controls that the accuracy is compared with: all that apply to the task, none, or some of shuffled,
-            token, permuted_positions (the model reads each sentence with its tokens permuted), untrained (a randomly
-            initialised model), control_task.
+        controls: Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a
+            randomly initialised model), permuted_positions (sentences are read with their tokens permuted),
+            control_task.
         evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
             other penalties; none does not.
         mdl: Also measure the minimum description length of the training labels, in bits: they are encoded online.
@@ -87,6 +87,7 @@ def fit(
     Returns:
         The finished run; None on ranks other than the first.
     """
+    probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
     config |= described(task, task_args)
     say, progress = terminal.silence if quiet else terminal.say, terminal.show_progress(quiet)
     refuse(option_problems(probe, seed, max_length, batch_tokens, replicates))

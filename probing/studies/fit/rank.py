@@ -6,8 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folder, Layers, Moved, figure_formats, number_problems
-from probing.cli.options import WandbOptions
+from probing.cli.option_types import (
+    FIGURE_FORMAT,
+    FigureFormat,
+    Folder,
+    Layers,
+    Moved,
+    Wandb,
+    figure_formats,
+    number_problems,
+)
+from probing.cli.options import WandbOptions, as_options
 from probing.cli.python_calls import configured
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
@@ -38,7 +47,7 @@ def rank(
     folder: Folder | None = None, method: str | list[str] | None = None, layer: Layers = "all",
     evaluate: bool = False, erase: bool = False, curves: bool = False,
     k: int | list[int] | str | None = None, draws: int | None = None, top: int = 10,
-    seed: int = 0, cache: str | None = None, quiet: bool = False, wandb: WandbOptions = WandbOptions(),
+    seed: int = 0, cache: str | None = None, quiet: bool = False, wandb: Wandb = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT, corpus: Moved | None = None,
 ) -> Rankings:  # fmt: skip
     """Rank the neurons of a finished run by other methods, and write the rankings to RUN/rankings.
@@ -75,6 +84,7 @@ def rank(
     progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
     sizes = _sizes(k)
     refuse(number_problems(seed, None, None) + (out_of_range("draws", draws, 1, 1000) if draws is not None else []))
+    wandb = as_options(WandbOptions, wandb, "wandb")
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     if not folder:

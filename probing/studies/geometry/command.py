@@ -18,6 +18,7 @@ from probing.cli.option_types import (
     Model,
     Source,
     Tokenizer,
+    Wandb,
     chosen,
     defaults,
 )
@@ -56,7 +57,7 @@ def geometry(
     readouts: str | list[str] | None = None, tokens: int = 20_000, retrain: int = 5, norms: bool = False,
     path: bool = False, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
     first_token: FirstToken = "include",
 ) -> Result | None:  # fmt: skip
     """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.

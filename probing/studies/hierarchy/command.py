@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Model, Tokenizer, chosen
-from probing.cli.options import ProbeOptions, WandbOptions
+from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Model, Probe, Tokenizer, Wandb, chosen
+from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.cli.python_calls import configured
 from probing.errors import out_of_range
 from probing.runs.call import Call
@@ -24,7 +24,7 @@ def hierarchy(
     train_sentences: int = 2500, test_sentences: int = 500, generalisation_sentences: int = 1000,
     batch_tokens: int | None = None, seed: int = 0, runs: str = "runs", name: str | None = None,
     cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    probe: ProbeOptions = ProbeOptions(), wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None,
+    probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
     figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
     """Find whether a probe of each layer generalises by linear order or by hierarchy.
@@ -50,6 +50,7 @@ def hierarchy(
     """
     sizes = {name: config[name] for name in ("train_sentences", "test_sentences", "generalisation_sentences")}
     too_few = [problem for option, n in sizes.items() for problem in out_of_range(option, n, 1, 100_000)]
+    probe = as_options(ProbeOptions, probe, "probe")
     call = Call.of(study_of("hierarchy"), config, name, wandb, [*probe.problems_without_bias(), *too_few])
     wanted = chosen("--tasks", tasks, list(LINEAR)), chosen("--controls", controls, list(CONTROLS), "none")
     with terminal.quiet_libraries():

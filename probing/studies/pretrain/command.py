@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, chosen
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, Wandb, chosen
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.corpus import Corpus, load_corpus
@@ -21,8 +21,10 @@ from probing.runtime import terminal
 from probing.runtime.processes import interrupt_behind, is_main_process
 from probing.studies.pretrain.options import (
     ARMS,
+    EncoderGroup,
     EncoderOptions,
     Size,
+    TrainingGroup,
     TrainingOptions,
     chosen_recipe,
     recipe_problems,
@@ -38,8 +40,8 @@ def pretrain(
     config: dict[str, Any],
     corpus: Source = "builtin", arms: str | list[str] = "learned,none", seeds: int = 1, size: Size = "tiny",
     sentences: int = 1000, seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
-    quiet: bool = False, trainer: dict[str, Any] | None = None, encoder: EncoderOptions = EncoderOptions(),
-    training: TrainingOptions = TrainingOptions(), wandb: WandbOptions = WandbOptions(),
+    quiet: bool = False, trainer: dict[str, Any] | None = None, encoder: EncoderGroup = EncoderOptions(),
+    training: TrainingGroup = TrainingOptions(), wandb: Wandb = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
     """Pretrain encoders that differ only in what tells them positions, and measure outliers in their checkpoints.

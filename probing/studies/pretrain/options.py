@@ -5,9 +5,11 @@ This file imports nothing heavy, because the command line reads it before anythi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from probing.cli.options import as_options
 from probing.errors import out_of_range
 
 Size = Literal["tiny", "base"]
@@ -120,10 +122,19 @@ _SIZES: dict[Size, tuple[Encoder, Recipe]] = {
 }
 
 
-def chosen_recipe(size: Size, encoder: EncoderOptions, training: TrainingOptions) -> tuple[Encoder, Recipe]:
+# In Python, a group of options may be a mapping; the parser of arguments sees only the group.
+if TYPE_CHECKING:
+    EncoderGroup: TypeAlias = EncoderOptions | Mapping[str, Any]
+    TrainingGroup: TypeAlias = TrainingOptions | Mapping[str, Any]
+else:
+    EncoderGroup, TrainingGroup = EncoderOptions, TrainingOptions
+
+
+def chosen_recipe(size: Size, encoder: EncoderGroup, training: TrainingGroup) -> tuple[Encoder, Recipe]:
     """Return the shape and the training of a size, with what the user gives in place of it."""
     shape, recipe = _SIZES[size]
-    given = [{name: value for name, value in asdict(some).items() if value is not None} for some in (encoder, training)]
+    groups = as_options(EncoderOptions, encoder, "encoder"), as_options(TrainingOptions, training, "training")
+    given = [{name: value for name, value in asdict(some).items() if value is not None} for some in groups]
     return replace(shape, **given[0]), replace(recipe, **given[1])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Source, chosen
-from probing.cli.options import ProbeOptions, WandbOptions
+from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Probe, Source, Wandb, chosen
+from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.cli.python_calls import configured
 from probing.corpus.splits import read_corpora
 from probing.errors import about_option, out_of_range
@@ -27,7 +27,7 @@ def series(
     threshold_loss: float = 1.0, threshold_position: float = 0.05, threshold_outliers: float = 5.0,
     keep_activations: bool = False, seed: int = 0, runs: str = "runs", name: str | None = None,
     cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    probe: ProbeOptions = ProbeOptions(), wandb: WandbOptions = WandbOptions(),
+    probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result:  # fmt: skip
     """Measure the checkpoints of a training one after the other: what comes first, loss, position or outliers?
@@ -58,6 +58,7 @@ def series(
     Returns:
         The finished series.
     """
+    probe = as_options(ProbeOptions, probe, "probe")
     problems = probe.problems_without_bias() + _problems(threshold_loss, threshold_position, threshold_outliers)
     call = Call.of(study_of("series"), config, name, wandb, problems)
     say = terminal.once(call.say)  # what every checkpoint says of the same text

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Folders, Layers, Model, Tokenizer
+from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Folders, Layers, Model, Tokenizer, Wandb
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.downstream.names import Definition
@@ -29,7 +29,7 @@ def sts(
     components: int | None = None, fit_on: str = "train", static: str | None = None, max_length: int | None = None,
     batch_tokens: int | None = None, seed: int = 0, runs: str = "runs", name: str | None = None,
     cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
-    wandb: WandbOptions = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
     """Correlate cosines of sentences with human scores (STS, SICK-R), per layer, plain, clipped and whitened.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Folder, Layers, Model, Tokenizer
+from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Folder, Layers, Model, Tokenizer, Wandb
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.downstream.names import Definition
@@ -28,7 +28,7 @@ def wic(
     definition: Definition = "mean_profile",
     components: int | None = None, max_length: int | None = None, batch_tokens: int | None = None,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None, wandb: WandbOptions = WandbOptions(),
+    trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(),
     tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
     """Tell word senses apart by cosine (WiC), per layer, plain, clipped and whitened.

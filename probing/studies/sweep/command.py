@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.cli.arguments import read_yaml
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, figure_formats
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, figure_formats
 from probing.cli.options import WandbOptions, as_options, with_shared_help
 from probing.cli.python_calls import command
 from probing.errors import UserError, as_clause, out_of_range, refuse
@@ -44,7 +44,7 @@ def sweep(
     name: str | None = None,
     cache: str | None = None,
     quiet: bool = False,
-    wandb: WandbOptions = WandbOptions(),
+    wandb: Wandb = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result:
     """Run the trials of a W&B sweep file here; train those that differ in layer, seed or penalty together.

@@ -130,7 +130,7 @@ def test_a_randomly_initialised_model_ranks_no_more_alike_than_chance(strangers:
 @pytest.mark.slow
 def test_many_runs_of_other_families_are_compared_pair_by_pair_and_tracked(runs: Path) -> None:
     folders = [str(runs / name) for name in ("bert", "roberta", "permuted")]
-    made = compare(folders, runs=str(runs), name="e", quiet=True, wandb={"mode": "offline"})  # type: ignore[arg-type]
+    made = compare(folders, runs=str(runs), name="e", quiet=True, wandb={"mode": "offline"})
     pairs = {(row["model_a"], row["model_b"]) for row in made.agreement}
     names = ["tiny-bert", "tiny-roberta", "permuted-bert"]
     assert pairs == {(names[0], names[1]), (names[0], names[2]), (names[1], names[2])}

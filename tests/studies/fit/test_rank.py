@@ -214,7 +214,7 @@ def test_quiet_says_a_line_for_each_ranking(plain: Path, capsys: pytest.CaptureF
 
 
 def test_rankings_are_tracked(plain: Path) -> None:
-    made = rank(str(plain), method="anova", layer=0, evaluate=True, k=4, quiet=True, wandb={"mode": "offline"})  # type: ignore[arg-type]
+    made = rank(str(plain), method="anova", layer=0, evaluate=True, k=4, quiet=True, wandb={"mode": "offline"})
     (tracked,) = read_offline_runs(made.folder)
     assert len(tracked.table("evaluation")) == len(made.evaluation)
     assert len(tracked.table("rankings/anova")) == D_MODEL
