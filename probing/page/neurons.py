@@ -277,6 +277,21 @@ def packed_rows(subject: Subject) -> dict[str, Any]:
     return {"columns": [described(column) for column in columns], "rows": packed}
 
 
+def shown_by_script(subject: Subject) -> set[str]:
+    """Return the names that the map and the script show of a run's neurons beside the headings of the table."""
+    rows = subject.run.neurons
+    removed = {row.get("removed") or "" for row in rows}
+    ranges = [f"{name}_{end}" for name in WITHOUT for end in ("low", "high")]
+    return {
+        "shade", "activation mean", "activation sd",
+        *(f"flag {row['flag']}" for row in rows if row["flag"]),
+        *("*" for row in rows if is_far(row)),
+        *(UNRESOLVED for said in removed if BELOW_RESOLUTION in said),
+        *(NEGLIGIBLE for said in removed if NEGLIGIBLE in said),
+        *("95% range of that" for row in rows if any(row.get(name) not in (None, "") for name in ranges)),
+    }  # fmt: skip
+
+
 # Contributions from a tenth of the layer's mean to ten times it, on a logarithmic scale.
 LOW, HIGH = 0.1, 10.0
 WIDEST = 920
