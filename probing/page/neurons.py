@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from probing.page.sources import Subject
 from probing.results.markup import Html, element
 from probing.results.schema import Column, Row
+from probing.results.shown import shortened
 from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE
 from probing.tables.schema import NEURONS, NUMBER_NEURONS
 
@@ -140,8 +141,7 @@ def _names(classes: Sequence[int | str], bottom: float) -> list[Html]:
             names.append(element("text", label, x=f"{x:.1f}", y=bottom + 16, text_anchor="middle"))
         else:
             turned = f"translate({x + 4:.1f} {bottom + 8:.1f}) rotate(-60)"
-            text = str(label) if len(str(label)) <= 10 else f"{str(label)[:9]}…"
-            names.append(element("text", text, transform=turned, text_anchor="end"))
+            names.append(element("text", shortened(label, 10), transform=turned, text_anchor="end"))
     return names
 
 
