@@ -324,18 +324,17 @@ def shaded_map(
         kind: Class of the element.
     """
     (wide, high), (n_rows, n_columns) = cell, np.shape(darkness)
-    size = f"width:{wide * n_columns}px;height:{high * n_rows}px"
-    shaded = element("div", class_="shades", style=f"{size};mask-image:url({shades(darkness)})")
-    field = element("div", shaded, class_="field", role="img", aria_label=about, style=size)
-    rows = element(
-        "div", *(element("span", name) for name in names),
-        class_="layers", aria_hidden="true", style=f"grid-auto-rows:{high}px",
-    )  # fmt: skip
+    size = f"--width:{wide * n_columns}px;--row:{high}px;--rows:{n_rows}"
+    shaded = element("div", class_="shades", style=f"mask-image:url({shades(darkness)})")
+    field = element("div", shaded, class_="field", role="img", aria_label=about)
+    rows = element("div", *(element("span", name) for name in names), class_="layers", aria_hidden="true")
+    places = {i: f"left:{100 * (i + 0.5) / n_columns:.6g}%" for i in ticks}  # on paper the map may be narrower
     columns = element(
-        "div", *(element("span", name, style=f"left:{wide * (i + 0.5):g}px") for i, name in ticks.items()),
-        class_="ticks", aria_hidden="true", style=f"width:{wide * n_columns}px",
+        "div", *(element("span", name, style=places[i]) for i, name in ticks.items()),
+        class_="ticks", aria_hidden="true",
     )  # fmt: skip
-    return element("div", element("div", rows, element("div", field, columns), class_=kind), class_="scroll")
+    shown = element("div", rows, element("div", field, columns), class_=kind, style=size)
+    return element("div", shown, class_="scroll")
 
 
 def scale() -> Html:
