@@ -1,13 +1,34 @@
-"""A small finished run with every kind of column that a report shows."""
+"""Small finished runs with every kind of column that a report shows, and pages of them."""
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from probing import WandbOptions, attention, fit
+from probing import WandbOptions, attention, fit, report
+from probing.downstream.names import SPACES
+from probing.results.schema import Row
+from probing.statistics.sample_size import SIZE_COLUMNS
+from probing.studies.compare.tables import AGREEMENT
+from probing.studies.geometry.schema import (
+    FIRST_TOKEN,
+    GEOMETRY,
+    INTERVENTIONS,
+    NORM_CHANGES,
+    NORMS,
+    OUTLIERS,
+    PATH,
+    SMOOTHING,
+)
+from probing.studies.geometry.terms import MEASURES
+from probing.studies.similarity.tables import STS, STS_CHOSEN, WIC, WIC_CHOSEN
 from probing.tables.columns import BELOW_RESOLUTION
-from written import read_csv, write_csv
+from probing.tables.first_token import TOKENS
+from probing.tables.schema import ACCURACY, GIVEN, HEADS, NEURONS
+from written import complete, read_csv, type_of, write_csv
 
 # Looser than usual: these probes only have to be there.
 QUICKLY: dict[str, Any] = {
@@ -63,3 +84,135 @@ def make_survey(model: Path, sentences: list[str], place: Path, name: str) -> Pa
     )  # fmt: skip
     assert made is not None
     return made.folder
+
+
+# Collections of sentence pairs on the page that shows everything.
+SETS = ("STS12", "STS-B dev")
+
+
+def make_page(model: Path, corpus: Path, place: Path) -> Path:
+    """Write a page that shows all that a page can show."""
+    first = make_run(model, corpus, place, "first")
+    accuracy = read_csv(first / "accuracy.csv")
+    whole: list[dict[str, Any]] = [{**_numbers_of(tuple(ACCURACY.types)), **row} for row in accuracy]
+    write_csv(first / "accuracy.csv", whole)
+    held_fixed = _numbers_of([*[column.name for column in GIVEN], "control_task_share", "selectivity"])
+    neurons = [{**row, "head": row["neuron"] // 8, **held_fixed} for row in read_csv(first / "neurons.csv")]
+    write_csv(first / "neurons.csv", neurons)
+    assert set(read_csv(first / "neurons.csv")[0]) == set(NEURONS.types)
+    heads = [
+        {**_numbers_of(tuple(HEADS.types)), "layer": layer, "head": head, "first_neuron": 8 * head, "n_neurons": 8,
+         "n_random": 10, "above_chance": "no"}
+        for layer in (0, 2) for head in (0, 1)
+    ]  # fmt: skip
+    write_csv(first / "heads.csv", heads)
+    second = Path(shutil.copytree(first, place / "second"))
+    folders = [_comparison(place / "both", [first, second]), _geometry(place / "shape"), *_evaluations(place)]
+    return report([str(folder) for folder in folders], output=str(place / "page.html"))
+
+
+def _numbers_of(columns: Sequence[str]) -> dict[str, Any]:
+    """Return a share or a count of 1 for each column; what transforms were fitted on is enough."""
+    sizes = dict(zip(SIZE_COLUMNS, (960, 4800, 48, 100), strict=True))
+    return {name: sizes.get(name, 1 if type_of(name) is int else 0.5) for name in columns}
+
+
+def _write(folder: Path, kind: str, tables: dict[str, tuple[list[Any], Any]], **results: Any) -> Path:
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps({"kind": kind, **results}), encoding="utf-8")
+    (folder / "config.yaml").write_text("top: 10\n", encoding="utf-8")
+    for name, (rows, columns) in tables.items():
+        write_csv(folder / f"{name}.csv", rows, columns)
+    complete(folder)
+    return folder
+
+
+def _comparison(folder: Path, runs: list[Path]) -> Path:
+    pair = {"model_a": "first", "model_b": "second", "matching": "index"}
+    numbers = dict.fromkeys(("value", "low", "high", "p_value", "chance_low", "chance_high"), 0.5)
+    rows = [
+        {**pair, **numbers, "layer_a": k, "layer_b": k, "statistic": statistic}
+        for k in (0, 2)
+        for statistic in ("spearman", "overlap", "correlation", "cka")
+    ]
+    everywhere = {"layer": 0, "neuron": 1, "rank": 1, "second layer": 0, "second neuron": 1, "second rank": 2}
+    tables: dict[str, tuple[list[Any], Any]] = {
+        "agreement": (rows, tuple(AGREEMENT.types)),
+        "top_everywhere": ([everywhere], [*everywhere]),
+    }
+    return _write(folder, "comparison", tables, runs={run.name: str(run) for run in runs})
+
+
+def _geometry(folder: Path) -> Path:
+    measured = [
+        {"layer": k, "transform": transform, "measure": measure, "value": 0.5}
+        for k in (0, 2) for transform in ("clip_random", *SPACES) for measure in MEASURES
+    ]  # fmt: skip
+    outliers = [{"definition": "variance", "layer": 0, "neuron": 1, "value": 9.5, "special_tokens": "exclude"}]
+    of_blocks = (
+        "distance_ratio", "sigma_1", "sigma_2", "sigma_product", "share_sigma_product_above_1", "gain_1", "gain_2",
+        "attention_factor", "feed_forward_factor", "bound_per_matrix", "bound_published", "largest_share_of_bound",
+        "share_within_bound", "share_within_bound_per_matrix", "share_distance_falls",
+    )  # fmt: skip
+    smoothing = [{"layer": 1, "measure": name, "value": 1.0, "n_sentences": 9} for name in of_blocks]
+    effects: list[Row] = [{"measure": "mlm_loss", "where": "", "kind": "intact", "value": 0.5}]
+    for where in ("inside", "after"):
+        common = {"measure": "mlm_loss", "where": where, "neurons": "7", "effect": 0.1, "value": 0.6}
+        ends = {"effect_low": 0.05, "effect_high": 0.15}
+        effects += [{**common, **ends, "kind": "outliers", "percentile": 100.0, "p_value": 0.01}]
+        effects += [{**common, **ends, "kind": "largest_gain"}, {**common, "kind": "random", "draw": 1}]
+    terms = {
+        **_numbers_of(tuple(NORMS.types)),
+        "layer": 1,
+        "module": "n",
+        "kind": "outlier",
+        "largest": "bias",
+        "deviations": 6.0,
+    }
+    places = [{"where": where, "kind": "outliers", "neurons": "7"} for where in ("first", "second", "both")]
+    common = {"measure": "deviations", "layer": 1, "neuron": 7, "value": 6.0, "outlier": "yes"}
+    changes = [{**common, "where": "", "kind": "intact"}, *({**common, **one, "p_value": 0.1} for one in places)]
+    common = {"measure": "mlm_loss", "value": 0.5, "effect": 0.1, "percentile": 100.0, "p_value": 0.1}
+    changes += [{**common, "where": "", "kind": "intact"}, *({**common, **one} for one in places)]
+    changes += [{**common, **one, "kind": "random", "draw": 1} for one in places]
+    of_first: list[Row] = [{"layer": 0, "measure": name, "value": 0.5} for name in ("rms_norm", "mean_cosine")]
+    of_first.append({"layer": 0, "measure": "mean_profile", "neuron": 7, "value": 6.0})
+    first = [{**row, "first_token": which} for which in TOKENS for row in of_first]
+    stream = {
+        **_numbers_of(tuple(PATH.types)),
+        "layer": 0,
+        "site": "sum",
+        "term": "no",
+        "tokens": "first",
+        "kind": "layers",
+    }
+    tables: dict[str, tuple[list[Any], Any]] = {
+        "geometry": (measured, tuple(GEOMETRY.types)), "outliers": (outliers, tuple(OUTLIERS.types)),
+        "smoothing": (smoothing, tuple(SMOOTHING.types)), "interventions": (effects, tuple(INTERVENTIONS.types)),
+        "norms": ([terms], tuple(NORMS.types)), "norm_changes": (changes, tuple(NORM_CHANGES.types)),
+        "path": ([stream], tuple(PATH.types)), "first_token": (first, tuple(FIRST_TOKEN.types)),
+    }  # fmt: skip
+    return _write(folder, "geometry", tables)
+
+
+def _evaluations(place: Path) -> list[Path]:
+    numbers = _numbers_of((*tuple(WIC.types), *tuple(WIC_CHOSEN.types), *tuple(STS.types), *tuple(STS_CHOSEN.types)))
+    common: dict[str, Any] = {**numbers, "n_pairs": 90, "n_clipped": 1, "fitted_on": "others", "pooling": "mean"}
+    common |= {"reported_on": "dev", "chosen_on": "other pairs"}
+    rows = [{**common, "layer": k, "transform": space} for k in (0, 2) for space in SPACES]
+    chosen = [{**row, "protocol": protocol} for protocol in ("held_out", "published") for row in rows[: len(SPACES)]]
+    constant = {**chosen[0], "protocol": "constant_true"}
+    wic = {"wic": (rows, tuple(WIC.types)), "chosen": ([*chosen, constant], tuple(WIC_CHOSEN.types))}
+    static = {**rows[0], "pooling": "static", "layer": ""}
+    everywhere = [(one, how) for one in SETS for how in ("all", "mean", "wmean")]
+    sts: dict[str, tuple[list[Any], Any]] = {
+        name: ([{**row, "set": one, "aggregation": how} for row in made for one, how in everywhere], columns)
+        for name, made, columns in (
+            ("sts", [*rows, static], tuple(STS.types)),
+            ("chosen", chosen, tuple(STS_CHOSEN.types)),
+        )
+    }
+    return [
+        _write(place / "senses", "word-in-context evaluation", wic),
+        _write(place / "alike", "similarity evaluation", sts),
+    ]

@@ -12,14 +12,16 @@ from typing import Any
 
 from probing.page import answers
 from probing.page.classes import classes_section
+from probing.page.neurons import shown_by_script
 from probing.page.reproduce import folder_block, run_block
 from probing.page.run import accuracies_figure, accuracy_figure, heads_section, neurons_section
 from probing.page.sources import Sources, Subject
-from probing.page.terms import terms_section
+from probing.page.terms import ACCURACY, CLASSES, HEADS, NEURONS, NUMBERS, Glossary
 from probing.results.markup import MARK, Html, element, joined
 from probing.runs.checks import reading
 from probing.runs.study import Result, SectionPlace
 from probing.runtime.installation import own_version
+from probing.tables.columns import R2
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.
 ROOM, PER_NEURON = 4_600_000, 90
@@ -69,16 +71,25 @@ def _links(sources: Sources) -> Html:
 
 
 def _content(sources: Sources, defaults: Mapping[str, Any]) -> Html:
-    parts = _of_probes(sources)
+    glossary = Glossary()
+    parts = _of_probes(sources, glossary)
     for place, one in _placed(sources):
-        with reading(one.folder):  # an error while a section is made means that its tables are damaged
-            parts.append(one.study.section(one, place))
-    parts.append(terms_section(sources))
+        parts.append(_of_study(one, place, glossary))
+    parts.append(glossary.section())
     blocks = [run_block(subject, defaults) for subject in sources.subjects]
     blocks += [folder_block("The comparison", sources.agreement)] if sources.agreement else []
     blocks += [folder_block(one.study.heading(one), one) for one in sources.shown]
     parts.append(element("section", element("h2", "To reproduce"), *blocks, id="reproduce"))
     return joined(*parts)
+
+
+def _of_study(made: Result, place: SectionPlace, glossary: Glossary) -> Html:
+    """Return the section of results, and add the terms that it uses."""
+    with reading(made.folder):  # an error while a section is made means that its tables are damaged
+        section = made.study.section(made, place)
+        for title, terms in made.study.terms(made).items():
+            glossary.add(title, terms, section)
+    return section
 
 
 def _placed(sources: Sources) -> Iterator[tuple[SectionPlace, Result]]:
@@ -91,8 +102,8 @@ def _placed(sources: Sources) -> Iterator[tuple[SectionPlace, Result]]:
         numbers[name] += 1
 
 
-def _of_probes(sources: Sources) -> list[Html | None]:
-    """Return what a page says of runs with probes: nothing if there are none."""
+def _of_probes(sources: Sources, glossary: Glossary) -> list[Html | None]:
+    """Return what a page says of runs with probes, nothing if there are none, and add the terms that it uses."""
     subjects = sources.subjects
     if not subjects:
         return []
@@ -100,13 +111,20 @@ def _of_probes(sources: Sources) -> list[Html | None]:
     room = max(0, ROOM - tables) // len(subjects)  # characters for contributions by class
     several = len(subjects) > 1
     parts: list[Html | None] = [_answers(sources)]
-    charts = [accuracies_figure(subjects)] * several + [accuracy_figure(subject, several) for subject in subjects]
+    charts = [accuracies_figure(subjects)] * several
+    for subject in subjects:
+        charts.append(accuracy_figure(subject, several))
+        glossary.add(*(("R²", NUMBERS) if subject.score is R2 else ("Accuracy", ACCURACY)), charts[-1])
     parts.append(element("section", element("h2", f"{_scores(subjects)} by layer"), *charts, id="accuracy"))
     if sources.agreement:
-        with reading(sources.agreement.folder):
-            parts.append(sources.agreement.study.section(sources.agreement, SectionPlace("agreement", 0, 0)))
+        parts.append(_of_study(sources.agreement, SectionPlace("agreement", 0, 0), glossary))
     for i, subject in enumerate(subjects):
-        parts += [neurons_section(subject, i, room), classes_section(subject, i), heads_section(subject, i)]
+        neurons = neurons_section(subject, i, room)
+        classes, heads = classes_section(subject, i), heads_section(subject, i)
+        glossary.add("Neurons", NEURONS, neurons, shown_by_script(subject))
+        glossary.add("Classes", CLASSES, classes)
+        glossary.add("Heads", HEADS, heads)
+        parts += [neurons, classes, heads]
     return parts
 
 

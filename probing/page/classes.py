@@ -8,12 +8,15 @@ from probing.page.neurons import is_numeric, shaded_map
 from probing.page.sources import Subject
 from probing.results.markup import Html, as_in_terminal, element
 from probing.results.schema import Row
+from probing.results.shown import shortened
 from probing.tables.classes import classes_table, confusion_shares
 
 # Width of all classes together in pixels, unless cells would become too small or too large.
 WIDE, LEAST, MOST = 420, 3, 22
 # Pixels from one name of a class to the next.
 APART = 18
+# Most characters of the name of a class beside the map; the table has the whole name.
+LONGEST = 14
 # Most classes in the table of a layer.
 IN_TABLE = 60
 
@@ -44,8 +47,8 @@ def _map(subject: Subject, scores: Sequence[Row], confusions: Sequence[Row]) -> 
     every = -(-APART // cell) if not is_numeric(labels) else -(-2 * APART // cell)
     what = "share of each class's test tokens that are taken for each class"
     about = f"{subject.label}, layer {scores[0]['layer']}: {what}"
-    names = [label if i % every == 0 else "" for i, label in enumerate(labels)]
-    ticks = {i: label for i, label in enumerate(labels) if i % every == 0}
+    ticks = {i: shortened(label, LONGEST) for i, label in enumerate(labels) if i % every == 0}
+    names = [ticks.get(i, "") for i in range(len(labels))]
     shown = shaded_map(confusion_shares(scores, confusions), (cell, cell), names, ticks, about, "map confusions")
     caption = "Rows: the class. Columns: what it is taken for. Shades: shares of its test tokens."
     return element("figure", element("figcaption", caption), shown)

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from probing.page.sources import Subject
 from probing.results.markup import Html, element
 from probing.results.schema import Column, Row
+from probing.results.shown import shortened
 from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE
 from probing.tables.schema import NEURONS, NUMBER_NEURONS
 
@@ -140,8 +141,7 @@ def _names(classes: Sequence[int | str], bottom: float) -> list[Html]:
             names.append(element("text", label, x=f"{x:.1f}", y=bottom + 16, text_anchor="middle"))
         else:
             turned = f"translate({x + 4:.1f} {bottom + 8:.1f}) rotate(-60)"
-            text = str(label) if len(str(label)) <= 10 else f"{str(label)[:9]}…"
-            names.append(element("text", text, transform=turned, text_anchor="end"))
+            names.append(element("text", shortened(label, 10), transform=turned, text_anchor="end"))
     return names
 
 
@@ -277,6 +277,21 @@ def packed_rows(subject: Subject) -> dict[str, Any]:
     return {"columns": [described(column) for column in columns], "rows": packed}
 
 
+def shown_by_script(subject: Subject) -> set[str]:
+    """Return the names that the map and the script show of a run's neurons beside the headings of the table."""
+    rows = subject.run.neurons
+    removed = {row.get("removed") or "" for row in rows}
+    ranges = [f"{name}_{end}" for name in WITHOUT for end in ("low", "high")]
+    return {
+        "shade", "activation mean", "activation sd",
+        *(f"flag {row['flag']}" for row in rows if row["flag"]),
+        *("*" for row in rows if is_far(row)),
+        *(UNRESOLVED for said in removed if BELOW_RESOLUTION in said),
+        *(NEGLIGIBLE for said in removed if NEGLIGIBLE in said),
+        *("95% range of that" for row in rows if any(row.get(name) not in (None, "") for name in ranges)),
+    }  # fmt: skip
+
+
 # Contributions from a tenth of the layer's mean to ten times it, on a logarithmic scale.
 LOW, HIGH = 0.1, 10.0
 WIDEST = 920
@@ -309,18 +324,17 @@ def shaded_map(
         kind: Class of the element.
     """
     (wide, high), (n_rows, n_columns) = cell, np.shape(darkness)
-    size = f"width:{wide * n_columns}px;height:{high * n_rows}px"
-    shaded = element("div", class_="shades", style=f"{size};mask-image:url({shades(darkness)})")
-    field = element("div", shaded, class_="field", role="img", aria_label=about, style=size)
-    rows = element(
-        "div", *(element("span", name) for name in names),
-        class_="layers", aria_hidden="true", style=f"grid-auto-rows:{high}px",
-    )  # fmt: skip
+    size = f"--width:{wide * n_columns}px;--row:{high}px;--rows:{n_rows}"
+    shaded = element("div", class_="shades", style=f"mask-image:url({shades(darkness)})")
+    field = element("div", shaded, class_="field", role="img", aria_label=about)
+    rows = element("div", *(element("span", name) for name in names), class_="layers", aria_hidden="true")
+    places = {i: f"left:{100 * (i + 0.5) / n_columns:.6g}%" for i in ticks}  # on paper the map may be narrower
     columns = element(
-        "div", *(element("span", name, style=f"left:{wide * (i + 0.5):g}px") for i, name in ticks.items()),
-        class_="ticks", aria_hidden="true", style=f"width:{wide * n_columns}px",
+        "div", *(element("span", name, style=places[i]) for i, name in ticks.items()),
+        class_="ticks", aria_hidden="true",
     )  # fmt: skip
-    return element("div", element("div", rows, element("div", field, columns), class_=kind), class_="scroll")
+    shown = element("div", rows, element("div", field, columns), class_=kind, style=size)
+    return element("div", shown, class_="scroll")
 
 
 def scale() -> Html:

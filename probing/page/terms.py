@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
+from html import unescape
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.page.neurons import COLUMNS, UNRESOLVED
-from probing.page.sources import Sources
 from probing.results.markup import Html, element, pairs
 from probing.tables.classes import SHOWN
-from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, R2, UNINFORMATIVE
+from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE
 from probing.tables.schema import CLASS_SCORES
 
 Terms = Mapping[str, str]
@@ -79,7 +80,7 @@ NEURONS: Terms = {
     "95% range of that": "Interval of the nats lost without the neuron.",
     "activation mean": "Mean of the neuron's activations over training tokens.",
     "activation sd": "Standard deviation of the neuron's activations over training tokens.",
-    "flag": "A warning about the rank. A neuron without a flag has none of the following properties.",
+    "flag": "A warning about the rank; empty where there is none.",
     **{f"flag {name}": f"{text[:1].upper()}{text[1:]}." for name, text in FLAGS.items()},
     "*": f"The neuron's mean is more than {FAR:.0f} standard deviations from 0, which makes its centred contribution "
     "unreliable; the column with intercept has the value of a probe with an intercept.",
@@ -88,9 +89,6 @@ NEURONS: Terms = {
     NEGLIGIBLE: "A probe without the neuron loses almost nothing: the whole interval is within "
     f"{NEGLIGIBLE_NATS} nats of 0, or of R².",
     "shade": "In the map, a neuron's contribution in multiples of its layer's mean, on a logarithmic scale.",
-}
-
-CONTEXTS: Terms = {
     "highest on, lowest on": "The test tokens on which the neuron's activation is highest and lowest, marked in the "
     "text around them, each with its class and the activation.",
 }
@@ -128,18 +126,44 @@ PRECISION = (
 )
 
 
-def terms_section(sources: Sources) -> Html:
-    """Return the terms of a page with their meanings, for the parts that it has."""
-    scores = [subject.score for subject in sources.subjects]
-    parts = {} if set(scores) <= {R2} else {"Accuracy": ACCURACY}
-    parts |= {"R²": NUMBERS} if R2 in scores else {}
-    with_contexts = any(subject.run.contexts for subject in sources.subjects)
-    parts |= {"Neurons": {**NEURONS, **(CONTEXTS if with_contexts else {})}} if scores else {}
-    with_classes = any(subject.run.scores_of(subject.layers[-1]) for subject in sources.subjects)
-    parts |= {"Classes": CLASSES} if with_classes else {}
-    parts |= {"Heads": HEADS} if any(subject.run.heads for subject in sources.subjects) else {}
-    parts |= sources.agreement.study.terms(sources.agreement) if sources.agreement else {}
-    for one in sources.shown:
-        parts |= one.study.terms(one)
-    lists = [element("section", element("h3", name), pairs([*terms.items()])) for name, terms in parts.items()]
-    return element("section", element("h2", "Terms"), *lists, element("p", PRECISION), id="terms")
+# What names something in a part of a page: headings and cells of tables, labels of charts, and choices.
+_NAMING = re.compile(r"<(th|td|li|option)\b[^>]*>(.*?)</\1>", re.DOTALL)
+
+
+def names_in(part: Html) -> set[str]:
+    """Return the texts of a part that name something; of a label with details behind it, also the label alone."""
+    texts = {unescape(re.sub("<[^>]*>", "", found)) for _, found in _NAMING.findall(part)}
+    labels = {re.split(r", | \(", text, maxsplit=1)[0] for text in texts}
+    return texts | labels | {"*" for text in texts if text.startswith("*") or text.endswith("*")}
+
+
+class Glossary:
+    """The terms of a page, those alone that it uses; they are gathered while its parts are made."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, dict[str, str]] = {}
+
+    def add(self, title: str, terms: Terms, part: Html | None, also: Collection[str] = ()) -> None:
+        """Add the terms that name something in a part of the page.
+
+        Args:
+            title: Heading of the terms; those of several parts can stand under one.
+            terms: Meanings of everything that such parts can show. Names that are explained together are separated by
+                commas, and stand where all of them are used.
+            part: The part.
+            also: Names that the script or an image shows.
+        """
+        names = names_in(part) | {*also} if part else set()
+        before = self._used.get(title, {})
+        used = {
+            name: meaning
+            for name, meaning in terms.items()
+            if name in before or name in names or names.issuperset(name.split(", "))
+        }
+        if used:
+            self._used[title] = used
+
+    def section(self) -> Html:
+        """Return the terms with their meanings."""
+        lists = [element("section", element("h3", name), pairs([*of.items()])) for name, of in self._used.items()]
+        return element("section", element("h2", "Terms"), *lists, element("p", PRECISION), id="terms")

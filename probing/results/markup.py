@@ -50,7 +50,11 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child = None) -> Html:
     """Return a table whose first column names the rows."""
     body = [
-        element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest))
+        element(
+            "tr",
+            element("th", first, scope="row", class_=_phrase(first)),
+            *(element("td", cell, class_=_phrase(cell)) for cell in rest),
+        )
         for first, *rest in rows
     ]
     return element(
@@ -63,6 +67,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child =
         ),
         class_="scroll",
     )
+
+
+def _phrase(cell: Child) -> str | None:
+    """Return the class of a cell of several words, which may take several lines on paper; no number is broken."""
+    return "phrase" if " " in str(cell) else None
 
 
 def as_in_terminal(shown: Any) -> Html:

@@ -67,6 +67,12 @@ def in_brackets(*parts: str) -> str:
     return f" ({said})" if said else ""
 
 
+def shortened(name: object, most: int) -> str:
+    """Return a name as text of at most so many characters, with an ellipsis where some are left out."""
+    text = str(name)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def two_decimals(value: float) -> str:
     """Return a number with two decimals, and 0 without a sign."""
     return f"{round(value, 2) + 0.0:.2f}"

@@ -9,34 +9,18 @@ from typing import Any
 
 import pytest
 
+from browsers import headless_browser
 from probing import load_run, report
 from report_runs import make_run, make_survey
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-ARGUMENTS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--window-size=1000,1000",
-)  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A headless Chromium that reaches no network."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install 'neuron-probing[test]'")
-    executable = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    driver = shutil.which("chromedriver")
-    if not executable or not driver:
-        pytest.skip("needs a browser: Debian's packages chromium and chromium-driver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = executable
-    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    opened = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield opened
-    opened.quit()
+    with headless_browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

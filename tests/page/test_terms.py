@@ -2,43 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from collections.abc import Sequence
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from probing import report
+from probing import fit
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.downstream.names import SPACES
 from probing.page.build import SCRIPT, page_script
 from probing.page.neurons import COLUMNS
-from probing.page.sources import Sources
-from probing.page.terms import FLAGS, terms_section
-from probing.results.schema import Row
-from probing.statistics.sample_size import SIZE_COLUMNS
-from probing.studies.compare.tables import AGREEMENT
-from probing.studies.geometry.schema import (
-    FIRST_TOKEN,
-    GEOMETRY,
-    INTERVENTIONS,
-    NORM_CHANGES,
-    NORMS,
-    OUTLIERS,
-    PATH,
-    SMOOTHING,
-)
+from probing.page.terms import ACCURACY, FLAGS, Glossary, names_in
+from probing.page.terms import NEURONS as NEURON_TERMS
+from probing.results.markup import element, table
 from probing.studies.geometry.terms import MEASURES
-from probing.studies.similarity.tables import STS, STS_CHOSEN, WIC, WIC_CHOSEN
 from probing.tables.first_token import TOKENS
-from probing.tables.schema import ACCURACY, GIVEN, HEADS, NEURONS
-from report_runs import make_run
-from written import complete, read_csv, type_of, write_csv
+from probing.tables.schema import NEURONS
+from report_runs import QUICKLY, SETS, make_page
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -52,137 +33,13 @@ PARTS = {
     "wic-0": "Words and sentences",
     "sts-0": "Words and sentences",
 }
-SETS = ("STS12", "STS-B dev")
-
-
-def numbers_of(columns: Sequence[str]) -> dict[str, Any]:
-    """Return a share or a count of 1 for each column; what transforms were fitted on is enough."""
-    sizes = dict(zip(SIZE_COLUMNS, (960, 4800, 48, 100), strict=True))
-    return {name: sizes.get(name, 1 if type_of(name) is int else 0.5) for name in columns}
 
 
 @pytest.fixture(scope="module")
 def page(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page that shows all that a page can show."""
     place = tmp_path_factory.mktemp("runs")
-    first = make_run(checkpoints["bert"], corpus_file, place, "first")
-    accuracy = read_csv(first / "accuracy.csv")
-    whole: list[dict[str, Any]] = [{**numbers_of(tuple(ACCURACY.types)), **row} for row in accuracy]
-    write_csv(first / "accuracy.csv", whole)
-    held_fixed = numbers_of([*[column.name for column in GIVEN], "control_task_share", "selectivity"])
-    neurons = [{**row, "head": row["neuron"] // 8, **held_fixed} for row in read_csv(first / "neurons.csv")]
-    write_csv(first / "neurons.csv", neurons)
-    assert set(read_csv(first / "neurons.csv")[0]) == set(NEURONS.types)
-    heads = [
-        {**numbers_of(tuple(HEADS.types)), "layer": layer, "head": head, "first_neuron": 8 * head, "n_neurons": 8,
-         "n_random": 10, "above_chance": "no"}
-        for layer in (0, 2) for head in (0, 1)
-    ]  # fmt: skip
-    write_csv(first / "heads.csv", heads)
-    second = Path(shutil.copytree(first, place / "second"))
-    folders = [comparison(place / "both", [first, second]), geometry(place / "shape"), *evaluations(place)]
-    return report([str(folder) for folder in folders], output=str(place / "page.html")).read_text(encoding="utf-8")
-
-
-def write(folder: Path, kind: str, tables: dict[str, tuple[list[Any], Any]], **results: Any) -> Path:
-    folder.mkdir()
-    (folder / "results.json").write_text(json.dumps({"kind": kind, **results}), encoding="utf-8")
-    (folder / "config.yaml").write_text("top: 10\n", encoding="utf-8")
-    for name, (rows, columns) in tables.items():
-        write_csv(folder / f"{name}.csv", rows, columns)
-    complete(folder)
-    return folder
-
-
-def comparison(folder: Path, runs: list[Path]) -> Path:
-    pair = {"model_a": "first", "model_b": "second", "matching": "index"}
-    numbers = dict.fromkeys(("value", "low", "high", "p_value", "chance_low", "chance_high"), 0.5)
-    rows = [
-        {**pair, **numbers, "layer_a": k, "layer_b": k, "statistic": statistic}
-        for k in (0, 2)
-        for statistic in ("spearman", "overlap", "correlation", "cka")
-    ]
-    everywhere = {"layer": 0, "neuron": 1, "rank": 1, "second layer": 0, "second neuron": 1, "second rank": 2}
-    tables: dict[str, tuple[list[Any], Any]] = {
-        "agreement": (rows, tuple(AGREEMENT.types)),
-        "top_everywhere": ([everywhere], [*everywhere]),
-    }
-    return write(folder, "comparison", tables, runs={run.name: str(run) for run in runs})
-
-
-def geometry(folder: Path) -> Path:
-    measured = [
-        {"layer": k, "transform": transform, "measure": measure, "value": 0.5}
-        for k in (0, 2) for transform in ("clip_random", *SPACES) for measure in MEASURES
-    ]  # fmt: skip
-    outliers = [{"definition": "variance", "layer": 0, "neuron": 1, "value": 9.5, "special_tokens": "exclude"}]
-    of_blocks = (
-        "distance_ratio", "sigma_1", "sigma_2", "sigma_product", "share_sigma_product_above_1", "gain_1", "gain_2",
-        "attention_factor", "feed_forward_factor", "bound_per_matrix", "bound_published", "largest_share_of_bound",
-        "share_within_bound", "share_within_bound_per_matrix", "share_distance_falls",
-    )  # fmt: skip
-    smoothing = [{"layer": 1, "measure": name, "value": 1.0, "n_sentences": 9} for name in of_blocks]
-    effects: list[Row] = [{"measure": "mlm_loss", "where": "", "kind": "intact", "value": 0.5}]
-    for where in ("inside", "after"):
-        common = {"measure": "mlm_loss", "where": where, "neurons": "7", "effect": 0.1, "value": 0.6}
-        ends = {"effect_low": 0.05, "effect_high": 0.15}
-        effects += [{**common, **ends, "kind": "outliers", "percentile": 100.0, "p_value": 0.01}]
-        effects += [{**common, **ends, "kind": "largest_gain"}, {**common, "kind": "random", "draw": 1}]
-    terms = {
-        **numbers_of(tuple(NORMS.types)),
-        "layer": 1,
-        "module": "n",
-        "kind": "outlier",
-        "largest": "bias",
-        "deviations": 6.0,
-    }
-    places = [{"where": where, "kind": "outliers", "neurons": "7"} for where in ("first", "second", "both")]
-    common = {"measure": "deviations", "layer": 1, "neuron": 7, "value": 6.0, "outlier": "yes"}
-    changes = [{**common, "where": "", "kind": "intact"}, *({**common, **one, "p_value": 0.1} for one in places)]
-    common = {"measure": "mlm_loss", "value": 0.5, "effect": 0.1, "percentile": 100.0, "p_value": 0.1}
-    changes += [{**common, "where": "", "kind": "intact"}, *({**common, **one} for one in places)]
-    changes += [{**common, **one, "kind": "random", "draw": 1} for one in places]
-    of_first: list[Row] = [{"layer": 0, "measure": name, "value": 0.5} for name in ("rms_norm", "mean_cosine")]
-    of_first.append({"layer": 0, "measure": "mean_profile", "neuron": 7, "value": 6.0})
-    first = [{**row, "first_token": which} for which in TOKENS for row in of_first]
-    stream = {
-        **numbers_of(tuple(PATH.types)),
-        "layer": 0,
-        "site": "sum",
-        "term": "no",
-        "tokens": "first",
-        "kind": "layers",
-    }
-    tables: dict[str, tuple[list[Any], Any]] = {
-        "geometry": (measured, tuple(GEOMETRY.types)), "outliers": (outliers, tuple(OUTLIERS.types)),
-        "smoothing": (smoothing, tuple(SMOOTHING.types)), "interventions": (effects, tuple(INTERVENTIONS.types)),
-        "norms": ([terms], tuple(NORMS.types)), "norm_changes": (changes, tuple(NORM_CHANGES.types)),
-        "path": ([stream], tuple(PATH.types)), "first_token": (first, tuple(FIRST_TOKEN.types)),
-    }  # fmt: skip
-    return write(folder, "geometry", tables)
-
-
-def evaluations(place: Path) -> list[Path]:
-    numbers = numbers_of((*tuple(WIC.types), *tuple(WIC_CHOSEN.types), *tuple(STS.types), *tuple(STS_CHOSEN.types)))
-    common: dict[str, Any] = {**numbers, "n_pairs": 90, "n_clipped": 1, "fitted_on": "others", "pooling": "mean"}
-    common |= {"reported_on": "dev", "chosen_on": "other pairs"}
-    rows = [{**common, "layer": k, "transform": space} for k in (0, 2) for space in SPACES]
-    chosen = [{**row, "protocol": protocol} for protocol in ("held_out", "published") for row in rows[: len(SPACES)]]
-    constant = {**chosen[0], "protocol": "constant_true"}
-    wic = {"wic": (rows, tuple(WIC.types)), "chosen": ([*chosen, constant], tuple(WIC_CHOSEN.types))}
-    static = {**rows[0], "pooling": "static", "layer": ""}
-    everywhere = [(one, how) for one in SETS for how in ("all", "mean", "wmean")]
-    sts: dict[str, tuple[list[Any], Any]] = {
-        name: ([{**row, "set": one, "aggregation": how} for row in made for one, how in everywhere], columns)
-        for name, made, columns in (
-            ("sts", [*rows, static], tuple(STS.types)),
-            ("chosen", chosen, tuple(STS_CHOSEN.types)),
-        )
-    }
-    return [
-        write(place / "senses", "word-in-context evaluation", wic),
-        write(place / "alike", "similarity evaluation", sts),
-    ]
+    return make_page(checkpoints["bert"], corpus_file, place).read_text(encoding="utf-8")
 
 
 def words(markup: str) -> str:
@@ -249,7 +106,8 @@ def test_what_the_script_tells_of_a_neuron_is_explained(page: str) -> None:
     facts += [f"activation {key}" for key in re.findall(r'\["(\w+)", "[^"]*of its activations', script)]
     assert facts == ["95% range of that", "activation mean", "activation sd"]
     terms = explained(page)["Neurons"]
-    assert {*facts, *(f"flag {name}" for name in FLAGS), "*", "unresolved"} <= set(terms)
+    assert {*facts, *(f"flag {name}" for name in FLAGS), "*", "unresolved"} <= set(NEURON_TERMS)
+    assert {*facts, "flag offset", "*", "unresolved"} <= set(terms)
 
 
 def test_eta_squared_z_and_unique_say_what_they_are(page: str) -> None:
@@ -266,4 +124,38 @@ def test_a_meaning_is_given_in_sentences_and_for_parts_that_are_there(page: str)
     assert len(meanings) > 90
     assert all(meaning.endswith(".") and meaning[:1] == meaning[:1].upper() for meaning in meanings)
     assert {*explained(page)} == {*PARTS.values()}
-    assert re.findall("<h3>(.*?)</h3>", terms_section(Sources([]))) == []
+    assert re.findall("<h3>(.*?)</h3>", Glossary().section()) == []
+
+
+def test_a_page_explains_no_term_that_it_does_not_use(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    made = fit(model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path), **QUICKLY)
+    assert made is not None
+    page = made.report().read_text(encoding="utf-8")
+    terms = explained(page)
+    assert {*terms["Accuracy"]} == headings(page, "accuracy") | {"probe"}
+    assert "labels shuffled" not in terms["Accuracy"]
+    flags = {f"flag {row['flag']}" for row in made.neurons if row["flag"]}
+    assert {name for name in terms["Neurons"] if name.startswith("flag ")} == flags
+    assert not {"head", "correlation", "unresolved", "95% range of that", "q given"} & {*terms["Neurons"]}
+    assert {*terms} == {"Accuracy", "Neurons"}
+
+
+def test_what_names_something_is_found_in_headings_cells_labels_and_choices() -> None:
+    part = element(
+        "div", table(["layer", "a < b"], [[1, "*0.5"]]), element("ul", element("li", "probe, 95% interval")),
+        element("option", "entropy"), element("p", "the head"),
+    )  # fmt: skip
+    assert {"layer", "a < b", "probe", "*", "entropy"} <= names_in(part)
+    assert not {"the head", "head", "0.5"} & names_in(part)
+    glossary = Glossary()
+    glossary.add("Accuracy", ACCURACY, element("td", "nats"))
+    glossary.add("Accuracy", ACCURACY, element("th", "layer"))
+    glossary.add("Heads", {"layer, rank": "Both.", "layer, nats": "One."}, element("div", table(["layer", "rank"], [])))
+    glossary.add("None", ACCURACY, None)
+    shown = explained(glossary.section())
+    assert {title: [*terms] for title, terms in shown.items()} == {
+        "Accuracy": ["layer", "nats"],
+        "Heads": ["layer, rank"],
+    }

@@ -203,8 +203,8 @@ class RunView {
     list.hidden = false;
     list.replaceChildren(...entries.filter(([, text]) => text !== "").map(([name, text, help]) =>
       make("div", { title: help }, make("dt", {}, name), make("dd", {}, text))));
-    const spot = this.spot(this.cell);
-    Object.assign(this.ring.style, { left: spot.x + spot.width / 2 - 8 + "px", top: spot.y + spot.height / 2 - 8 + "px" });
+    const across = (neuron + 0.5) / this.data.width, down = (this.cell.i + 0.5) / this.data.layers.length;
+    Object.assign(this.ring.style, { left: `calc(${100 * across}% - 8px)`, top: `calc(${100 * down}% - 8px)` }); // on paper, too
     for (const element of this.list.tBodies[0].rows) element.classList.toggle("is-picked", Number(element.dataset.row) === row);
     this.drawClasses(row);
     if (byButton) this.detail.querySelector(".picked").focus();

@@ -8,7 +8,7 @@ from probing.page.answers import depths
 from probing.page.terms import Terms
 from probing.results.markup import Html, element, table
 from probing.results.schema import Row
-from probing.results.shown import ends, interval, two_decimals
+from probing.results.shown import ends, interval, shortened, two_decimals
 from probing.runs.study import Result
 
 TERMS: Terms = {
@@ -31,6 +31,8 @@ TERMS: Terms = {
 
 CELL_WIDTH, CELL_HEIGHT = 34, 24
 LEFT, BOTTOM = 46, 38
+# Width of a letter of a name, of which so many are shown at most.
+LETTER, LONGEST = 6.4, 24
 # From this shade on, numbers are written in the colour of the page's background.
 STRONG = 0.6
 
@@ -47,27 +49,29 @@ def heat_map(
         title: Title of the map.
     """
     down, across = (sorted({layers[side] for layers in values}) for side in (0, 1))
-    width, height = LEFT + CELL_WIDTH * len(across) + 4, CELL_HEIGHT * len(down) + BOTTOM + 4
+    # Beside few cells the names of the axes are longer than these, and the map gets room for them.
+    upwards, along = (f"layer of {shortened(name, LONGEST)}" for name in names)
+    top = max(0.0, LETTER * len(upwards) - CELL_HEIGHT * len(down))
+    foot = top + CELL_HEIGHT * len(down)
+    long = max(CELL_WIDTH * len(across), LETTER * len(along))
+    width, height = LEFT + long + 4, foot + BOTTOM + 4
     cells = [
-        _cell(values[layers], titles[layers], across.index(layers[1]), len(down) - 1 - down.index(layers[0]))
+        _cell(values[layers], titles[layers], across.index(layers[1]), foot - CELL_HEIGHT * (1 + down.index(layers[0])))
         for layers in sorted(values)
     ]
-    rows = _labels(down, [(LEFT - 7, (len(down) - i - 0.5) * CELL_HEIGHT + 4) for i in range(len(down))], "end")
-    foot = len(down) * CELL_HEIGHT
+    rows = _labels(down, [(LEFT - 7, foot - (i + 0.5) * CELL_HEIGHT + 4) for i in range(len(down))], "end")
     columns = _labels(across, [(LEFT + (j + 0.5) * CELL_WIDTH, foot + 15) for j in range(len(across))], "middle")
-    middle = (LEFT + len(across) * CELL_WIDTH / 2, foot / 2)
-    upwards = f"translate(12 {middle[1]:g}) rotate(-90)"
     svg = element(
         "svg", element("title", f"{title}, layers of {names[0]} by layers of {names[1]}"), *cells, *rows, *columns,
-        element("text", f"layer of {_short(names[1])}", x=middle[0], y=height - 4, text_anchor="middle"),
-        element("text", f"layer of {_short(names[0])}", transform=upwards, text_anchor="middle"),
-        viewBox=f"0 0 {width} {height}", role="img", class_="chart heat", style=f"width:{width}px",
+        element("text", along, x=LEFT + long / 2, y=height - 4, text_anchor="middle"),
+        element("text", upwards, transform=f"translate(12 {foot / 2:g}) rotate(-90)", text_anchor="middle"),
+        viewBox=f"0 0 {width:g} {height:g}", role="img", class_="chart heat", style=f"width:{width:g}px",
     )  # fmt: skip
     return element("figure", element("figcaption", title), svg, class_="heat-map")
 
 
-def _cell(value: float, title: str, column: int, row: int) -> Html:
-    x, y = LEFT + column * CELL_WIDTH, row * CELL_HEIGHT
+def _cell(value: float, title: str, column: int, y: float) -> Html:
+    x = LEFT + column * CELL_WIDTH
     shade = min(max(value, 0.0), 1.0)
     text, look = two_decimals(value).replace("0.", ".", 1), "on-strong" if shade > STRONG else None
     width, height = CELL_WIDTH - 1, CELL_HEIGHT - 1
@@ -84,10 +88,6 @@ def _labels(layers: Sequence[int], points: Sequence[tuple[float, float]], anchor
         element("text", layer, x=point[0], y=point[1], text_anchor=anchor)
         for layer, point in zip(layers, points, strict=True)
     ]
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else f"{name[:23]}…"
 
 
 # Statistics that are drawn, and their names.
