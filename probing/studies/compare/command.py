@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,7 +63,7 @@ def compare(
     if len(given) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
     defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
-    defaults |= {"trainer": trainer or {}, "wandb": asdict(wandb)}
+    defaults |= {"trainer": trainer or {}, "wandb": asdict(replace(wandb, name=None))}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
     made = [load_fit_of_classes(folder) for folder in given]
     made += [_fitted(model, options) for model in models or ()]
