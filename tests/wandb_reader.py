@@ -27,7 +27,7 @@ class OfflineRun:
 
     Attributes:
         folder: The run's own folder, `.../wandb/offline-run-...`.
-        run: Id, name, project, sweep, group and tags.
+        run: Id, name, project, sweep, group, tags, notes and job type.
         step_metrics: The x axis of each metric that was declared, or "".
         artifacts: Per artifact its name, its type and the paths its files are read from.
         exit_code: None if the run was never finished.
@@ -76,6 +76,7 @@ def _add(found: OfflineRun, record: Any) -> None:
             run = record.run
             found.run = {"id": run.run_id, "name": run.display_name, "project": run.project}
             found.run |= {"sweep": run.sweep_id, "group": run.run_group, "tags": list(run.tags)}
+            found.run |= {"notes": run.notes, "job_type": run.job_type}
             _update(found.config, run.config.update)
         case "config":
             _update(found.config, record.config.update)

@@ -120,6 +120,10 @@ class ProbeOptions:
         return [f"`{option}` does not apply: {why}; leave it out" for option in given]
 
 
+# Most characters of a tag that W&B accepts.
+LONGEST_TAG = 64
+
+
 @dataclass(frozen=True)
 class WandbOptions:
     """Where and how a run is logged to Weights & Biases.
@@ -130,14 +134,31 @@ class WandbOptions:
         project: Project that the run belongs to; `$WANDB_PROJECT` by default, or else `probing`.
         entity: User or team that owns the project; `$WANDB_ENTITY` by default, or else your own default entity.
         group: Name under which runs are shown together, such as the name of their sweep.
-        tags: Tags of the run.
+        tags: Tags of the run, such as `a,b`, of at most 64 characters each.
+        name: Name that W&B shows the run under; `$WANDB_NAME` by default, or else the name of its folder. Of a command
+            that makes several runs, it is the name of the one that holds their results.
+        notes: What is to be remembered of the run, shown beside it.
+        job_type: What kind of run it is, by which runs of a group can be told apart.
     """
 
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     project: str | None = None
     entity: str | None = None
     group: str | None = None
-    tags: list[str] = field(default_factory=list)
+    tags: list[str] | str = field(default_factory=list)
+    name: str | None = None
+    notes: str | None = None
+    job_type: str | None = None
+
+    def __post_init__(self) -> None:
+        """Split tags that were typed as text, and refuse those that W&B would refuse once the run starts."""
+        if isinstance(self.tags, str):
+            object.__setattr__(self, "tags", [tag for tag in map(str.strip, self.tags.split(",")) if tag])
+        for tag in self.tags:
+            if not 1 <= len(tag) <= LONGEST_TAG:
+                raise UserError(
+                    f"`--wandb.tags`: {tag!r} has {len(tag)} characters; expected tags of 1 to {LONGEST_TAG}."
+                )
 
 
 def as_options(kind: type[_Options], value: _Options | Mapping[str, Any], name: str) -> _Options:

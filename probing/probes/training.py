@@ -169,6 +169,15 @@ def train_problems(
     ]
 
 
+class ValidatedIfLogged(pl.Callback):
+    """Leaves out validation where nobody sees its curve: the optimum does not depend on it."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Ask the first rank, the only one with a logger, so that all ranks do the same."""
+        if stage == "fit" and not trainer.strategy.broadcast(bool(trainer.loggers)):
+            trainer.limit_val_batches = 0
+
+
 def _solve(
     problems: Sequence[Problem],
     data: ActivationDataModule,
@@ -185,9 +194,10 @@ def _solve(
     """
     stack = _stack(data, problems, moments, training)
     probe = LinearProbe(**stack, tolerance=training.solver.tolerance)
-    # The optimum does not depend on validation tokens, so they are not read.
-    options = {"max_epochs": MAX_PASSES, **training.trainer, "limit_val_batches": 0}
-    trainer = build_trainer(options, logger, training.progress(what), folder)
+    options = {"max_epochs": MAX_PASSES, **training.trainer}
+    if not data.sides.validation.n_tokens:
+        options["limit_val_batches"] = 0
+    trainer = build_trainer(options, logger, [*training.progress(what), ValidatedIfLogged()], folder)
     with interrupts_pass():
         trainer.fit(probe, datamodule=data)
     solutions = cast(FullPasses, probe.rule).solutions.values()

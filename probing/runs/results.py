@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -207,11 +208,12 @@ AnyMeasured = Measured | MeasuredNumbers
 
 @dataclass(frozen=True)
 class Written:
-    """Tables, by their names, and paths that `write` put into the run's folder."""
+    """Tables, by their names, paths that `write` put into the run's folder, and a row per penalty that was tried."""
 
     tables: Mapping[str, Sequence[Row]]
     figures: list[Path]
     files: list[Path]
+    penalties: Sequence[Row] = ()
 
     def log(self, tracker: Tracker, files: Sequence[Path], page: Path) -> None:
         """Log all of it.
@@ -223,7 +225,10 @@ class Written:
         """
         own = {name: self.tables.get(name, ()) for name in ("class_scores", "confusions", "heads", "contexts")}
         files = [*self.files, *files]
-        tracker.log_results(self.tables["accuracy"], self.tables["neurons"], self.figures, files, own, report=page)
+        tracker.log_results(
+            self.tables["accuracy"], self.tables["neurons"], self.figures, files, own, report=page,
+            curves={"log10_l2": self.penalties},
+        )  # fmt: skip
 
 
 def write(
@@ -257,7 +262,21 @@ def write(
     figures = []
     if formats:
         figures = write_figures(folder / "figures", tables, short_name(config), model_name, formats)
-    return Written(tables, figures, paths)
+    return Written(tables, figures, paths, penalty_rows(measured.penalty))
+
+
+def penalty_rows(penalty: Mapping[str, Any]) -> list[Row]:
+    """Return a row per penalty that was tried, strongest first: how well each layer predicts validation examples.
+
+    Args:
+        penalty: The penalty's part of `results.json`; one that was given rather than chosen gives no rows.
+    """
+    rows: list[dict[str, Any]] = [{"log10_l2": math.log10(l2)} for l2 in penalty.get("tried", ())]
+    for name in ("validation_cross_entropy", "validation_r2"):
+        for layer, values in penalty.get(f"{name}_by_layer", {}).items():
+            for row, value in zip(rows, values, strict=True):
+                row[f"layer_{int(layer):02d}/{name}"] = value
+    return list(rows)
 
 
 def write_summary(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from filelock import FileLock, Timeout
 
 from probing.tracking.mode import Mode
+from probing.tracking.results import of_lightning
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
@@ -90,12 +91,21 @@ Call = Callable[["WandbLogger"], None]
 def guarded_logger(
     run: Run, note: Callable[[Call], None], attempt: Callable[[Callable[[], None]], None], **options: Any
 ) -> WandbLogger:
-    """Return Lightning's logger for a run, which records its calls and keeps W&B's errors out of training."""
+    """Return Lightning's logger for a run, which records its calls and keeps W&B's errors out of training.
+
+    Metrics go where `of_lightning` says.
+    """
     from pytorch_lightning.loggers import WandbLogger
+
+    layers: set[str] = set()
 
     class GuardedLogger(WandbLogger):
         def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-            self._do(lambda logger: WandbLogger.log_metrics(logger, metrics, step))
+            curves, summary = of_lightning(metrics, layers)
+            if curves:
+                self._do(lambda logger: WandbLogger.log_metrics(logger, curves, step))
+            if summary:
+                self._do(lambda logger: logger.experiment.summary.update(summary))
 
         def log_hyperparams(self, params: Any) -> None:
             self._do(lambda logger: WandbLogger.log_hyperparams(logger, params))

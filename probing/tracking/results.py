@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
@@ -13,28 +14,30 @@ if TYPE_CHECKING:
 
 # The media copy of a table, which offline runs show, is silently cut at this number of rows.
 _MAX_TABLE_ROWS = 10_000
+# The axis of most curves.
+LAYER = "layer"
 
 
 def log_results(
     run: Run,
     name: str,
-    accuracy: Sequence[Mapping[str, Any]],
+    curves: Mapping[str, Sequence[Mapping[str, Any]]],
     tables: Mapping[str, Sequence[Mapping[str, Any]]],
     figures: Sequence[Path],
     files: Sequence[Path],
     kind: str,
     report: Path | None,
-    axis: str = "layer",
 ) -> None:
-    """Log curves over the axis, tables, images, one artifact and a page; see `Tracker.log_results`."""
+    """Log curves by their axes, their summary, tables, images, one artifact and a page; see `Tracker.log_results`."""
     import wandb
 
     # First, because it is the largest, and is uploaded while the rest is logged.
     if files:
         run.log_artifact(_artifact(name, files, figures, report, kind))
-    run.summary.update(_best(accuracy))
-    for point in _curve(run, accuracy, axis):
-        run.log(point)
+    for axis, rows in curves.items():
+        for point in _curve(run, rows, axis):
+            run.log(point)
+        run.summary.update(summary_of(rows, axis))
     for key, rows in tables.items():
         if rows:
             run.log({key: _table(rows[:_MAX_TABLE_ROWS])})
@@ -44,27 +47,82 @@ def log_results(
         run.log({"report": wandb.Html(str(report), inject=False)})  # the page's policy allows no injected style
 
 
-def _curve(run: Run, accuracy: Sequence[Mapping[str, Any]], axis: str) -> Iterator[dict[str, Any]]:
-    """Declare the numeric columns as curves over the axis; yield one point per row."""
-    numeric = [{column: value for column, value in row.items() if _is_number(value)} for row in accuracy]
-    run.define_metric(axis)
+def _curve(run: Run, rows: Sequence[Mapping[str, Any]], axis: str) -> Iterator[dict[str, Any]]:
+    """Declare the columns with several numbers as curves over the axis; yield one point per row.
+
+    A single number is no curve: W&B would draw a chart of one point.
+    """
+    columns = _curves(rows, axis)
+    if not columns:
+        return
+    # By default the summary would have the last point's value, under a name that does not say so; of time, it does.
+    summary: dict[str, Any] = {} if axis == "step" else {"summary": "none"}
+    run.define_metric(axis, hidden=True, **summary)
     # Exact names, because the `*` of Lightning's metrics would take precedence over a pattern.
-    for column in dict.fromkeys(column for row in numeric for column in row if column != axis):
-        run.define_metric(f"by_{axis}/{column}", step_metric=axis)
-    for row in numeric:
-        yield {key if key == axis else f"by_{axis}/{key}": value for key, value in row.items()}
+    for column in columns:
+        run.define_metric(_by(axis, column), step_metric=axis, **summary)
+    for row in (row for row in rows if any(_is_number(row.get(column)) for column in columns)):
+        yield {axis: row[axis]} | {_by(axis, column): row[column] for column in columns if _is_number(row.get(column))}
+
+
+def summary_of(rows: Sequence[Mapping[str, Any]], axis: str = LAYER) -> dict[str, Any]:
+    """Return what the summary of a run says of some rows: numbers whose names tell what they are of.
+
+    Over layers these are `layer_06/COLUMN` for each number, and the best accuracy (of numbers, R²) with its layer, the
+    lowest one among equals. A run of one layer also has `layer` and `by_layer/COLUMN`, which in trials of a sweep over
+    layers are the same for all.
+
+    These are set explicitly because `define_metric(summary="max")` gives different values before and after a sync.
+
+    Args:
+        rows: Rows of a table.
+        axis: Their column that is the axis of the curves.
+    """
+    found: dict[str, Any] = {}
+    for row in rows:
+        numbers = {column: row[column] for column in row if column != axis and _is_number(row[column])}
+        if axis == LAYER:
+            found |= {f"layer_{int(row[axis]):02d}/{column}": value for column, value in numbers.items()}
+        if len(rows) == 1:
+            found |= {axis: row[axis], **{_by(axis, column): value for column, value in numbers.items()}}
+    return found | (_best(rows) if axis == LAYER else {})
+
+
+def _curves(rows: Sequence[Mapping[str, Any]], axis: str) -> list[str]:
+    """Return the columns that have a number in more than one row."""
+    counts = Counter(column for row in rows for column, value in row.items() if column != axis and _is_number(value))
+    return [column for column, n in counts.items() if n > 1]
+
+
+def _by(axis: str, column: str) -> str:
+    return f"by_{axis}/{column}"
 
 
 def _best(accuracy: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the best accuracy, of numbers the best R², and its layer, the lowest one among equals.
-
-    These are set explicitly because `define_metric(summary="max")` gives different values before and after a sync.
-    """
+    """Return the best accuracy, of numbers the best R², and its layer, the lowest one among equals."""
     for name in ("accuracy", "r2"):
         if measured := [row for row in accuracy if _is_number(row.get(name))]:
-            best = max(measured, key=lambda row: (row[name], -row["layer"]))
-            return {f"best_{name}": best[name], "best_layer": best["layer"]}
+            best = max(measured, key=lambda row: (row[name], -row[LAYER]))
+            return {f"best_{name}": best[name], "best_layer": best[LAYER]}
     return {}
+
+
+def of_lightning(metrics: Mapping[str, Any], layers: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a call of Lightning's logger into what is a curve and what belongs into the summary alone.
+
+    Metrics of the test tokens are measured once. Means over several layers, which `LinearProbe` logs for callbacks,
+    belong to neither: they stand in no table.
+
+    Args:
+        metrics: Values by name, such as `val/layer_06/accuracy`; `val/accuracy` is the mean.
+        layers: The layers in former calls, to which those of this one are added: solved ones are no longer logged.
+    """
+    of_layers = [parts for parts in (key.split("/") for key in metrics) if len(parts) == 3]
+    layers |= {layer for _, layer, _ in of_layers}
+    means = {f"{stage}/{name}" for stage, _, name in of_layers} if len(layers) > 1 else set()
+    kept = {key: value for key, value in metrics.items() if key not in means}
+    tested = {key: value for key, value in kept.items() if key.startswith("test/")}
+    return ({}, tested) if tested else (kept, {})
 
 
 def by_layer(neurons: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

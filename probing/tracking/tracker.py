@@ -25,7 +25,7 @@ from probing.tracking.client import (
     within,
 )
 from probing.tracking.mode import Mode, credentials, resolve_mode
-from probing.tracking.results import by_layer, log_results, repair_artifacts
+from probing.tracking.results import LAYER, by_layer, log_results, repair_artifacts
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
@@ -52,7 +52,7 @@ class Tracker:
     Args:
         options: The W&B options.
         folder: The run's folder, which must exist; W&B writes only into `folder/wandb`.
-        name: Name of the run and of its artifact.
+        name: Name of the run, unless the options name it, and of its artifact.
         config: The run's resolved configuration, which W&B shows unchanged; it must not hold secrets.
         warn: Called at most once, with one sentence, if W&B fails.
         light: Whether this is one of many runs of a process; then the list of packages and the machine's data, which
@@ -119,13 +119,15 @@ class Tracker:
         tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
         kind: str = "probe",
         report: Path | None = None,
-        axis: str = "layer",
+        axis: str = LAYER,
+        curves: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     ) -> None:
         """Log the run's results.
 
         Args:
-            accuracy: One row per layer, logged as curves over layers, `by_layer/COLUMN`; if there is a column
-                `accuracy` or `r2`, also as the table `accuracy`.
+            accuracy: One row per layer, logged as curves over layers, `by_layer/COLUMN`, and in the summary as
+                `layer_06/COLUMN`; if there is a column `accuracy` or `r2`, also as the table `accuracy`. One layer
+                alone makes no curve.
             neurons: Rows with `layer` and `rank`, logged as one table per layer, such as `neurons/layer_06`, with the
                 first 10,000 ranks.
             figures: Figures; images (PNG) are logged as `figures/STEM`, vector forms are stored in the artifact only.
@@ -136,14 +138,17 @@ class Tracker:
             report: A self-contained page, logged as `report`, and copied into the artifact because it may be written
                 again later.
             axis: What the rows of `accuracy` are by: their column that is the axis of the curves, `by_AXIS/COLUMN`.
+            curves: Rows of further curves by their axes.
         """
         by_name = {**by_layer(neurons), **(tables or {})}
         # For one of many runs the curves suffice; the table would be another file per run.
         if not self._light and any("accuracy" in row or "r2" in row for row in accuracy):
             by_name["accuracy"] = accuracy
 
+        by_axis = {**(curves or {}), axis: accuracy}
+
         def log(run: Run) -> None:
-            log_results(run, self._name, accuracy, by_name, figures, files, kind, report, axis)
+            log_results(run, self._name, by_axis, by_name, figures, files, kind, report)
 
         self._results = log
         self._log_results()
@@ -227,7 +232,9 @@ class Tracker:
                 entity=self._options.entity or os.environ.get("WANDB_ENTITY") or None,
                 group=self._options.group,
                 tags=self._options.tags or None,
-                name=self._name,
+                name=self._options.name or (None if self._light else os.environ.get("WANDB_NAME")) or self._name,
+                notes=self._options.notes,
+                job_type=self._options.job_type,
                 config=self._config,
                 # Otherwise a run that is open in this process would be returned.
                 reinit="create_new",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_a_command_gets_its_resolved_options_which_its_callers_do_not_give() -> 
     # The run's name is no part of what repeats it.
     assert list(config) == ["model", "seed", "wandb"]
     assert config["model"] == "bert"
-    assert config["wandb"] == {"mode": "disabled", "project": None, "entity": None, "group": None, "tags": []}
+    assert config["wandb"] == asdict(WandbOptions(mode="disabled"))
 
 
 def test_options_that_a_command_does_not_have_are_refused_by_its_name() -> None:

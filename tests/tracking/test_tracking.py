@@ -15,6 +15,8 @@ from typing import Any, get_args
 import pytest
 from PIL import Image
 
+from probing import fit
+from probing.cli.arguments import parse
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.tracking import Tracker, resolve_mode
@@ -35,6 +37,8 @@ NEURONS: list[dict[str, Any]] = [
 ]
 # The design's promise of 30 s, and what starting processes on a busy machine may add.
 LOSS_S = 30 + 5
+# What Lightning counts, which the client logs beside everything.
+STEP = "trainer/global_step"
 
 
 @pytest.fixture(autouse=True)
@@ -193,9 +197,12 @@ def test_importing_the_module_loads_no_heavy_library() -> None:
 
 
 def test_an_offline_run_carries_its_name_its_options_and_its_config(folder: Path) -> None:
-    run = offline_run(folder, project="p", group="g", tags=["a", "b"])
+    run = offline_run(folder, project="p", group="g", tags=["a", "b"], notes="two lines\nof notes", job_type="probe")
     named = {key: value for key, value in run.run.items() if key != "id"}
-    assert named == {"name": "NAME", "project": "p", "sweep": "", "group": "g", "tags": ["a", "b"]}
+    assert named == {
+        "name": "NAME", "project": "p", "sweep": "", "group": "g", "tags": ["a", "b"], "notes": "two lines\nof notes",
+        "job_type": "probe",
+    }  # fmt: skip
     assert run.config["seed"] == 7
     assert run.config["probe"] == {"l2": 1e-4}
     assert run.exit_code == 0
@@ -209,6 +216,37 @@ def test_the_project_is_that_of_the_option_or_else_of_the_environment(
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", variable)
     assert offline_run(folder, project=option).run["project"] == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "variable", "expected"), [(None, "theirs", "theirs"), ("ours", "theirs", "ours"), (None, "", "NAME")]
+)
+def test_the_name_is_that_of_the_option_or_else_of_the_environment_or_the_folder(
+    option: str | None, variable: str, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_NAME", variable)
+    run = offline_run(folder, name=option)
+    assert run.run["name"] == expected
+    assert "NAME" in [name for name, _, _ in run.artifacts]  # the artifact has the name of the files on disk
+
+
+def test_what_no_option_says_is_that_of_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {"NOTES": "theirs", "JOB_TYPE": "theirs", "TAGS": "c,d", "RUN_GROUP": "theirs"}.items():
+        monkeypatch.setenv(f"WANDB_{variable}", value)
+    run = offline_run(folder, job_type="ours").run
+    assert (run["notes"], run["job_type"], run["tags"], run["group"]) == ("theirs", "ours", ["c", "d"], "theirs")
+
+
+@pytest.mark.parametrize("typed", ["a, b,", ["a", "b"], "[a, b]"])
+def test_tags_are_typed_as_text_or_as_a_list(typed: Any) -> None:
+    assert parse("fit", fit, [f"--wandb.tags={typed}"])["wandb"].tags == ["a", "b"]
+    assert WandbOptions(tags="a, b").tags == ["a", "b"]
+
+
+def test_a_tag_that_wandb_would_refuse_is_refused_before_any_work() -> None:
+    for tag in ("", 65 * "x"):
+        with pytest.raises(UserError, match=f"`--wandb.tags`: '{tag}' has {len(tag)} characters; expected"):
+            parse("fit", fit, [f"--wandb.tags=['{tag}']"])
 
 
 @pytest.mark.parametrize(("option", "expected"), [(None, "team"), ("ours", "ours")])
@@ -233,6 +271,56 @@ def test_numeric_columns_become_curves_over_the_layer(folder: Path) -> None:
     assert [row["layer"] for row in run.rows("by_layer/untrained")] == [3, 12]
     assert not run.rows("by_layer/note")
     assert not run.rows("by_layer/layer")
+
+
+def test_the_summary_says_of_which_layer_each_number_is(folder: Path) -> None:
+    summary = offline_run(folder).summary
+    for row in ACCURACY:
+        for column in ("accuracy", "accuracy_low"):
+            assert summary[f"layer_{row['layer']:02d}/{column}"] == row[column]
+    assert "layer_00/untrained" not in summary
+    # Neither the last layer's numbers under the name of them all, nor what is no number.
+    assert not [key for key in summary if key.startswith("by_layer/") or key == "layer" or key.endswith("/note")]
+
+
+def test_a_number_that_one_layer_alone_has_is_no_curve(folder: Path) -> None:
+    rows = [{"layer": 3, "accuracy": 0.5, "compression": 2.0}, {"layer": 6, "accuracy": 0.75}]
+    tracker = track(folder, mode="offline")
+    tracker.log_results(rows, [], [], [])
+    tracker.finish()
+    (run,) = read_offline_runs(folder)
+    assert len(run.rows("by_layer/accuracy")) == 2
+    assert not run.rows("by_layer/compression")
+    assert run.summary["layer_03/compression"] == 2.0
+
+
+def test_a_run_of_one_layer_has_a_summary_and_no_chart_of_one_point(folder: Path) -> None:
+    tracker = track(folder, mode="offline")
+    tracker.log_results(ACCURACY[:1], [], [], [], axis="layer")
+    tracker.finish()
+    (run,) = read_offline_runs(folder)
+    assert {key for row in run.history for key in row} - {"_step", "_runtime", "_timestamp"} == {"accuracy", STEP}
+    assert run.table("accuracy") == ACCURACY[:1]
+    # `by_layer/` is what a sweep over layers, each a run of its own, has as its metric.
+    named = {
+        key: value for key, value in run.summary.items() if not key.startswith("_") and key not in ("accuracy", STEP)
+    }
+    assert named == {
+        "best_accuracy": 0.25, "best_layer": 0, "layer": 0, "layer_00/accuracy": 0.25, "layer_00/accuracy_low": 0.2,
+        "by_layer/accuracy": 0.25, "by_layer/accuracy_low": 0.2,
+    }  # fmt: skip
+
+
+def test_further_curves_have_an_axis_of_their_own(folder: Path) -> None:
+    tracker = track(folder, mode="offline")
+    points = [{"log10_l2": x, "layer_03/validation_cross_entropy": x * x} for x in (-2.0, -2.5)]
+    tracker.log_results(ACCURACY, [], [], [], curves={"log10_l2": points})
+    tracker.finish()
+    (run,) = read_offline_runs(folder)
+    key = "by_log10_l2/layer_03/validation_cross_entropy"
+    assert run.step_metrics[key] == "log10_l2"
+    assert [(row["log10_l2"], row[key]) for row in run.rows(key)] == [(-2.0, 4.0), (-2.5, 6.25)]
+    assert not {key, "log10_l2"} & set(run.summary)
 
 
 def test_the_accuracy_table_holds_every_column_of_every_layer(folder: Path) -> None:
@@ -300,10 +388,10 @@ def test_the_report_is_shown_as_the_page_that_it_is(folder: Path) -> None:
 
 def test_rows_without_accuracy_are_curves_and_no_table_of_accuracy(folder: Path) -> None:
     tracker = track(folder, mode="offline")
-    tracker.log_results([{"layer": 2, "mean_cosine": 0.5}], [], [], [])
+    tracker.log_results([{"layer": n, "mean_cosine": 1 / n} for n in (2, 4)], [], [], [])
     tracker.finish()
     (run,) = read_offline_runs(folder)
-    assert run.rows("layer")[0]["by_layer/mean_cosine"] == 0.5
+    assert [row["by_layer/mean_cosine"] for row in run.rows("layer")] == [0.5, 0.25]
     assert not run.rows("accuracy")
 
 
@@ -325,6 +413,33 @@ def test_what_lightning_logs_reaches_the_run(folder: Path) -> None:
     (run,) = read_offline_runs(folder)
     assert run.rows("train/loss")[0]["trainer/global_step"] == 3
     assert run.config["solver"] == "lbfgs"
+
+
+def test_of_lightning_a_test_is_a_summary_and_a_mean_over_layers_is_nothing(folder: Path) -> None:
+    tracker = track(folder, mode="offline")
+    assert tracker.logger is not None
+    two = {"val/layer_03/accuracy": 0.5, "val/layer_06/accuracy": 1.0, "val/accuracy": 0.75, "epoch": 1}
+    for step in range(2):
+        tracker.logger.log_metrics(two, step=step)
+    tracker.logger.log_metrics({key.replace("val", "test"): value for key, value in two.items()}, step=2)
+    # The other layer is solved.
+    tracker.logger.log_metrics({"train/layer_06/objective": 0.25, "train/objective": 0.25}, step=3)
+    tracker.finish()
+    (run,) = read_offline_runs(folder)
+    assert [row["val/layer_06/accuracy"] for row in run.rows("val/layer_03/accuracy")] == [1.0, 1.0]
+    assert run.summary["test/layer_06/accuracy"] == 1.0
+    assert not run.rows("test/layer_06/accuracy")
+    means = {"val/accuracy", "test/accuracy", "train/objective"}
+    assert not means & {key for row in [*run.history, run.summary] for key in row}
+
+
+def test_of_a_single_layer_lightning_logs_names_without_it_too(folder: Path) -> None:
+    tracker = track(folder, mode="offline")
+    assert tracker.logger is not None
+    tracker.logger.log_metrics({"val/layer_06/accuracy": 0.5, "val/accuracy": 0.5}, step=0)
+    tracker.finish()
+    (run,) = read_offline_runs(folder)
+    assert run.summary["val/accuracy"] == run.summary["val/layer_06/accuracy"] == 0.5
 
 
 def test_an_error_while_lightning_logs_is_one_warning_and_keeps_the_results(
@@ -399,11 +514,11 @@ def test_two_trackers_in_one_process_are_two_runs(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         tracker = track(tmp_path / name, mode="offline", group=name)
-        tracker.log_results(ACCURACY[:1], [], [], [])
+        tracker.log_results(ACCURACY[:2], [], [], [])
         tracker.finish()
     (one,), (two,) = (read_offline_runs(tmp_path / name) for name in ("one", "two"))
     assert (one.run["group"], two.run["group"]) == ("one", "two")
-    assert len(one.rows("layer")) == len(two.rows("layer")) == 1
+    assert len(one.rows("layer")) == len(two.rows("layer")) == 2
 
 
 def test_a_run_that_the_user_has_open_is_neither_used_nor_closed(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def reproduce(
         if dry_run:
             terminal.show(*plan_tables(planned))
             return None
-        common = {"runs": runs, "cache": str(call.cached), "quiet": quiet, "wandb": call.wandb}
+        common = {"runs": runs, "cache": str(call.cached), "quiet": quiet, "wandb": replace(call.wandb, name=None)}
         with _continuable(call.place):
             made, folders = carry_out(planned, partial(_make, common), load_run, call.say)
         call.watch.end("run")

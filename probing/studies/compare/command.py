@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +67,7 @@ def compare(
     if corpus is not None and not given:
         raise UserError("`--corpus` is the text of finished runs; give that of `--models` with `--fit.corpus`.")
     defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
-    defaults |= {"trainer": trainer or {}, "wandb": asdict(call.wandb)}
+    defaults |= {"trainer": trainer or {}, "wandb": asdict(replace(call.wandb, name=None))}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
     made = [load_fit_of_classes(folder) for folder in given]
     made += [_fitted(model, options) for model in models or ()]

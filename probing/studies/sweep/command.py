@@ -127,7 +127,7 @@ def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
     Raises:
         UserError: If nothing limits their number, or the search cannot be done here.
     """
-    from probing.studies.sweep.rows import check_metric
+    from probing.studies.sweep.metric import check_metric
     from probing.studies.sweep.search import check_installed, n_points
 
     refuse([problem] if (problem := check_metric(definition.metric)) else [])
@@ -163,12 +163,14 @@ class _Runner:
     ) -> None:  # fmt: skip
         self.definition, self.options, self.folder, self.whole = definition, options, folder, set(whole)
         self.n_trials, self.seed, self.cache, self.say, self.quiet = n_trials, seed, cache, say, quiet
-        self.wandb = replace(wandb, group=wandb.group or folder.final.name)
+        self.wandb = replace(wandb, group=wandb.group or folder.final.name, name=None)  # the name is the sweep's
 
     def run(self) -> list[Trial]:
         """Run what is left and return all trials."""
         if self.whole:
             self.say(f"{len(self.whole)} of {self.n_trials} trials are finished already")
+        if self.definition.program:
+            self.say(f"`program: {self.definition.program}` is ignored: here every trial is a run of `probing fit`")
         if self.definition.stops_early:
             self.say("early_terminate applies to the agents of W&B only: here every trial runs to its end")
         if self.definition.method == "bayes":
@@ -188,7 +190,7 @@ class _Runner:
 
     def _search(self) -> list[Trial]:
         """Run a Bayesian search: each trial's point is suggested by the metrics of the trials before it."""
-        from probing.studies.sweep.rows import metric_of, outcome
+        from probing.studies.sweep.rows import metric_of, not_measured, outcome
         from probing.studies.sweep.search import suggest
 
         trials: list[Trial] = []
@@ -200,6 +202,8 @@ class _Runner:
             self._run(trials[-1:])
             made = outcome(trials[-1].name, point, load_fit(self.folder.trials / trials[-1].name))
             finished.append((point, metric_of(made, self.definition.metric)))
+            if problem := not_measured([made], self.definition.metric):
+                raise UserError(f"{problem}; search by one of these.")
         return trials
 
     def _trial(self, number: int, point: Mapping[str, Any]) -> Trial:
@@ -211,6 +215,7 @@ class _Runner:
         """Refuse what the model or the training cannot do, before any work."""
         from probing.models import load_config, parse_layers, resolve_model
         from probing.runtime.trainer import check_trainer_options
+        from probing.studies.sweep.metric import check_layer
 
         for same in {alike(trial): trial for trial in trials}.values():
             trainer = same.options["trainer"] or {}
@@ -223,11 +228,13 @@ class _Runner:
             if same.options["corpus"] == "-":
                 raise UserError("`corpus: -`: a sweep reads its corpus more than once; give it as a file.")
         depth: dict[tuple[str, str | None], int] = {}
+        layers: set[int] = set()
         for trial in trials:
             model, revision = trial.options["model"], trial.options["revision"]
             if (model, revision) not in depth:
                 depth[model, revision] = load_config(resolve_model(model, revision)).num_hidden_layers
-            parse_layers(trial.options["layer"], depth[model, revision], model)
+            layers.update(parse_layers(trial.options["layer"], depth[model, revision], model))
+        refuse([problem] if (problem := check_layer(self.definition.metric, sorted(layers))) else [])
 
     def _run(self, stack: Sequence[Trial]) -> None:
         from probing.runtime import terminal
@@ -281,7 +288,9 @@ def _conclude(
 
     outcomes = [table.outcome(trial.name, trial.point, load_fit(folder / "trials" / trial.name)) for trial in trials]
     rows = table.rows(outcomes, options.varied)
-    best = table.best(outcomes, definition.metric, definition.goal)
+    problem = table.not_measured(outcomes, definition.metric)
+    metric = None if problem else definition.metric
+    best = table.best(outcomes, metric, definition.goal)
     (folder / "figures").mkdir(exist_ok=True)
     figures = write_sweep_figure(folder / "figures" / "sweep", rows, options.varied, formats)
     write_csv(folder / "sweep.csv", rows, SWEEP)
@@ -289,9 +298,12 @@ def _conclude(
     (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False), encoding="utf-8")
     summary = {
         "kind": "sweep", "versions": versions(), **{key: settings[key] for key in ("trials", "seed", "fit")},
-        "best": {"trial": best.name, **best.point, "metric": table.metric_of(best, definition.metric)},
+        "best": {"trial": best.name, **best.point, "metric": table.metric_of(best, metric)},
         "timings": {"total_s": time.perf_counter() - start},
-        "said": table.conclusion(rows, best, options.varied, definition.metric, definition.goal),
+        "said": [
+            *([f"{problem}; so trials are ranked by their accuracy."] if problem else []),
+            *table.conclusion(rows, best, options.varied, metric, definition.goal),
+        ],
     }  # fmt: skip
     (folder / "results.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
     files = [folder / file for file in ("sweep.csv", "sweep.yaml", "results.json")]

@@ -84,6 +84,7 @@ class Sweep:
         stops_early: Whether W&B would end trials early.
         project: Project on W&B; None if the file names none.
         entity: Entity on W&B; None if the file names none.
+        program: Another program that the file names; None if there is none.
     """
 
     method: str
@@ -95,6 +96,7 @@ class Sweep:
     stops_early: bool
     project: str | None
     entity: str | None
+    program: str | None = None
 
     def without(self, names: Container[str]) -> Sweep:
         """Return the sweep without some of its parameters, which are set elsewhere."""
@@ -146,8 +148,14 @@ def parse_sweep(content: Mapping[Any, Any], file: str) -> Sweep:
     refuse(problems + wrong)
     return Sweep(
         str(method), tuple(parameters), metric.get("name"), goal, cap, command, bool(content.get("early_terminate")),
-        content.get("project"), content.get("entity"),
+        content.get("project"), content.get("entity"), _other_program(content.get("program")),
     )  # fmt: skip
+
+
+def _other_program(program: Any) -> str | None:
+    """Return the file's program, unless it is this package."""
+    name = str(program or "").replace("\\", "/")
+    return None if name in ("", "probing", "-m probing") or name.endswith("probing/__main__.py") else name
 
 
 def _flat(parameters: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,12 @@ from scipy.stats import rankdata
 
 from probing.runs.run import Run
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
-from probing.tables.schema import ACCURACY
+from probing.studies.sweep.metric import BEST_ACCURACY, value_of
+from probing.tracking.results import summary_of
 
 # Options that change the neurons themselves: rankings of trials that differ in them cannot be compared.
 OTHER_NEURONS = ("model", "revision", "random_weights", "layer", "transform")
 TOP = 10
-# Metric by which trials are ranked if the file names none.
-BEST_ACCURACY = "best_accuracy"
-_CURVE = "by_layer/"
-# Metric that Adam logs after each epoch; a trial ends with the lowest value.
-_VALIDATION = re.compile(r"val/layer_(\d+)/cross_entropy")
 
 
 @dataclass(frozen=True)
@@ -34,12 +30,14 @@ class Outcome:
         point: Options that vary between trials, by dotted name.
         accuracy: A row per layer, as in `accuracy.csv`.
         contributions: For each layer, the contribution of each neuron, shape (d_model,).
+        objectives: For each layer, the objective that training reached, in nats.
     """
 
     name: str
     point: Mapping[str, Any]
     accuracy: Sequence[Mapping[str, Any]]
     contributions: Mapping[int, NDArray[np.float64]]
+    objectives: Mapping[int, float] = field(default_factory=dict)
 
 
 def outcome(name: str, point: Mapping[str, Any], run: Run) -> Outcome:
@@ -50,7 +48,8 @@ def outcome(name: str, point: Mapping[str, Any], run: Run) -> Outcome:
         values = np.zeros(len(own))
         values[[neuron["neuron"] for neuron in own]] = [neuron["contribution"] for neuron in own]
         contributions[row["layer"]] = values
-    return Outcome(name, point, run.accuracy, contributions)
+    objectives = {row["layer"]: row["objective"] for row in run.results["layers"]}
+    return Outcome(name, point, run.accuracy, contributions, objectives)
 
 
 def rows(outcomes: Sequence[Outcome], varied: Sequence[str]) -> list[dict[str, Any]]:
@@ -81,26 +80,18 @@ def rows(outcomes: Sequence[Outcome], varied: Sequence[str]) -> list[dict[str, A
     return found
 
 
-def check_metric(metric: str | None) -> str | None:
-    """Return what is wrong with the name of a metric, if anything."""
-    known = {BEST_ACCURACY, "best_layer", *(f"{_CURVE}{column}" for column in ACCURACY.types if column != "layer")}
-    if metric is None or metric in known or _VALIDATION.fullmatch(metric):
-        return None
-    expected = f"{BEST_ACCURACY}, {_CURVE} with a column of accuracy.csv, or of adam val/layer_06/cross_entropy"
-    return f"`metric.name: {metric}` is not what a trial ends with: expected {expected}"
-
-
 def metric_of(one: Outcome, metric: str | None) -> float:
-    """Return a trial's metric, NaN where it has none; of a curve over layers it is the last value, as in W&B."""
-    if metric is not None and metric.startswith(_CURVE):
-        return float(one.accuracy[-1].get(metric.removeprefix(_CURVE), float("nan")))
-    if metric is not None and (layer := _VALIDATION.fullmatch(metric)):
-        found = [
-            row.get("validation_cross_entropy", float("nan")) for row in one.accuracy if row["layer"] == int(layer[1])
-        ]
-        return float(found[0]) if found else float("nan")
-    best = max(one.accuracy, key=lambda row: (row["accuracy"], -row["layer"]))
-    return float(best["layer" if metric == "best_layer" else "accuracy"])
+    """Return a trial's metric, NaN where it has none."""
+    return value_of([{**row, "objective": one.objectives.get(row["layer"], math.nan)} for row in one.accuracy], metric)
+
+
+def not_measured(outcomes: Sequence[Outcome], metric: str | None) -> str | None:
+    """Return that no trial has the metric, with what there is; None if some trial has it."""
+    if metric is None or any(not math.isnan(metric_of(one, metric)) for one in outcomes):
+        return None
+    columns = dict.fromkeys(key.partition("/")[2] for one in outcomes for key in summary_of(one.accuracy))
+    there = f"best_accuracy, best_layer and, after layer_06/ or by_layer/, {', '.join(filter(None, columns))}"
+    return f"`metric.name: {metric}` was not measured in any trial; there are {there}"
 
 
 def best(outcomes: Sequence[Outcome], metric: str | None, goal: str) -> Outcome:

@@ -8,6 +8,7 @@ from typing import Any
 from probing.results.schema import Schema, Type, text
 from probing.results.shown import interval
 from probing.runtime.plain_tables import plain_table
+from probing.studies.sweep.metric import column_of
 from probing.tables.schema import ACCURACY, NUMBERS
 
 BEST = 10
@@ -22,8 +23,8 @@ def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric:
         metric: Metric by which trials are ranked, as W&B names it.
         goal: `minimize` or `maximize` the metric.
     """
-    column = (metric or "").removeprefix("by_layer/")
-    column = column if rows and column in rows[0] else "accuracy"
+    column = (column_of(metric) if metric else None) or "accuracy"
+    column = column if rows and column != "layer" and column in rows[0] else "accuracy"
     sign = 1 if column != "accuracy" and goal == "minimize" else -1
     ranked = sorted(rows, key=lambda row: sign * row[column])[:BEST]
     shown = list(dict.fromkeys([*varied, "layer"]))

@@ -6,9 +6,11 @@ import contextlib
 import csv
 import gzip
 import json
+import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -340,6 +342,37 @@ def test_the_offline_run_holds_curves_tables_and_the_artifact(chosen: Run) -> No
         "model": made.config["model"], "task": "position", "layer": "all", "seed": 0,
     }  # fmt: skip
     assert all((made.folder / path).is_file() for path in files.values())
+
+
+def test_an_offline_run_has_validation_curves_over_passes_and_penalties(chosen: Run) -> None:
+    (tracked,) = read_offline_runs(chosen.folder)
+    penalty, n_passes = chosen.results["penalty"], max(row["n_passes"] for row in chosen.results["layers"])
+    for layer in range(4):
+        name = f"layer_{layer:02d}"
+        passes = [row[f"val/{name}/cross_entropy"] for row in tracked.rows(f"val/{name}/cross_entropy")]
+        assert len(passes) == n_passes == len(tracked.rows(f"val/{name}/accuracy"))
+        key = f"by_log10_l2/{name}/validation_cross_entropy"
+        tried = [row[key] for row in tracked.rows(key)]
+        assert tried == penalty["validation_cross_entropy_by_layer"][str(layer)]
+        assert [row["log10_l2"] for row in tracked.rows(key)] == pytest.approx(
+            [math.log10(l2) for l2 in penalty["tried"]]
+        )
+        # The last pass is at the optimum, from which the probes of the penalties may be 3e-3 nats away.
+        assert passes[-1] == pytest.approx(tried[penalty["tried"].index(penalty["l2"])], abs=0.02)
+
+
+def test_an_offline_run_has_no_chart_of_one_point_and_no_mean_over_layers(chosen: Run) -> None:
+    (tracked,) = read_offline_runs(chosen.folder)
+    counts = Counter(key for row in tracked.history for key, value in row.items() if isinstance(value, int | float))
+    assert len(counts) > 20
+    assert [key for key, n in counts.items() if n < 2] == []
+    scalars = {key: value for key, value in tracked.summary.items() if isinstance(value, int | float)}
+    unnamed = {key for key in scalars if "layer" not in key and not key.startswith("_")}
+    assert unnamed == {"best_accuracy", "trainer/global_step"}
+    for row in chosen.accuracy:
+        for column in ("accuracy", "cross_entropy", "information"):
+            assert scalars[f"layer_{row['layer']:02d}/{column}"] == row[column]
+        assert scalars[f"test/layer_{row['layer']:02d}/accuracy"] == pytest.approx(row["accuracy"], abs=1e-6)
 
 
 @pytest.mark.slow

@@ -252,7 +252,7 @@ def test_a_run_is_logged_to_wandb_as_one_of_fit_is(planted: Any, tmp_path: Path,
     assert f"Results: {run.folder}; to upload to Weights & Biases: cd" in capsys.readouterr().out
     (logged,) = read_offline_runs(run.folder)
     assert logged.config["task"] == "label"
-    assert logged.rows("by_layer/accuracy")[0]["by_layer/accuracy"] == pytest.approx(run.accuracy[0]["accuracy"])
+    assert logged.summary["layer_00/accuracy"] == pytest.approx(run.accuracy[0]["accuracy"])
     assert logged.rows("train/layer_00/objective")
     for logger, words in ((None, "give `name` or `runs`"), (object(), "`logger` and `wandb`")):
         with pytest.raises(UserError, match=words):

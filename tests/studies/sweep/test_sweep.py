@@ -24,6 +24,8 @@ from probing import fit, load_run, sweep
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
+from probing.studies.sweep.metric import check_metric
+from probing.studies.sweep.rows import metric_of, outcome
 from wandb_reader import read_offline_runs
 from written import read_csv
 
@@ -294,7 +296,13 @@ def test_trials_are_one_group_in_wandb_and_the_sweep_has_a_run_of_its_own(
         (own,) = read_offline_runs(folder)
         assert (own.run["group"], own.run["name"]) == ("s", folder.name)
         assert own.config["probe"]["l2"] == "auto"
-        assert own.summary["best_accuracy"] == load_run(folder).accuracy[0]["accuracy"]
+        made_of = outcome(folder.name, {}, load_run(folder))
+        assert own.summary["best_accuracy"] == made_of.accuracy[0]["accuracy"]
+        there = [key for key, value in own.summary.items() if key.startswith(("layer_00/", "by_layer/", "train/"))]
+        assert len(there) > 30
+        for key in there:  # each can be the metric of a sweep
+            assert check_metric(key) is None
+            assert metric_of(made_of, key) == pytest.approx(own.summary[key], rel=1e-6)
     (whole,) = read_offline_runs(made.folder)
     assert whole.run["group"] == "s"
     assert "figures/sweep" in whole.summary
@@ -350,3 +358,16 @@ def test_bare_trials_are_the_default(tmp_path: Path, data: dict[str, Any]) -> No
     config = load_run(next((made.folder / "trials").iterdir())).config
     bare = {name: value for name, value in BARE.items() if name != "probe"}
     assert {name: config[name] for name in bare} == bare
+
+
+def test_a_program_of_the_file_is_said_to_be_ignored(
+    tmp_path: Path, data: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    metric = {"name": "layer_00/selectivity", "goal": "maximize"}
+    file = write(tmp_path / "s.yaml", points={"layer": [0], "probe.l2": [1e-2]}, program="train.py", metric=metric)
+    made = sweep(str(file), fit=data, runs=str(tmp_path / "runs"), wandb=NO_WANDB)
+    said = capsys.readouterr()
+    assert "`program: train.py` is ignored: here every trial is a run of `probing fit`" in said.err + said.out
+    # Known before no trial: which columns there are depends on what is measured.
+    assert made.conclusions()[0].startswith("`metric.name: layer_00/selectivity` was not measured in any trial;")
+    assert made.conclusions()[0].endswith("so trials are ranked by their accuracy.")

@@ -17,6 +17,7 @@ from probing.cli.yaml_files import read_yaml
 from probing.errors import UserError
 from probing.studies.sweep import rows as table
 from probing.studies.sweep.definition import parse_sweep
+from probing.studies.sweep.metric import check_layer, check_metric
 from probing.studies.sweep.search import draw, grid, n_points
 from probing.studies.sweep.trials import Trial, by_seed, is_stacked, stacks, trial_name
 
@@ -225,4 +226,38 @@ def test_the_best_is_by_the_files_metric_and_goal() -> None:
 def test_a_metric_that_no_trial_has_never_wins() -> None:
     made = outcomes()
     assert table.best(made, "by_layer/selectivity", "minimize") is made[0]
-    assert "best_accuracy" in str(table.check_metric("val_loss"))
+    assert "best_accuracy" in str(check_metric("val_loss"))
+    assert table.not_measured(made, "layer_01/cross_entropy") is None
+    assert table.not_measured(made, "layer_01/selectivity") == (
+        "`metric.name: layer_01/selectivity` was not measured in any trial; there are best_accuracy, best_layer and, "
+        "after layer_06/ or by_layer/, accuracy, cross_entropy"
+    )
+
+
+def test_a_metric_is_any_number_of_the_summary_and_of_its_own_layer() -> None:
+    rows = [{"layer": n, "accuracy": 0.5 + n, "cross_entropy": 1.0, "optimality_gap": 0.25} for n in (0, 6)]
+    both = table.Outcome("both", {}, rows, {}, {0: 2.0, 6: 3.0})
+    known = {
+        "layer_00/accuracy": 0.5, "layer_06/accuracy": 6.5, "test/layer_00/accuracy": 0.5, "by_layer/accuracy": 6.5,
+        "train/layer_06/objective": 3.0, "train/layer_00/optimality_gap": 0.25, "best_layer": 6,
+    }  # fmt: skip
+    assert {name: table.metric_of(both, name) for name in known} == known
+    assert not any(check_metric(name) for name in known)
+    assert math.isnan(table.metric_of(both, "test/accuracy"))  # of which layer?
+    assert table.metric_of(table.Outcome("one", {}, rows[:1], {}), "test/accuracy") == 0.5
+
+
+@pytest.mark.parametrize(
+    "name", ["layer_06/flag", "layer_06/layer", "accuracy", "val/layer_06/accuracy", "by_layer/", "x"]
+)
+def test_a_metric_that_is_no_number_of_the_summary_is_refused_with_what_there_is(name: str) -> None:
+    assert str(check_metric(name)).startswith(f"`metric.name: {name}` is not in the summary of a trial")
+    assert "layer_06/COLUMN" in str(check_metric(name))
+
+
+def test_a_slip_in_a_metric_is_told_with_what_is_near() -> None:
+    assert "(did you mean `layer_06/accuracy`?)" in str(check_metric("layer_06/acuracy"))
+    assert check_layer("layer_09/accuracy", [0, 6]) == (
+        "`metric.name: layer_09/accuracy`: no trial has layer 9; there are layer_00, layer_06"
+    )
+    assert check_layer("by_layer/accuracy", [0, 6]) is check_layer(None, [0]) is None

@@ -197,7 +197,8 @@ def test_agents_run_every_point_once_each_as_one_run_of_the_sweep(swept: tuple[W
         config = {key: entry["value"] for key, entry in run.config.items() if key != "_wandb"}
         assert {key: config[key] for key in sweep.points[run.name]} == sweep.points[run.name]
         assert config["task"] == "position"
-        assert {row["layer"] for row in run.history if "layer" in row} == {config["layer"]}
+        assert run.summary["layer"] == config["layer"]
+        assert run.summary["layer_02/accuracy"] == run.summary["best_accuracy"]
     assert not server.unknown
 
 
