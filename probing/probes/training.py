@@ -26,6 +26,7 @@ from probing.probes.recipe import Adam, Lbfgs, Training
 from probing.probes.solvers import Problem, problem_of_layer
 from probing.runtime.machine import drop_garbage
 from probing.runtime.processes import interrupts_pass
+from probing.runtime.progress import solutions_counted
 from probing.runtime.trainer import build_trainer
 from probing.statistics.moments import Moments
 
@@ -86,7 +87,7 @@ def train_probes(
         sides: Examples and their classes.
         layers: Layer numbers.
         training: Settings of the training.
-        what: Name of these probes, for the progress display.
+        what: Name of these probes, which is shown.
         logger: Lightning logger for the training curves.
         folder: Folder for Lightning's files, such as checkpoints if they are enabled.
         moments: Moments of each layer's training tokens, if already known.
@@ -149,7 +150,7 @@ def train_problems(
         moments: Moments of each layer's training tokens.
         problems: The problems, each with its layer, penalty and start.
         training: Settings of the training; these problems are always solved by full passes, to its tolerance.
-        what: Name of these probes, for the progress display.
+        what: Name of these probes, which is shown.
         test: Whether to test the probes; otherwise their metrics are empty.
 
     Returns:
@@ -184,7 +185,7 @@ def _solve(
     probe = LinearProbe(**stack, tolerance=training.solver.tolerance)
     # The optimum does not depend on validation tokens, so they are not read.
     options = {"max_epochs": MAX_PASSES, **training.trainer, "limit_val_batches": 0}
-    trainer = build_trainer(options, logger, training.progress(what), folder)
+    trainer = build_trainer(options, logger, [solutions_counted(what), *training.callbacks(what)], folder)
     with interrupts_pass():
         trainer.fit(probe, datamodule=data)
     solutions = cast(FullPasses, probe.rule).solutions.values()
@@ -213,7 +214,8 @@ def _descend(
     """
     stack = _stack(data, problems, moments, training)
     probe = LinearProbe(**stack, solver="adam", learning_rate=adam.learning_rate, patience=adam.patience)
-    trainer = build_trainer({"max_epochs": MAX_EPOCHS, **training.trainer}, logger, training.progress(what), folder)
+    callbacks = [solutions_counted(what), *training.callbacks(what)]
+    trainer = build_trainer({"max_epochs": MAX_EPOCHS, **training.trainer}, logger, callbacks, folder)
     with interrupts_pass():
         trainer.fit(probe, datamodule=ActivationDataModule(data.sides, data.layers, adam.batch_size, adam.seed))
     if not torch.isfinite(probe.scaled_weight).all():

@@ -64,7 +64,7 @@ def of_neuron(run: Run, layer: int, neuron: int, n: int) -> list[dict[str, Any]]
     with terminal.quiet_libraries():
         (finished,) = open_runs([run], "index")
         cached = cache_folder(run.config["cache"], str(run.folder.parent))
-        sides = sides_of(finished, Extraction(cached, {}, terminal.silence, terminal.show_progress(True)))
+        sides = sides_of(finished, Extraction(cached, {}, terminal.silence))
         found = extremes(sides.test, {layer: [neuron]}, n)
         return contexts_of(found, sides.test, finished.corpora[-1], sides.classes)
 

@@ -16,13 +16,15 @@ from probing.evidence.stability import PENALTIES
 from probing.evidence.table import Evidence, collect_evidence, first_neurons
 from probing.probes.online_code import online_code
 from probing.probes.penalty_path import penalised
-from probing.probes.recipe import Lbfgs, Progress, Training
+from probing.probes.recipe import Lbfgs, Training
 from probing.probes.training import LayerFit, train_controls, train_probes
 from probing.rankings.contributions import control_task_shares, mean_contribution
 from probing.rankings.heads import head_rows
+from probing.results.shown import count, layers_named
 from probing.runs.numbers import measure_numbers
 from probing.runs.results import AnyMeasured, Measured
 from probing.runtime.machine import Stopwatch
+from probing.runtime.progress import counted, stage
 
 # In the table of contexts: neurons of each layer, by rank, and tokens of each end.
 N_NEURONS, N_TOKENS = 10, 5
@@ -58,7 +60,6 @@ def measure(
     probe: ProbeOptions,
     asked: Asked,
     trainer: Mapping[str, Any],
-    progress: Progress,
     watch: Stopwatch,
     say: Callable[[str], None],
     logger: Any,
@@ -73,7 +74,6 @@ def measure(
         probe: How probes are trained.
         asked: What is measured besides accuracy.
         trainer: Arguments of Lightning's Trainer.
-        progress: Function that returns the Lightning callbacks for a training of that description.
         watch: Stopwatch that records how long the stages take.
         say: Function that takes one-line messages.
         logger: Lightning logger for the training curves of the run's own probes.
@@ -86,42 +86,49 @@ def measure(
             asked.n_heads, watch,
         )  # fmt: skip
     else:
-        measured = _measure_classes(
-            sides, controls, layers, probe, asked, trainer, progress, watch, say, logger, folder
-        )
+        measured = _measure_classes(sides, controls, layers, probe, asked, trainer, watch, say, logger, folder)
     if asked.extremes:
-        first = first_neurons(measured.fits, measured.evidence, N_NEURONS)
-        measured = replace(measured, extremes=extremes(sides.test, first, N_TOKENS))
+        with counted("tokens on which neurons are highest and lowest", None):
+            first = first_neurons(measured.fits, measured.evidence, N_NEURONS)
+            measured = replace(measured, extremes=extremes(sides.test, first, N_TOKENS))
     watch.end("evidence")
     return measured
 
 
 def _measure_classes(
     sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], probe: ProbeOptions, asked: Asked,
-    trainer: Mapping[str, Any], progress: Progress, watch: Stopwatch, say: Callable[[str], None], logger: Any,
+    trainer: Mapping[str, Any], watch: Stopwatch, say: Callable[[str], None], logger: Any,
     folder: str | None,
 ) -> Measured:  # fmt: skip
     """Measure probes that predict classes; the arguments are those of `measure`."""
-    moments = layer_moments(sides.train, layers)
-    path, training = penalised(probe, asked.seed, sides, layers, moments, trainer, progress)
-    starts = path.weights if path else None
-    fits = train_probes(sides, layers, training, logger=logger, folder=folder, moments=moments, starts=starts)
-    watch.end("probe")
-    held_against = train_controls(controls, layers, training, sides.train, moments)
-    codes = online_code(sides, layers, training, asked.seed) if asked.codes else ()
-    evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
-    if draws := controls.get("control_task"):
-        shares = control_task_shares(draws, held_against["control_task"])
-        evidence = [replace(one, control_task_share=share) for one, share in zip(evidence, shares, strict=True)]
-    replicates = None
-    if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
-        others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
-        retraining = Retraining(sides, layers, fits, training, asked.seed, others)
-        evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
-    elif asked.n_replicates or asked.retraining:
-        say("the probes are not at their optimum, so --replicates and --evidence are skipped")
-    predicted = predicted_classes(sides.test, layers, [fit.weight for fit in fits])
-    heads = _heads(sides, fits, evidence, asked, training) if asked.n_heads else ()
+    with stage(f"probes of {layers_named(layers)}"):
+        moments = layer_moments(sides.train, layers)
+        path, training = penalised(probe, asked.seed, sides, layers, moments, trainer)
+        starts = path.weights if path else None
+        fits = train_probes(sides, layers, training, logger=logger, folder=folder, moments=moments, starts=starts)
+        watch.end("probe")
+    held_against = {}
+    if controls:
+        with stage(f"probes of {count(len(controls), 'control')}"):
+            held_against = train_controls(controls, layers, training, sides.train, moments)
+    codes: Any = ()
+    if asked.codes:
+        with stage("codes of the labels"):
+            codes = online_code(sides, layers, training, asked.seed)
+    with stage("evidence for the ranking"):
+        evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
+        if draws := controls.get("control_task"):
+            shares = control_task_shares(draws, held_against["control_task"])
+            evidence = [replace(one, control_task_share=share) for one, share in zip(evidence, shares, strict=True)]
+        replicates = None
+        if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
+            others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
+            retraining = Retraining(sides, layers, fits, training, asked.seed, others)
+            evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
+        elif asked.n_replicates or asked.retraining:
+            say("the probes are not at their optimum, so --replicates and --evidence are skipped")
+        predicted = predicted_classes(sides.test, layers, [fit.weight for fit in fits])
+        heads = _heads(sides, fits, evidence, asked, training) if asked.n_heads else ()
     return Measured(
         sides, fits, evidence, held_against, replicates, codes, path.summary() if path else {"l2": probe.l2},
         asked.transform, predicted, asked.n_heads, heads,

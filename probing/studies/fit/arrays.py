@@ -19,6 +19,7 @@ from probing.runs.call import runs_folder, say_where, tracking
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, load_fit, read_run
 from probing.runtime.machine import Stopwatch
+from probing.runtime.progress import expect, overview, stage
 from probing.tracking import resolve_mode
 
 # What can be shuffled or drawn without a model.
@@ -85,9 +86,10 @@ def probe(
     from probing.runs.measuring import Asked, measure
     from probing.runtime import terminal
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
+    from probing.studies.fit.estimate import stages_of_probes
 
     watch, say = Stopwatch(), terminal.silence if quiet else terminal.say
-    with terminal.quiet_libraries(), algorithms_kept():
+    with overview(quiet, briefly=True), terminal.quiet_libraries(), algorithms_kept():
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
         refuse(_problems_with_numbers(options, trainer or {}, mdl, logger) if sides.numbers else [])
@@ -100,9 +102,9 @@ def probe(
             "given": None if given is None else GIVEN, "seed": seed, "trainer": dict(trainer or {}),
             "probe": asdict(options),
         }  # fmt: skip
+        expect(stages_of_probes([*others], replicates, evidence == "all", mdl, options, sides.numbers))
         asked = Asked(replicates, evidence == "all", mdl, "none", seed)
-        bars = terminal.training_bars(terminal.show_progress(quiet))
-        measured = partial(measure, sides, others, layers, options, asked, trainer or {}, bars, watch, say)
+        measured = partial(measure, sides, others, layers, options, asked, trainer or {}, watch, say)
         if place is None:
             return _passing(measured(logger, None), config, watch)
         folder = RunFolder(place, name, f"{model}-{task}")
@@ -183,7 +185,9 @@ def _kept(
 
     with tracking(folder, tracked, config) as tracker:
         assert tracker  # there is one wherever there is a folder
-        written, summary = _write(folder.path, measured(logger or tracker.logger, None), config, watch, formats)
+        found = measured(logger or tracker.logger, None)
+        with stage("tables, figures and page"):
+            written, summary = _write(folder.path, found, config, watch, formats)
         page = folder.path / "report.html"
         page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
         written.log(tracker, [summary], page)
@@ -197,7 +201,8 @@ def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch) -> Run:
     """Return a run in a temporary folder, which is removed with the run."""
     folder = Path(tempfile.mkdtemp(prefix="probing-"))
     try:
-        _write(folder, measured, config, watch, ())
+        with stage("tables"):
+            _write(folder, measured, config, watch, ())
         run = load_fit(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

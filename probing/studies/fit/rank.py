@@ -27,6 +27,8 @@ from probing.runs.rankings import (
 )
 from probing.runs.run import Run, load_fit_of_classes
 from probing.runtime.processes import refuse_several
+from probing.runtime.progress import expect, stage
+from probing.runtime.stages import BRIEF
 from probing.tables.rankings import curves_lines, rankings_lines
 from probing.tables.schema import RANKING
 from probing.tracking import Tracker, resolve_mode
@@ -71,7 +73,6 @@ def rank(
 
     refuse_several("rank")
     say = terminal.silence if quiet else terminal.say
-    progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
     sizes = _sizes(k)
     refuse(number_problems(seed, None, None) + (out_of_range("draws", draws, 1, 1000) if draws is not None else []))
     resolve_mode(wandb.mode)
@@ -95,19 +96,24 @@ def rank(
         problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
         refuse(problems + (top_problems(top, width) if erase else []))
         (finished,) = open_runs([run], "index")
-        sides = sides_of(finished, Extraction(cached, {}, say, terminal.show_progress(quiet)))
+        expect([*[None] * (2 + erase), BRIEF])
+        sides = sides_of(finished, Extraction(cached, {}, say))
         if not sides.validation.n_tokens and (evaluate or curves or "gaussian" in methods):
             raise UserError(
                 f"`rank {run.folder}`: no sentence of the validation part has a token of any class, and `gaussian`, "
                 "`--evaluate` and `--curves` need some; name other methods with --method, or fit with more sentences."
             )
         judging = Judging(evaluate, curves, sizes, draws)
-        rankings, evaluation, curve_rows = rank_layers(run, layers, sides, methods, judging, seed, progress)
-        erasure = erasure_rows(run, sides, layers, top, seed, terminal.show_progress(quiet)) if erase else []
+        rankings, evaluation, curve_rows = rank_layers(run, layers, sides, methods, judging, seed)
+        erasure = []
+        if erase:
+            with stage("information without neurons"):
+                erasure = erasure_rows(run, sides, layers, top, seed)
         tables = {"evaluation": evaluation, "erasure": erasure, "curves": curve_rows}
         ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}
         made = Rankings(run, place, ranked, {name: Table(rows) for name, rows in tables.items()})
-        figures = _write(made, run, layers, finished.label, figure_formats(figure_format))
+        with stage("tables and figures"):
+            figures = _write(made, run, layers, finished.label, figure_formats(figure_format))
     where = _track(made, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
     _report(made, run, where, quiet)
     return made
