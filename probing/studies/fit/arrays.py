@@ -18,6 +18,7 @@ from probing.errors import UserError, refuse
 from probing.runs.call import runs_folder, say_where, tracking
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, load_fit, read_run
+from probing.runtime import terminal
 from probing.runtime.machine import Stopwatch
 from probing.runtime.progress import expect, overview, stage
 from probing.tracking import resolve_mode
@@ -84,7 +85,6 @@ def probe(
     refuse(_problems_with_tracking(tracked, place, logger))
     from probing.data.arrays import sides_of_arrays
     from probing.runs.measuring import Asked, measure
-    from probing.runtime import terminal
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
     from probing.studies.fit.estimate import stages_of_probes
 
@@ -188,8 +188,8 @@ def _kept(
         found = measured(logger or tracker.logger, None)
         with stage("tables, figures and page"):
             written, summary = _write(folder.path, found, config, watch, formats)
-        page = folder.path / "report.html"
-        page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
+            page = folder.path / "report.html"
+            page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
         written.log(tracker, [summary], page)
     run = load_fit(folder.finish())
     if not quiet:

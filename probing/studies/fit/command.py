@@ -122,8 +122,7 @@ def fit(
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
-            with stage("tables, figures and page"):
-                _write(folder.path, config, measured, fitted, stores, text[0][-1], source.model, watch, tracker, kept)
+            _write(folder.path, config, measured, fitted, stores, text[0][-1], source.model, watch, tracker, kept)
         run = load_fit(folder.finish())
     _report(run, tracker.where(run.folder), quiet, verbose)
     return run
@@ -183,6 +182,7 @@ def _read(
     return sides, others, fitted, stores
 
 
+@stage("tables, figures and page")
 def _write(
     folder: Path,
     config: Mapping[str, Any],

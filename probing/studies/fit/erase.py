@@ -11,8 +11,10 @@ from probing.evidence.removal import usable_information
 from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs
 from probing.runs.finished import trained_as
 from probing.runs.run import Run
+from probing.runtime.progress import stage
 
 
+@stage("information without neurons")
 def erasure_rows(run: Run, sides: Sides, layers: Sequence[int], n_top: int, seed: int) -> list[dict[str, Any]]:
     """Return the usable information under each condition in some layers of a run.
 

@@ -105,20 +105,17 @@ def rank(
             )
         judging = Judging(evaluate, curves, sizes, draws)
         rankings, evaluation, curve_rows = rank_layers(run, layers, sides, methods, judging, seed)
-        erasure = []
-        if erase:
-            with stage("information without neurons"):
-                erasure = erasure_rows(run, sides, layers, top, seed)
+        erasure = erasure_rows(run, sides, layers, top, seed) if erase else []
         tables = {"evaluation": evaluation, "erasure": erasure, "curves": curve_rows}
         ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}
         made = Rankings(run, place, ranked, {name: Table(rows) for name, rows in tables.items()})
-        with stage("tables and figures"):
-            figures = _write(made, run, layers, finished.label, figure_formats(figure_format))
+        figures = _write(made, run, layers, finished.label, figure_formats(figure_format))
     where = _track(made, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
     _report(made, run, where, quiet)
     return made
 
 
+@stage("tables and figures")
 def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:
     """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
     from probing.evidence.removal import INFORMATION_KEY
