@@ -14,7 +14,7 @@ from probing.runtime.stages import Overview
 from probing.runtime.terminal import in_notebook, visible
 
 # Width of the bar, and times per second that the line is drawn.
-_WIDTH, _PER_S = 12, 4
+_WIDTH, _PER_S = 8, 4
 
 
 class _TimeLeft(ProgressColumn):
@@ -26,7 +26,7 @@ class _TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return the time left; nothing if it cannot be told."""
-        return Text(self.of.time_left() if self.of.open else "")
+        return Text(self.of.time_left().removeprefix("about ") if self.of.open else "")
 
 
 class ProgressLine:

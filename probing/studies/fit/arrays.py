@@ -64,7 +64,7 @@ def probe(
         trainer: Arguments of Lightning's Trainer.
         probe: How the probe is trained.
         logger: Lightning logger for the training curves.
-        quiet: Whether to show no progress bars and say nothing; results are in the returned run in any case.
+        quiet: Whether to show no progress and say nothing; results are in the returned run in any case.
         numbers: Whether labels are numbers to predict as such, and not classes; if None, they are where at least one
             has a fraction.
         figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
