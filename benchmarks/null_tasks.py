@@ -40,7 +40,7 @@ from probing.data.layer_moments import layer_moments
 from probing.data.preparation import label_sides
 from probing.models import resolve_model
 from probing.probes.penalty_path import penalised
-from probing.probes.recipe import Lbfgs, Training, no_progress
+from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, train_probes
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
@@ -135,7 +135,7 @@ def pairs(
         labelled = random_task(sides, kind, n_classes, seed + i)
         if l2 == "auto":
             moments_of = layer_moments(labelled.train, layers)
-            training = penalised(ProbeOptions(), 0, labelled, layers, moments_of, {}, no_progress)[1]
+            training = penalised(ProbeOptions(), 0, labelled, layers, moments_of, {})[1]
         else:
             training = Training(Penalty(0, l2), Lbfgs(1e-3))
         task = ranked(labelled, layers, training, n_draws, seed + i)

@@ -122,6 +122,36 @@ def own_environment() -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def overviews() -> Iterator[list[Any]]:
+    """The stages of each command that has been called, for `stages_as_announced`."""
+    from probing.runtime import progress
+
+    made: list[Any] = []
+
+    class Noted(progress.Overview):
+        last = ""
+
+        def begin(self, one: Any, is_stage: bool) -> None:
+            if not self.open:
+                self.last = one.name
+                made.extend([] if self in made else [self])
+            super().begin(one, is_stage)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "Overview", Noted)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def stages_as_announced(overviews: list[Any]) -> Iterator[None]:
+    """Check in every test that commands had as many stages as they had said; those that failed had fewer."""
+    yield
+    told = [(one.n_begun, len(one.costs), one.last) for one in overviews if one.costs]
+    overviews.clear()
+    assert [one for one in told if one[0] > one[1] or (one[2].startswith("tables") and one[0] != one[1])] == []
+
+
 @pytest.fixture(scope="session")
 def sentences() -> list[str]:
     """200 distinct sentences of 3 to 24 words, always the same."""

@@ -98,7 +98,7 @@ def activations(
         cache: The cache folder.
         trainer_options: Lightning's `Trainer` arguments; only those that concern a forward pass are used.
         say: Called with one-line messages.
-        callbacks: Lightning callbacks for the extraction, such as a progress bar.
+        callbacks: Lightning callbacks for the extraction.
         check: Called with the table of tokens before any work; raises an error if the tokens are unusable.
 
     Raises:

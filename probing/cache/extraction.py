@@ -25,6 +25,7 @@ from probing.models.examination import with_the_same_weights
 from probing.models.sites import activations
 from probing.runtime.machine import give_back_memory
 from probing.runtime.processes import interrupts_pass, launched
+from probing.runtime.progress import shards_counted
 
 
 class ShardPass(pl.LightningModule):
@@ -295,7 +296,7 @@ def forward_trainer(options: Mapping[str, Any], callbacks: Sequence[Any]) -> pl.
     """Return a Trainer for a forward pass over shards, with the options that concern it."""
     return pl.Trainer(
         logger=False,
-        callbacks=list(callbacks),
+        callbacks=[shards_counted(), *callbacks],
         **{"enable_progress_bar": False, **trainer_keywords(options)},
         enable_model_summary=False,
         enable_checkpointing=False,

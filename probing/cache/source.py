@@ -22,8 +22,10 @@ from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.models import ModelSource, SiteName, find_model, load_config, load_tokenizer, parse_layers
 from probing.models.forward_cost import Blocks, weight_bytes
+from probing.results.shown import layers_named
 from probing.runtime.machine import undisturbed_rate
-from probing.runtime.terminal import extraction_progress, silence
+from probing.runtime.progress import stage
+from probing.runtime.terminal import silence
 from probing.runtime.trainer import check_trainer_options
 
 
@@ -42,7 +44,6 @@ class ActivationSource:
         permuted_tokens_seed: Seed by which each sentence's tokens are permuted; see `probing.cache.Request`.
         trainer: Arguments of Lightning's Trainer.
         say: Called with one-line messages.
-        shows_progress: Whether to show a progress bar.
         site: Where in the model the neurons are.
         without_first: Whether the first token of each sentence is set aside. The cache holds it in any case.
     """
@@ -57,7 +58,6 @@ class ActivationSource:
     permuted_tokens_seed: int | None = None
     trainer: Mapping[str, Any] = field(default_factory=dict)
     say: Callable[[str], None] = silence
-    shows_progress: bool = False
     site: SiteName = "residual"
     without_first: bool = False
 
@@ -129,10 +129,10 @@ class ActivationSource:
             checks: For each corpus, a function that checks its tokens before the model reads them, and raises an error.
         """
         stores = []
-        for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
-            bars = [extraction_progress()] if self.shows_progress else []
-            check = _without_first(check) if self.without_first else check
-            stores.append(activations(self.request(corpus), self.cache, self.trainer, self.say, bars, check))
+        with stage(f"hidden states of {layers_named(self.layers)}"):
+            for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
+                check = _without_first(check) if self.without_first else check
+                stores.append(activations(self.request(corpus), self.cache, self.trainer, self.say, check=check))
         return [store.without_first() for store in stores] if self.without_first else stores
 
 

@@ -15,6 +15,7 @@ from probing.cli.elsewhere import meant
 from probing.cli.option_types import option_types, python_only, resolved
 from probing.cli.options import are_options, with_shared_help
 from probing.errors import UserError
+from probing.runtime.progress import overview
 from probing.runtime.terminal import escaped_output
 
 _P = ParamSpec("_P")
@@ -29,7 +30,7 @@ _PLAIN = (str, bool, int, float, list, dict)
 def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Let a command be called from Python with values as Python has them: paths, NumPy numbers, text for numbers.
 
-    The command line calls the function itself, whose arguments it has parsed.
+    The command line calls the function itself, whose arguments it has parsed. Either way its stages are shown.
 
     Raises:
         UserError: If a value is not one that the option takes, before any work.
@@ -38,10 +39,17 @@ def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
     @wraps(function)
     def called(*args: _P.args, **keywords: _P.kwargs) -> _T:
         bound = _bound(function, args, keywords)
-        with escaped_output(), _process_kept() if "trainer" in bound.signature.parameters else nullcontext():
+        quiet = bool(bound.arguments.get("quiet"))
+        kept = _process_kept() if "trainer" in bound.signature.parameters else nullcontext()
+        with escaped_output(), overview(quiet, briefly=True), kept:
             return function(*bound.args, **bound.kwargs)
 
-    vars(called)[_UNCHECKED] = function
+    @wraps(function)
+    def typed(*args: _P.args, **keywords: _P.kwargs) -> _T:
+        with overview(bool(keywords.get("quiet"))):
+            return function(*args, **keywords)
+
+    vars(called)[_UNCHECKED] = typed
     return called
 
 

@@ -32,6 +32,8 @@ from probing.data.labelling import (
 )
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, word_folding
+from probing.results.shown import count
+from probing.runtime.progress import note, stage
 from probing.tasks import Labels, TokenTask, unit_of
 from probing.tasks.given import HeldFixed
 
@@ -162,10 +164,19 @@ def control_sides(
     The control task has several draws of labels, every other control has one.
     """
     made: dict[str, list[Sides]] = {}
+    again = {name: source_of_control(name, source, seed) for name in wanted if name in READ_AGAIN}
+    read: dict[str, list[ActivationStore]] = {}
+    if n := sum(other is not None for other in again.values()):
+        with stage(f"hidden states for {count(n, 'control')}", n) as advance:
+            for name, other in again.items():
+                if other is not None:
+                    note(name)
+                    read[name] = other.read(corpora)
+                    advance(1)
     for name in wanted:
-        if other := source_of_control(name, source, seed):
-            made[name] = [controls.with_activations(sides, other.read(corpora))]
-        elif name in READ_AGAIN:
+        if name in read:
+            made[name] = [controls.with_activations(sides, read[name])]
+        elif name in again:
             source.say(f"the control {name} is left out: the model itself is randomly initialised")
         else:
             made[name] = _MADE_FROM_THOSE[name](sides, corpora, source, seed)

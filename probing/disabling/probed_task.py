@@ -30,7 +30,7 @@ from probing.disabling.units import Job, Kind
 from probing.errors import UserError
 from probing.models import ModelSource
 from probing.probes.penalty_path import training_of
-from probing.probes.recipe import CONTROL_TOLERANCE, Progress, Training
+from probing.probes.recipe import CONTROL_TOLERANCE, Training
 from probing.probes.training import train_probes
 from probing.readouts.frozen_probes import at_tokens, standing_for
 from probing.readouts.names import POSITION
@@ -189,7 +189,7 @@ class ProbedTask:
         found = standing_for(self.task, tokens)
         return None if found is None else torch.from_numpy(found)
 
-    def train(self, stores: Sequence[ActivationStore], progress: Progress) -> dict[str, Tensor]:
+    def train(self, stores: Sequence[ActivationStore]) -> dict[str, Tensor]:
         """Train a probe of each layer but the embeddings, whose states nothing changes.
 
         Returns:
@@ -197,25 +197,22 @@ class ProbedTask:
         """
         sides = label_sides(stores, self.corpora, self.splits, self.task)
         layers = [layer for layer in self.source.layers if layer > 0]
-        fits = train_probes(sides, layers, self.training(progress), moments=layer_moments(sides.train, layers))
+        fits = train_probes(sides, layers, self.training(), moments=layer_moments(sides.train, layers))
         own = {} if sides.classes.dtype.kind == "O" else {"classes": torch.from_numpy(sides.classes)}
         return {"weight": torch.stack([fit.weight for fit in fits]), **own}
 
-    def probes(
-        self, stores: Sequence[ActivationStore], store: PassStore | None, progress: Progress
-    ) -> tuple[dict[int, Tensor], Labels]:
+    def probes(self, stores: Sequence[ActivationStore], store: PassStore | None) -> tuple[dict[int, Tensor], Labels]:
         """Return the weight of each layer's probe (of another run, stored, or trained now), and the classes.
 
         Args:
             stores: The activations of each corpus.
             store: Where trained probes are stored; None if they are those of another run.
-            progress: Returns Lightning callbacks that show the training of probes.
         """
         if store is None or self.frozen is not None:
             assert self.frozen is not None
             return dict(self.frozen.weight), self.frozen.classes
         if store.unfinished([PROBES]):
-            store.put(PROBES, self.train(stores, progress))
+            store.put(PROBES, self.train(stores))
         found = store.get(PROBES)
         weight = dict(zip(range(1, len(found["weight"]) + 1), found["weight"], strict=True))
         # Labels that are texts are no tensor; they are chosen again, from the same training text.
@@ -223,10 +220,10 @@ class ProbedTask:
         classes = label_sides(stores, self.corpora, self.splits, self.task).classes if known is None else known.numpy()
         return weight, classes
 
-    def training(self, progress: Progress) -> Training:
+    def training(self) -> Training:
         """Return the settings of the training of probes."""
         assert PROBE.l2 != "auto"
-        return training_of(PROBE, PROBE.l2, self.split_seed, dict(self.source.trainer), progress)
+        return training_of(PROBE, PROBE.l2, self.split_seed, dict(self.source.trainer))
 
     def key(self, stores: Sequence[ActivationStore]) -> dict[str, Any]:
         """Return what decides on the probes and the examples, for the keys of caches.

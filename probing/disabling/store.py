@@ -16,7 +16,7 @@ from probing.cache.plan import fingerprint
 from probing.cache.source import ActivationSource
 from probing.cache.store import leftovers, remove
 from probing.cache.tokens import Tokens
-from probing.runtime.terminal import counted
+from probing.runtime.progress import counted
 
 # Index of the file of the probes; that of the i-th pass is one higher than i.
 PROBES = 0
@@ -61,7 +61,7 @@ def opened(
 
 
 def run_unfinished(
-    files: Mapping[int, _Job], store: PassStore, run: Callable[[_Job], Tensor], what: str, shows_progress: bool
+    files: Mapping[int, _Job], store: PassStore, run: Callable[[_Job], Tensor], what: str
 ) -> dict[_Job, NDArray[Any]]:
     """Run the passes that are not stored yet, and return what each gave, shape (n_rows, n_items).
 
@@ -69,12 +69,10 @@ def run_unfinished(
         files: The passes, by the index of their file.
         store: Where they are stored.
         run: Runs one of them.
-        what: What they are, for the progress bar.
-        shows_progress: Whether there is a progress bar.
+        what: What they are, which is shown.
     """
     if left := store.unfinished(list(files)):
-        with counted(what, len(files), shows_progress) as advance:
-            advance(len(files) - len(left))
+        with counted(what, len(files), len(files) - len(left)) as advance:
             for index in left:
                 store.put(index, {"right": run(files[index])})
                 advance(1)

@@ -35,6 +35,8 @@ from probing.readouts.pair_cosines import (
     similarity_readout,
 )
 from probing.readouts.text import Text
+from probing.results.shown import layers_named
+from probing.runtime.progress import stage
 from probing.tasks import TokenTask, load_task
 
 
@@ -166,8 +168,9 @@ class Subject:
         _ = self.model  # what cannot be disabled is refused before any work
         checks = [self.probed(name).checks() for name in PROBED if name in self.wanted] or [self.own.checks()]
         of_corpora = [partial(_all, of_corpus) for of_corpus in zip(*checks, strict=True)]
-        stores = self.source.read(self.corpora, of_corpora)
-        _ = self.stores_of_sets, self.stores_of_senses
+        with stage(f"hidden states of {layers_named(self.source.layers)}"):
+            stores = self.source.read(self.corpora, of_corpora)
+            _ = self.stores_of_sets, self.stores_of_senses
         return stores
 
     def other_readouts(self, text: Text, n_tokens: int, seed: int) -> Iterator[Readout]:

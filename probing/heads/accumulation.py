@@ -122,7 +122,7 @@ def accumulate(
         cache: The cache folder.
         trainer_options: Lightning's `Trainer` arguments; only those that concern a forward pass are used.
         say: Called with one-line messages.
-        callbacks: Lightning callbacks, such as a progress bar.
+        callbacks: Lightning callbacks.
 
     Raises:
         UserError: If the model has no attention weights or cannot be loaded, or the cache cannot be written.

@@ -31,7 +31,9 @@ from probing.heads.similarity import Similarity, similarity_rows
 from probing.heads.subject import STATES, Part, Reading, Subject, nothing
 from probing.heads.sums import SumsStore
 from probing.heads.syntax.treebank_parts import TREEBANK_PARTS
+from probing.results.shown import count
 from probing.runtime.processes import is_main_process
+from probing.runtime.progress import note, stage
 
 
 def measurable(subject: Subject, names: Sequence[str], by_name: bool) -> tuple[list[Part], dict[str, str]]:
@@ -80,7 +82,6 @@ def measure(
     cache: Path,
     trainer_options: Mapping[str, Any],
     say: Callable[[str], None],
-    callbacks: Callable[[], Sequence[Any]] = tuple,
 ) -> tuple[dict[str, Rows], dict[str, SumsStore]]:
     """Read the attention of each corpus once for all parts; return the tables, and the sums of each measure.
 
@@ -92,37 +93,62 @@ def measure(
         cache: The cache folder.
         trainer_options: Lightning's `Trainer` arguments.
         say: Called with one-line messages.
-        callbacks: Returns Lightning callbacks for one pass over a corpus, such as a progress bar.
     """
-    wanted = [Reading("", subject.request, [one for part in parts for one in part.measures(subject)])]
-    wanted += [reading for part in parts for reading in part.beside(subject)]
     stores: dict[str, SumsStore] = {}
-    for name in dict.fromkeys(one.name for one in wanted):
-        readings = [one for one in wanted if one.name == name]
-        distinct = {measure.name: measure for one in readings for measure in one.measures}
-        request = readings[0].request
-        if distinct:
-            seen = [_seen(subject, one) for one in distinct.values()]
-            found = accumulate(request, seen, cache, trainer_options, say, callbacks())
-            stores |= {f"{name}/{measure}" if name else measure: store for measure, store in found.items()}
-        if any(one.states for one in readings):
-            read = replace(request, layers=range(subject.heads.n_layers))
-            # A cache entry of hidden states is read in the same way as an entry of sums.
-            stores[f"{name}/{STATES}"] = SumsStore(activations(read, cache, trainer_options, say, callbacks()).folder)
+    for name, readings in _readings(subject, parts).items():
+        about = f"attention of {count(subject.heads.n_layers, 'block')}"
+        with stage(f"{about}, {name}" if name else about):
+            stores |= _sums(subject, name, readings, cache, trainer_options, say)
     if not is_main_process():  # it has read its share of the corpus
         for part in parts:
             if part.trains:
                 part.rows(subject, stores)
         return {}, stores
     tables: dict[str, Rows] = {}
-    for part in parts:
-        for name, rows in part.rows(subject, stores).items():
-            before = tables.setdefault(name, [])
-            if name == POSITION_HEADS and before:  # further columns of the same heads
-                tables[name] = joined(before, rows)
-            else:
-                before.extend(rows)
+    with stage(f"tables of {count(len(parts), 'part')}", len(parts)) as advance:
+        for part in parts:
+            note(part.name)
+            for name, rows in part.rows(subject, stores).items():
+                before = tables.setdefault(name, [])
+                if name == POSITION_HEADS and before:  # further columns of the same heads
+                    tables[name] = joined(before, rows)
+                else:
+                    before.extend(rows)
+            advance(1)
     return tables, stores
+
+
+def n_stages(subject: Subject, parts: Sequence[Part]) -> int:
+    """Return how many stages `measure` has."""
+    return len(_readings(subject, parts)) + 1
+
+
+def _readings(subject: Subject, parts: Sequence[Part]) -> dict[str, list[Reading]]:
+    """Return what is read for the parts, by the name of the text; first the corpus itself, whose name is empty."""
+    own = Reading("", subject.request, [one for part in parts for one in part.measures(subject)])
+    found: dict[str, list[Reading]] = {}
+    for reading in [own, *(reading for part in parts for reading in part.beside(subject))]:
+        found.setdefault(reading.name, []).append(reading)
+    return found
+
+
+def _sums(
+    subject: Subject, name: str, readings: Sequence[Reading], cache: Path, trainer_options: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> dict[str, SumsStore]:  # fmt: skip
+    """Read one text for all parts, and return the sums of each measure; the arguments are those of `measure`."""
+    stores: dict[str, SumsStore] = {}
+    distinct = {measure.name: measure for one in readings for measure in one.measures}
+    request = readings[0].request
+    if distinct:
+        seen = [_seen(subject, one) for one in distinct.values()]
+        found = accumulate(request, seen, cache, trainer_options, say)
+        stores |= {f"{name}/{measure}" if name else measure: store for measure, store in found.items()}
+    if any(one.states for one in readings):
+        read = replace(request, layers=range(subject.heads.n_layers))
+        # A cache entry of hidden states is read in the same way as an entry of sums.
+        stores[f"{name}/{STATES}"] = SumsStore(activations(read, cache, trainer_options, say).folder)
+    return stores
 
 
 def _seen(subject: Subject, measure: Measure) -> Measure:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
-from probing.probes.recipe import Adam, Lbfgs, Progress, Training, no_progress
+from probing.probes.recipe import Adam, Callbacks, Lbfgs, Training, no_callbacks
 from probing.probes.solvers import Penalty, problem_of_layer
 from probing.probes.training import LayerFit, train_problems
 from probing.statistics.moments import Moments
@@ -197,7 +197,7 @@ def training_of(
     l2: float,
     seed: int,
     trainer: Mapping[str, Any] | None = None,
-    progress: Progress = no_progress,
+    callbacks: Callbacks = no_callbacks,
 ) -> Training:
     """Return the training settings.
 
@@ -206,12 +206,12 @@ def training_of(
         l2: Strength of the squared l2 penalty, which replaces the value in the options.
         seed: Seed of Adam's mini-batches.
         trainer: Arguments of Lightning's Trainer.
-        progress: Returns Lightning callbacks that show the progress of the named probes.
+        callbacks: Returns Lightning callbacks for the training of the named probes.
     """
     solver: Lbfgs | Adam = Lbfgs(probe.tolerance)
     if probe.solver == "adam":
         solver = Adam(probe.learning_rate, probe.batch_size, probe.patience, seed, probe.tolerance)
-    return Training(Penalty(probe.l1, l2), solver, probe.penalty_space, trainer or {}, progress)
+    return Training(Penalty(probe.l1, l2), solver, probe.penalty_space, trainer or {}, callbacks)
 
 
 def penalised(
@@ -221,11 +221,10 @@ def penalised(
     layers: Sequence[int],
     moments: Sequence[Moments],
     trainer: Mapping[str, Any],
-    progress: Progress,
 ) -> tuple[PenaltyPath | None, Training]:
     """Return the penalty path, if the penalty is to be chosen, and the training settings."""
     if probe.l2 != "auto":
-        return None, training_of(probe, probe.l2, seed, trainer, progress)
-    training = training_of(probe, strength(FIRST), seed, trainer, progress)
+        return None, training_of(probe, probe.l2, seed, trainer)
+    training = training_of(probe, strength(FIRST), seed, trainer)
     path = choose_penalty(sides, layers, moments, training)
-    return path, training_of(probe, path.chosen, seed, trainer, progress)
+    return path, training_of(probe, path.chosen, seed, trainer)

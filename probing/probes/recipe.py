@@ -13,8 +13,8 @@ from probing.probes.solvers import Penalty
 from probing.runtime.trainer import HONOURED
 from probing.statistics.moments import Moments, PenaltySpace, Scaling
 
-# Returns Lightning callbacks that show the progress of training the named probes, such as `bootstraps`.
-Progress = Callable[[str], Sequence[pl.Callback]]
+# Returns Lightning callbacks for the training of the named probes, such as `bootstraps`.
+Callbacks = Callable[[str], Sequence[pl.Callback]]
 
 # Tolerance of controls, in nats. At this tolerance the third digit of their accuracy is right; at ten times this
 # tolerance, accuracy was wrong by up to .0005 (on the built-in model). A stricter tolerance is not needed, because the
@@ -25,7 +25,7 @@ CONTROL_TOLERANCE = 1e-4
 _FOR_MEASURING = HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
 
 
-def no_progress(what: str) -> Sequence[pl.Callback]:
+def no_callbacks(what: str) -> Sequence[pl.Callback]:
     """Return no callbacks."""
     return ()
 
@@ -70,14 +70,14 @@ class Training:
         solver: The solver that minimises the objective.
         penalty_space: Scale by which neurons are divided before their weights are penalised.
         trainer: Arguments of Lightning's Trainer, checked by `check_trainer_options`.
-        progress: Returns Lightning callbacks that show the progress of the named probes.
+        callbacks: Returns Lightning callbacks for the training of the named probes.
     """
 
     penalty: Penalty
     solver: Lbfgs | Adam
     penalty_space: PenaltySpace = "sd"
     trainer: Mapping[str, Any] = field(default_factory=dict)
-    progress: Progress = no_progress
+    callbacks: Callbacks = no_callbacks
 
     def scaling(self, moments: Moments) -> Scaling:
         """Return the scaling of a layer's neurons, given the moments of its training tokens."""

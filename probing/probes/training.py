@@ -26,6 +26,7 @@ from probing.probes.recipe import Adam, Lbfgs, Training
 from probing.probes.solvers import Problem, problem_of_layer
 from probing.runtime.machine import drop_garbage
 from probing.runtime.processes import interrupts_pass
+from probing.runtime.progress import solutions_counted
 from probing.runtime.trainer import build_trainer
 from probing.statistics.moments import Moments
 
@@ -89,7 +90,7 @@ def train_probes(
         sides: Examples and their classes.
         layers: Layer numbers.
         training: Settings of the training.
-        what: Name of these probes, for the progress display.
+        what: Name of these probes, which is shown.
         logger: Lightning logger for the training curves.
         folder: Folder for Lightning's files, such as checkpoints if they are enabled.
         moments: Moments of each layer's training tokens, if already known.
@@ -152,7 +153,7 @@ def train_problems(
         moments: Moments of each layer's training tokens.
         problems: The problems, each with its layer, penalty and start.
         training: Settings of the training; these problems are always solved by full passes, to its tolerance.
-        what: Name of these probes, for the progress display.
+        what: Name of these probes, which is shown.
         test: Whether to test the probes; otherwise their metrics are empty.
 
     Returns:
@@ -197,7 +198,8 @@ def _solve(
     options = {"max_epochs": MAX_PASSES, **training.trainer}
     if not data.sides.validation.n_tokens:
         options["limit_val_batches"] = 0
-    trainer = build_trainer(options, logger, [*training.progress(what), ValidatedIfLogged()], folder)
+    callbacks = [solutions_counted(what), *training.callbacks(what), ValidatedIfLogged()]
+    trainer = build_trainer(options, logger, callbacks, folder)
     with interrupts_pass():
         trainer.fit(probe, datamodule=data)
     solutions = cast(FullPasses, probe.rule).solutions.values()
@@ -226,7 +228,8 @@ def _descend(
     """
     stack = _stack(data, problems, moments, training)
     probe = LinearProbe(**stack, solver="adam", learning_rate=adam.learning_rate, patience=adam.patience)
-    trainer = build_trainer({"max_epochs": MAX_EPOCHS, **training.trainer}, logger, training.progress(what), folder)
+    callbacks = [solutions_counted(what), *training.callbacks(what)]
+    trainer = build_trainer({"max_epochs": MAX_EPOCHS, **training.trainer}, logger, callbacks, folder)
     with interrupts_pass():
         trainer.fit(probe, datamodule=ActivationDataModule(data.sides, data.layers, adam.batch_size, adam.seed))
     if not torch.isfinite(probe.scaled_weight).all():

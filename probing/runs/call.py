@@ -25,6 +25,8 @@ from probing.runtime import terminal
 from probing.runtime.installation import versions
 from probing.runtime.machine import Stopwatch
 from probing.runtime.processes import interrupt_behind, refuse_several
+from probing.runtime.progress import expect, stage
+from probing.runtime.stages import BRIEF
 from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:
@@ -255,10 +257,9 @@ class Call:
         """Takes one-line messages; drops them with `--quiet`."""
         return terminal.silence if self.config["quiet"] else terminal.say
 
-    @property
-    def shows_progress(self) -> bool:
-        """Whether progress is shown."""
-        return terminal.show_progress(self.config["quiet"])
+    def expect(self, n_stages: int) -> None:
+        """Say how many stages there are before the results are written; see `probing.runtime.progress.expect`."""
+        expect([*[None] * n_stages, BRIEF])
 
     def source(self, solver: str | None = None, seed: int | None = None, **more: Any) -> ActivationSource:
         """Return the model of the options `model`, `layer`, `dtype`, ..., as far as the command has them.
@@ -283,7 +284,7 @@ class Call:
         options |= {} if solver is None else {"solver": solver}
         return ActivationSource.of(
             config["model"], config["revision"], config["layer"], config["trainer"], cache=self.cached,
-            random_weights_seed=weights_seed, say=self.say, shows_progress=self.shows_progress, **options, **more,
+            random_weights_seed=weights_seed, say=self.say, **options, **more,
         )  # fmt: skip
 
     def write(self, model: Any, measure: Callable[[Path], Measured]) -> Result:
@@ -322,10 +323,8 @@ class Call:
             if folder is None or tracker is None or measured is None:
                 return None
             self.watch.end("measure")
-            files = write_tables(folder.path, self.config, measured.tables, self.study.schemas)
-            files += measured.write(folder.path) if measured.write else []
-            formats = figure_formats(self.config.get("figure_format", FIGURE_FORMAT))
-            figures = measured.draw(folder.path / "figures", formats) if measured.draw else []
+            with stage("tables and figures"):
+                files, figures = self._write(folder.path, measured)
             self.watch.end("write")
             summary = {"kind": self.study.kind, "versions": versions(), **measured.results}
             summary |= {"timings": self.watch.timings()} if measured.is_timed else {}
@@ -338,3 +337,10 @@ class Call:
         made = self.study.read(folder.finish())
         say_results(made, tracker.where(made.folder), self.config["quiet"])
         return made
+
+    def _write(self, folder: Path, measured: Measured) -> tuple[list[Path], list[Path]]:
+        """Write tables, figures and other files into a folder; return the files, and the figures."""
+        files = write_tables(folder, self.config, measured.tables, self.study.schemas)
+        files += measured.write(folder) if measured.write else []
+        formats = figure_formats(self.config.get("figure_format", FIGURE_FORMAT))
+        return files, measured.draw(folder / "figures", formats) if measured.draw else []

@@ -63,7 +63,7 @@ def of_neuron(run: Run, layer: int, neuron: int, n: int) -> list[dict[str, Any]]
         raise UserError(f"`n={n}` is not allowed; use a whole number from 1 to {MOST_TOKENS}.")
     with terminal.quiet_libraries():
         (finished,) = open_runs([run], "index", run.moved)
-        sides = sides_of(finished, Extraction(cache_of(run), {}, terminal.silence, terminal.show_progress(True)))
+        sides = sides_of(finished, Extraction(cache_of(run), {}, terminal.silence))
         found = extremes(sides.test, {layer: [neuron]}, n)
         return contexts_of(found, sides.test, finished.corpora[-1], sides.classes)
 

@@ -36,12 +36,13 @@ from probing.models import (
 from probing.probes.erasure import transformed
 from probing.probes.intercept import with_constant
 from probing.probes.penalty_path import training_of
-from probing.probes.recipe import Progress, Training, no_progress
+from probing.probes.recipe import Training
 from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
+from probing.results.shown import layers_named
 from probing.runs.checks import has_intercept, leaves_out_first, read_transforms, reads_transformed
 from probing.runs.places import model_of, task_of, texts_of_runs
-from probing.runtime.terminal import training_progress
+from probing.runtime.progress import stage
 from probing.tasks import Labels, short_name
 
 if TYPE_CHECKING:
@@ -130,11 +131,10 @@ class Extraction:
         cache: Folder of cached activations.
         trainer: Arguments of Lightning's Trainer.
         say: Function that takes one-line messages.
-        progress: Whether to show a progress bar.
     """
 
-    def __init__(self, cache: Path, trainer: Mapping[str, Any], say: Say, progress: bool) -> None:
-        self.cache, self.trainer, self.say, self.progress = cache, trainer, say, progress
+    def __init__(self, cache: Path, trainer: Mapping[str, Any], say: Say) -> None:
+        self.cache, self.trainer, self.say = cache, trainer, say
         self._readings: dict[tuple[Path, str], Readings] = {}
         self._stores: dict[tuple[Path, str], ActivationStore] = {}
 
@@ -156,7 +156,7 @@ class Extraction:
         source, config = finished.source, finished.run.config
         reads = ActivationSource(
             source, finished.run.layers, self.cache, config["dtype"], config["max_length"], config["batch_tokens"],
-            config["seed"] if config["random_weights"] else None, None, self.trainer, self.say, self.progress,
+            config["seed"] if config["random_weights"] else None, None, self.trainer, self.say,
             cast(SiteName, site_of(config)), leaves_out_first(config),
         )  # fmt: skip
         (store,) = reads.read([corpus])
@@ -192,10 +192,10 @@ def penalty_of(run: Run) -> Penalty:
     return Penalty(options["l1"], run.results["penalty"]["l2"] if options["l2"] == "auto" else options["l2"])
 
 
-def trained_as(run: Run, trainer: Mapping[str, Any] | None = None, progress: Progress = no_progress) -> Training:
-    """Return the training options of a run's probes, with other arguments of Lightning's Trainer and other progress."""
+def trained_as(run: Run, trainer: Mapping[str, Any] | None = None) -> Training:
+    """Return the training options of a run's probes, with other arguments of Lightning's Trainer."""
     probe = as_options(ProbeOptions, run.config["probe"], "probe")
-    return training_of(probe, penalty_of(run).l2, run.config["seed"], trainer, progress)
+    return training_of(probe, penalty_of(run).l2, run.config["seed"], trainer)
 
 
 def sides_of(finished: Finished, extract: Extraction) -> Sides:
@@ -212,7 +212,8 @@ def sides_of(finished: Finished, extract: Extraction) -> Sides:
         by_document = (tested_over if part else run.split_by) == "document"
         return label_tokens(store, corpus, task, finished.splits[part], classes, side, by_document)
 
-    sides = Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
+    with stage(f"hidden states of {layers_named(run.layers)}"):
+        sides = Sides(examples("train", 0), examples("validation", 0), examples("test", -1), classes, task.ordinal)
     if not reads_transformed(run.config):
         return sides
     return transformed(sides, read_transforms(run.folder, run.layers, width_of(run)))
@@ -255,10 +256,7 @@ def with_shuffled(finished: Finished, ranked: Ranked, extract: Extraction, n_dra
     run, layers = finished.run, ranked.layers
     passes = {name: value for name, value in run.config["trainer"].items() if name not in WHERE_TO_TRAIN}
 
-    def bar(what: str) -> list[Any]:
-        return [training_progress(f"{finished.label}, {what}")] if extract.progress else []
-
-    training = trained_as(run, {**passes, **extract.trainer}, bar)
+    training = trained_as(run, {**passes, **extract.trainer})
     sides = sides_of(finished, extract)
     d_model = sides.train.store.plan.d_model
     if has_intercept(run.config):

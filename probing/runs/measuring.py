@@ -17,13 +17,15 @@ from probing.evidence.table import collect_evidence, first_neurons
 from probing.probes.intercept import moments_with_constant, of_neurons, with_constant
 from probing.probes.online_code import online_code
 from probing.probes.penalty_path import penalised
-from probing.probes.recipe import Lbfgs, Progress
+from probing.probes.recipe import Lbfgs
 from probing.probes.training import train_controls, train_probes
 from probing.rankings.contributions import control_task_shares, mean_contribution
 from probing.rankings.heads import head_rows
+from probing.results.shown import count, layers_named
 from probing.runs.numbers import measure_numbers
 from probing.runs.results import AnyMeasured, Measured
 from probing.runtime.machine import Stopwatch
+from probing.runtime.progress import counted, stage
 
 # In the table of contexts: neurons of each layer, by rank, and tokens of each end.
 N_NEURONS, N_TOKENS = 10, 5
@@ -59,7 +61,6 @@ def measure(
     probe: ProbeOptions,
     asked: Asked,
     trainer: Mapping[str, Any],
-    progress: Progress,
     watch: Stopwatch,
     say: Callable[[str], None],
     logger: Any,
@@ -74,7 +75,6 @@ def measure(
         probe: How probes are trained.
         asked: What is measured besides accuracy.
         trainer: Arguments of Lightning's Trainer.
-        progress: Function that returns the Lightning callbacks for a training of that description.
         watch: Stopwatch that records how long the stages take.
         say: Function that takes one-line messages.
         logger: Lightning logger for the training curves of the run's own probes.
@@ -87,53 +87,61 @@ def measure(
             asked.n_heads, watch,
         )  # fmt: skip
     else:
-        measured = _measure_classes(
-            sides, controls, layers, probe, asked, trainer, progress, watch, say, logger, folder
-        )
+        measured = _measure_classes(sides, controls, layers, probe, asked, trainer, watch, say, logger, folder)
     if asked.extremes:
-        first = first_neurons(measured.fits, measured.evidence, N_NEURONS)
-        measured = replace(measured, extremes=extremes(sides.test, first, N_TOKENS))
+        with counted("tokens on which neurons are highest and lowest", None):
+            first = first_neurons(measured.fits, measured.evidence, N_NEURONS)
+            measured = replace(measured, extremes=extremes(sides.test, first, N_TOKENS))
     watch.end("evidence")
     return measured
 
 
 def _measure_classes(
     sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], probe: ProbeOptions, asked: Asked,
-    trainer: Mapping[str, Any], progress: Progress, watch: Stopwatch, say: Callable[[str], None], logger: Any,
+    trainer: Mapping[str, Any], watch: Stopwatch, say: Callable[[str], None], logger: Any,
     folder: str | None,
 ) -> Measured:  # fmt: skip
     """Measure probes that predict classes; the arguments are those of `measure`."""
-    moments = of_read = layer_moments(sides.train, layers)
-    read, read_controls = sides, controls  # what probes read: the neurons, and the constant if there is an intercept
-    if probe.bias:
-        read, read_controls = with_constant(sides, controls)
-        of_read = [moments_with_constant(of_layer) for of_layer in moments]
-    path, training = penalised(probe, asked.seed, read, layers, of_read, trainer, progress)
-    starts = path.weights if path else None
-    trained = train_probes(read, layers, training, logger=logger, folder=folder, moments=of_read, starts=starts)
-    watch.end("probe")
-    held_against = train_controls(read_controls, layers, training, read.train, of_read)
-    codes = online_code(read, layers, training, asked.seed) if asked.codes else ()
-    evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
-    fits = [of_neurons(fit) for fit in trained] if probe.bias else trained
-    if draws := controls.get("control_task"):
-        of_draws = held_against["control_task"]
+    with stage(f"probes of {layers_named(layers)}"):
+        moments = of_read = layer_moments(sides.train, layers)
+        read, read_controls = sides, controls  # what probes read: the neurons, and the constant beside an intercept
         if probe.bias:
-            of_draws = [[of_neurons(fit) for fit in of_layers] for of_layers in of_draws]
-        shares = control_task_shares(draws, of_draws)
-        evidence = [replace(one, control_task_share=share) for one, share in zip(evidence, shares, strict=True)]
-    replicates = None
-    if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
-        others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
-        retraining = Retraining(read, layers, trained, training, asked.seed, others)
-        evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
-    elif asked.n_replicates or asked.retraining:
-        say("the probes are not at their optimum, so --replicates and --evidence are skipped")
-    predicted = predicted_classes(read.test, layers, [fit.weight for fit in trained])
-    heads = () if not asked.n_heads else head_rows(
-        read, trained, [mean_contribution(fit.weight, one.magnitudes) for fit, one in zip(fits, evidence, strict=True)],
-        asked.n_heads, training if asked.retraining else None, asked.seed,
-    )  # fmt: skip
+            read, read_controls = with_constant(sides, controls)
+            of_read = [moments_with_constant(of_layer) for of_layer in moments]
+        path, training = penalised(probe, asked.seed, read, layers, of_read, trainer)
+        starts = path.weights if path else None
+        trained = train_probes(read, layers, training, logger=logger, folder=folder, moments=of_read, starts=starts)
+        watch.end("probe")
+    held_against = {}
+    if controls:
+        with stage(f"probes of {count(len(controls), 'control')}"):
+            held_against = train_controls(read_controls, layers, training, read.train, of_read)
+    codes: Any = ()
+    if asked.codes:
+        with stage("codes of the labels"):
+            codes = online_code(read, layers, training, asked.seed)
+    with stage("evidence for the ranking"):
+        evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
+        fits = [of_neurons(fit) for fit in trained] if probe.bias else trained
+        if draws := controls.get("control_task"):
+            of_draws = held_against["control_task"]
+            if probe.bias:
+                of_draws = [[of_neurons(fit) for fit in of_layers] for of_layers in of_draws]
+            shares = control_task_shares(draws, of_draws)
+            evidence = [replace(one, control_task_share=share) for one, share in zip(evidence, shares, strict=True)]
+        replicates = None
+        if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
+            others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
+            retraining = Retraining(read, layers, trained, training, asked.seed, others)
+            evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
+        elif asked.n_replicates or asked.retraining:
+            say("the probes are not at their optimum, so --replicates and --evidence are skipped")
+        predicted = predicted_classes(read.test, layers, [fit.weight for fit in trained])
+        pairs = zip(fits, evidence, strict=True)
+        heads = () if not asked.n_heads else head_rows(
+            read, trained, [mean_contribution(fit.weight, one.magnitudes) for fit, one in pairs],
+            asked.n_heads, training if asked.retraining else None, asked.seed,
+        )  # fmt: skip
     return Measured(
         sides, fits, evidence, held_against, replicates, codes, path.summary() if path else {"l2": probe.l2},
         asked.transform, predicted, asked.n_heads, heads,

@@ -25,7 +25,9 @@ from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
 from probing.rankings.contributions import class_contributions, mean_contribution
 from probing.rankings.heads import head_contributions
 from probing.results.schema import Row
+from probing.results.shown import count, layers_named
 from probing.runtime.machine import Stopwatch
+from probing.runtime.progress import stage
 from probing.statistics.intervals import ratio_interval
 from probing.statistics.sample_size import size_columns
 from probing.tables.columns import r2_flag
@@ -166,21 +168,26 @@ def measure_numbers(
         watch: Stopwatch that records how long the stages take.
     """
     space = probe.penalty_space
-    found = Decomposed.of(sides, layers, space)
-    penalty: dict[str, Any] = {"l2": probe.l2}
-    if probe.l2 == "auto":
-        penalty = choose_ridge_penalty(sides, layers, found.spectra, found.products).summary()
-    l2 = float(penalty["l2"])
-    fits = found.train(l2)
-    watch.end("probe")
+    with stage(f"probes of {layers_named(layers)}"):
+        found = Decomposed.of(sides, layers, space)
+        penalty: dict[str, Any] = {"l2": probe.l2}
+        if probe.l2 == "auto":
+            penalty = choose_ridge_penalty(sides, layers, found.spectra, found.products).summary()
+        l2 = float(penalty["l2"])
+        fits = found.train(l2)
+        watch.end("probe")
     held_against = {}
-    for name, (other, *_) in controls.items():
-        # Other numbers of the same examples share the decomposition.
-        known = found.spectra if other.train.store is sides.train.store else None
-        held_against[name] = Decomposed.of(other, layers[:1] if name == "token" else layers, space, known).train(l2)
-    evidence, replicates = collect_number_evidence(found, fits), None
-    if n_replicates:
-        evidence, replicates = with_number_replicates(evidence, found, fits, l2, n_replicates, seed)
-    if retraining:
-        evidence = with_number_removals(evidence, sides, fits, l2, seed)
+    if controls:
+        with stage(f"probes of {count(len(controls), 'control')}"):
+            for name, (other, *_) in controls.items():
+                # Other numbers of the same examples share the decomposition.
+                known = found.spectra if other.train.store is sides.train.store else None
+                of_layers = layers[:1] if name == "token" else layers
+                held_against[name] = Decomposed.of(other, of_layers, space, known).train(l2)
+    with stage("evidence for the ranking"):
+        evidence, replicates = collect_number_evidence(found, fits), None
+        if n_replicates:
+            evidence, replicates = with_number_replicates(evidence, found, fits, l2, n_replicates, seed)
+        if retraining:
+            evidence = with_number_removals(evidence, sides, fits, l2, seed)
     return MeasuredNumbers(sides, fits, evidence, held_against, replicates, penalty, transform, n_heads)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from probing.data.examples import Sides
 from probing.rankings import evaluation
 from probing.rankings.methods import METHODS, LayerData, Ranking, read_layer
+from probing.results.shown import layers_named
 from probing.runs.finished import check_contributions, penalty_of, probe_weight
 from probing.runs.rankings import ranking_rows
 from probing.runs.run import Run
+from probing.runtime.progress import note, stage
 
 Rows = list[dict[str, Any]]
 
@@ -44,7 +46,6 @@ def rank_layers(
     methods: Sequence[str],
     judging: Judging,
     seed: int,
-    say: Callable[[str], None],
 ) -> tuple[dict[str, Rows], Rows, Rows]:
     """Return the rows of each method's ranking, of `evaluation.csv` and of `curves.csv`.
 
@@ -55,7 +56,6 @@ def rank_layers(
         methods: Names of the methods.
         judging: How the rankings are judged.
         seed: Seed of every random draw: random neurons, and a sample of the tokens where not all are used.
-        say: Function that takes one-line messages.
 
     Raises:
         RunError: If recomputed contributions differ from those of the run.
@@ -64,35 +64,35 @@ def rank_layers(
     rankings: dict[str, Rows] = {name: [] for name in methods}
     evaluated: Rows = []
     curves: Rows = []
-    for index, row in enumerate(run.accuracy):
-        if (layer := row["layer"]) not in layers:
-            continue
-        data = read_layer(layer, weight[index], penalty, space, sides, seed)
-        check_contributions(run, layer, METHODS["contribution"](data).score.numpy())
-        found = {}
-        for name in methods:
-            say(f"layer {layer}: {name}")
-            found[name] = METHODS[name](data)
-            rankings[name] += ranking_rows(layer, found[name].order.tolist(), found[name].score.tolist())
-        judged, grown = _judge(found, data, sides, judging, say)
-        evaluated += judged
-        curves += grown
+    with stage(f"rankings of {layers_named(layers)}", len(layers)) as advance:
+        for index, row in enumerate(run.accuracy):
+            if (layer := row["layer"]) not in layers:
+                continue
+            data = read_layer(layer, weight[index], penalty, space, sides, seed)
+            check_contributions(run, layer, METHODS["contribution"](data).score.numpy())
+            found = {}
+            for name in methods:
+                note(f"layer {layer}, {name}")
+                found[name] = METHODS[name](data)
+                rankings[name] += ranking_rows(layer, found[name].order.tolist(), found[name].score.tolist())
+            judged, grown = _judge(found, data, sides, judging)
+            evaluated += judged
+            curves += grown
+            advance(1)
     return rankings, evaluated, curves
 
 
-def _judge(
-    rankings: dict[str, Ranking], data: LayerData, sides: Sides, judging: Judging, say: Callable[[str], None]
-) -> tuple[Rows, Rows]:
+def _judge(rankings: dict[str, Ranking], data: LayerData, sides: Sides, judging: Judging) -> tuple[Rows, Rows]:
     """Return a layer's rows of `evaluation.csv` and of `curves.csv`, each empty if not asked for."""
     evaluated: Rows = []
     curves: Rows = []
     d_model = len(data.moments.sd)
     if judging.evaluate:
-        say(f"layer {data.layer}: evaluation")
+        note(f"layer {data.layer}, evaluation")
         # A size given by the user may be the number of all neurons, which older versions also accepted.
         sizes = judging.sizes or judging.fitting(evaluation.SIZES, d_model)
         evaluated = evaluation.evaluate(rankings, data, sides, list(sizes), judging.draws or evaluation.DRAWS)
     if judging.curves:
         sizes, draws = judging.fitting(evaluation.COUNTS, d_model), judging.draws or evaluation.DRAWS
-        curves = evaluation.curves(rankings, data, sides, sizes, draws, say)
+        curves = evaluation.curves(rankings, data, sides, sizes, draws, note)
     return evaluated, curves

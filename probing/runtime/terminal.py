@@ -1,4 +1,4 @@
-"""Terminal output: messages, tables and progress bars."""
+"""Terminal output: messages and tables."""
 
 from __future__ import annotations
 
@@ -188,127 +188,10 @@ def _console(**options: Any) -> Any:
     return Console(file=stream, markup=False, emoji=False, **options)
 
 
-def show_progress(quiet: bool) -> bool:
-    """Whether to show progress bars: in a terminal or a notebook, where `--quiet` was not given."""
-    return not quiet and (sys.stderr.isatty() or in_notebook())
-
-
 def in_notebook() -> bool:
     """Whether the code runs in a cell of a notebook: IPython, which is imported then, has a kernel."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return getattr(shell, "kernel", None) is not None
-
-
-def extraction_progress() -> Any:
-    """Return a Lightning callback that shows how many shards have been extracted."""
-    import pytorch_lightning as pl
-
-    class ExtractionProgress(pl.Callback):
-        def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            self.progress = _bar()
-            self.progress.start()
-            total = sum(int(n) for n in trainer.num_predict_batches)
-            self.task = self.progress.add_task("hidden states", total=total)
-
-        def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> None:
-            self.progress.advance(self.task)
-
-        def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-            if hasattr(self, "progress"):
-                self.progress.stop()
-
-    return ExtractionProgress()
-
-
-def training_bars(shown: bool) -> Callable[[str], list[Any]]:
-    """Return a function from the name of some probes to the Lightning callbacks that show their training.
-
-    Args:
-        shown: Whether there are any; see `show_progress`.
-    """
-    return lambda what: [training_progress(what)] if shown else []
-
-
-def training_progress(what: str = "probes") -> Any:
-    """Return a Lightning callback that shows the number of the pass and how many probes are solved."""
-    import pytorch_lightning as pl
-
-    class TrainingProgress(pl.Callback):
-        def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            self.progress = _bar()
-            self.progress.start()
-            self.task = self.progress.add_task(what, total=len(pl_module.problems))  # type: ignore[arg-type]
-
-        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            solved = len(getattr(pl_module, "solutions", ()))
-            self.progress.update(self.task, completed=solved, description=f"{what}, pass {trainer.current_epoch + 1}")
-
-        def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-            if hasattr(self, "progress"):
-                self.progress.stop()
-
-    return TrainingProgress()
-
-
-def step_bars(shown: bool) -> Callable[[str], list[Any]]:
-    """Return a function from the name of a training to the Lightning callbacks that show its steps.
-
-    Args:
-        shown: Whether there are any; see `show_progress`.
-    """
-    import pytorch_lightning as pl
-
-    class Steps(pl.Callback):
-        def __init__(self, what: str) -> None:
-            self.what = what
-
-        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            self.progress = _bar()
-            self.progress.start()
-            self.task = self.progress.add_task(self.what, total=trainer.max_steps, completed=trainer.global_step)
-
-        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-            self.progress.update(self.task, completed=trainer.global_step)
-
-        def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-            if hasattr(self, "progress"):
-                self.progress.stop()
-
-    return lambda what: [Steps(what)] if shown else []
-
-
-@contextmanager
-def counted(what: str, total: int, shown: bool) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar, and yield a function that is called with the number of steps that were finished.
-
-    Args:
-        what: What is counted.
-        total: Number of steps.
-        shown: Whether there is a bar; see `show_progress`.
-    """
-    if not shown:
-        yield lambda n: None
-        return
-    with _bar() as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda n: progress.advance(task, n)
-
-
-def _bar() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("{task.description:32}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    if in_notebook():
-        from probing.runtime.notebook import NotebookProgress
-
-        return NotebookProgress(*columns, auto_refresh=False)
-    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 @contextmanager

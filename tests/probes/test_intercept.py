@@ -124,9 +124,8 @@ def test_nothing_is_trained_where_no_neuron_is_far(tmp_path: Path) -> None:
         raise AssertionError(what)
 
     training = Training(Penalty(0.0, L2), Lbfgs(1e-3))
-    assert (
-        with_intercept_probes(evidence, Retraining(data, [0], [fit], replace(training, progress=refuse), 0)) == evidence
-    )
+    retraining = Retraining(data, [0], [fit], replace(training, callbacks=refuse), 0)
+    assert with_intercept_probes(evidence, retraining) == evidence
 
 
 def test_far_is_more_than_three_standard_deviations_and_alive(tmp_path: Path) -> None:

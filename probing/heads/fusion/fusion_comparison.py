@@ -40,7 +40,7 @@ from probing.heads.subject import Part, Subject
 from probing.heads.sums import SumsStore
 from probing.models import load_tokenizer
 from probing.probes.penalty_path import penalised
-from probing.probes.recipe import Training, no_progress
+from probing.probes.recipe import Training
 from probing.probes.training import LayerFit, train_probes
 from probing.runtime.terminal import silence
 from probing.statistics.intervals import (
@@ -95,7 +95,7 @@ def compare_fusions(sides: Sides, layers: Sequence[int], trainer: Mapping[str, A
     fusions: dict[int, Fusion] = {EQUAL: Weighted.equal(len(layers)), LARGEST: Largest()}
     views, fused = [*layers, EQUAL, LARGEST], _with_fusions(sides, layers, fusions)
     moments = layer_moments(fused.train, views)
-    path, training = penalised(ProbeOptions(), seed, fused, views, moments, trainer, no_progress)
+    path, training = penalised(ProbeOptions(), seed, fused, views, moments, trainer)
     assert path is not None
     found = train_probes(fused, views, training, moments=moments, starts=path.weights)
     fits = dict(zip(views, found, strict=True))

@@ -77,7 +77,7 @@ def attention(
     call = Call.of(study_of("attention"), config, name, wandb, _ALONE * (as_published and against is None))
     with terminal.quiet_libraries():
         from probing.cache.source import say_what_was_left_out
-        from probing.heads.parts import measurable, measure
+        from probing.heads.parts import measurable, measure, n_stages
         from probing.studies.attention.results import measured
 
         names, by_name = _wanted(parts, against is not None, run is not None, first_token == "exclude")
@@ -85,10 +85,8 @@ def attention(
         layers, read = source.blocks(layer_numbers(layer)), _read(corpus, test_corpus, pairs, seed, call.say)
         subject = _subject(source, layers, read, config, seed, roles, against, as_published, config["run"])
         there, left_out = measurable(subject, names, by_name)
-        tables, stores = measure(
-            subject, there, call.cached, source.trainer, call.say,
-            lambda: [terminal.extraction_progress()] if source.shows_progress else [],
-        )  # fmt: skip
+        call.expect(n_stages(subject, there))
+        tables, stores = measure(subject, there, call.cached, source.trainer, call.say)
         call.watch.end("measure")
         if not is_main_process():
             return None

@@ -22,6 +22,8 @@ from probing.runs.registry import study_of
 from probing.runs.study import Result
 from probing.runtime import terminal
 from probing.runtime.processes import interrupt_behind
+from probing.runtime.progress import expect
+from probing.runtime.stages import BRIEF, Cost
 from probing.studies.claims.tables import plan_tables
 
 # The commands whose runs claims may need.
@@ -92,6 +94,7 @@ def reproduce(
             terminal.show(*plan_tables(planned))
             return None
         common = {"runs": runs, "cache": str(call.cached), "quiet": quiet, "wandb": replace(call.wandb, name=None)}
+        expect([*(Cost("run", one.seconds) if one.seconds else None for one in planned.to_run), BRIEF])
         with _continuable(call.place):
             made, folders = carry_out(planned, partial(_make, common), load_run, call.say)
         call.watch.end("run")

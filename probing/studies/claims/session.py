@@ -15,6 +15,7 @@ from probing.errors import UserError, about_option, as_clause
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import ModelSource, is_downloaded
 from probing.runtime.machine import drop_garbage
+from probing.runtime.progress import stage
 from probing.studies.claims.claim import Claim, Paper
 from probing.studies.claims.estimate import seconds, training_seconds
 from probing.studies.claims.evaluation import Model
@@ -261,7 +262,8 @@ def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say)
             n += 1
             say(f"run {n} of {len(planned.to_run)}: {one.need.line}")
             try:
-                places[one.need.name] = make(one.need.command, one.need.options)
+                with stage(one.need.line):
+                    places[one.need.name] = make(one.need.command, one.need.options)
             except UserError as error:
                 lacking[one.need.name] = as_clause(error)
                 say(f"{one.need.line} is left out: {as_clause(error)}")

@@ -55,5 +55,6 @@ def cloze(
         if n_repeated:
             call.say(f"{file}: {n_repeated} repeated pairs were left out")
         asked = Asked(pairs, f"cloze {file}", text, tokens, max_length, batch_tokens, seed)
+        call.expect(bool(pairs) + (text is not None))
         found = survey(predictor, asked, call.say)
         return call.write(predictor.source, lambda folder: measured(found, predictor.source))

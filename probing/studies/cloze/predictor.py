@@ -20,6 +20,7 @@ from probing.models.anatomy import Anatomy, examine
 from probing.readouts.masked_words import MaskedText, MaskedWordLoss, masked_lm_of
 from probing.readouts.model_output import choose_masked, draw_sentences
 from probing.readouts.text import padded_batches
+from probing.runtime.progress import note, stage
 from probing.statistics.intervals import binomial_interval, mean_interval
 from probing.studies.cloze.tables import EVERY, INTACT, REPLACED
 from probing.studies.cloze.texts import (
@@ -253,9 +254,11 @@ def change_rows(
     """
     text = sample.text
     n = np.bincount(text.tokens.sentences[text.masked], minlength=text.tokens.n_sentences)
+    note(INTACT)
     intact = predictor.losses(text, batch_tokens)
     rows = [loss_row(INTACT, intact, n)]
     for name, n_together in SHUFFLED.items():
+        note(name)
         changed = predictor.losses(shuffled(text, n_together, seed), batch_tokens)
         rows.append(loss_row(name, changed, n, INTACT, intact))
     if "upos" not in sample.corpus.columns:
@@ -336,9 +339,11 @@ def survey(predictor: Predictor, asked: Asked, say: Callable[[str], None]) -> Fo
     for reason, n in prompts.left_out.items() if prompts else ():
         say(f"{n} of {len(asked.pairs)} pairs are left out: {reason}")
     if prompts:
-        tables |= predictor.ask(prompts, size)
+        with stage("words at a mask"):
+            tables |= predictor.ask(prompts, size)
     if sample:
-        tables["changes"] = change_rows(predictor, sample, size, asked.seed, say)
+        with stage("loss in changed text"):
+            tables["changes"] = change_rows(predictor, sample, size, asked.seed, say)
     fingerprints = {"pairs": fingerprint_of(asked.pairs)} if asked.pairs else {}
     fingerprints |= {"corpus": asked.corpus.fingerprint} if asked.corpus else {}
     n_tokens = sample.text.tokens.n_tokens if sample else 0

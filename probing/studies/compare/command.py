@@ -18,6 +18,7 @@ from probing.runs.registry import study_of
 from probing.runs.run import Run, load_fit_of_classes
 from probing.runs.study import Result
 from probing.runtime import terminal
+from probing.runtime.progress import stage
 from probing.tasks import short_name
 
 # More draws than this would take long to train and hardly sharpen the p-values.
@@ -70,7 +71,10 @@ def compare(
     defaults |= {"trainer": trainer or {}, "wandb": asdict(replace(call.wandb, name=None))}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
     made = [load_fit_of_classes(folder) for folder in given]
-    made += [_fitted(model, options) for model in models or ()]
+    call.expect(len(models or ()) + 2)
+    for model in models or ():
+        with stage(f"fit of {model}"):
+            made.append(_fitted(model, options))
     with terminal.quiet_libraries():
         from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
         from probing.runs.places import given_texts
@@ -79,11 +83,13 @@ def compare(
 
         check_trainer_options(trainer or {}, "lbfgs")
         opened = open_runs(made, matching, given_texts(corpus))
-        extract = Extraction(call.cached, trainer or {}, call.say, call.shows_progress)
-        ranked = [ranked_of(finished, extract, seed) for finished in opened]
-        for place_of in by_index(opened, matching):
-            ranked[place_of] = with_shuffled(opened[place_of], ranked[place_of], extract, null_draws, seed)
-        pairs = pairs_of(opened, ranked, extract, matching, assignment, top, seed)
+        extract = Extraction(call.cached, trainer or {}, call.say)
+        with stage(f"rankings of {len(opened)} runs"):
+            ranked = [ranked_of(finished, extract, seed) for finished in opened]
+            for place_of in by_index(opened, matching):
+                ranked[place_of] = with_shuffled(opened[place_of], ranked[place_of], extract, null_draws, seed)
+        with stage("agreement of pairs of runs"):
+            pairs = pairs_of(opened, ranked, extract, matching, assignment, top, seed)
         common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, top)
 
         stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))

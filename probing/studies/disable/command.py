@@ -24,7 +24,7 @@ from probing.cli.python_calls import configured
 from probing.corpus.splits import GroupBy, read_corpora
 from probing.errors import out_of_range
 from probing.models import layer_numbers
-from probing.readouts.names import READOUTS
+from probing.readouts.names import POSITION, READOUTS
 from probing.runs.call import Call, Measured
 from probing.runs.of_run import read_as_run
 from probing.runs.registry import study_of
@@ -88,9 +88,10 @@ def disable(
     made = _run_of(config["run"], config)
     with terminal.quiet_libraries():
         from probing.studies.disable.figures import measured
-        from probing.studies.disable.survey import survey
+        from probing.studies.disable.survey import others, survey
 
         asked, subject = _asked(call, made, tokenizer)
+        call.expect(1 + (POSITION in subject.wanted) + bool(others(subject)))
         stores = subject.read()
         call.watch.end("extract")
         if not is_main_process():
@@ -98,7 +99,7 @@ def disable(
         files = subject.source.model
 
         def measure(_: Path) -> Measured:
-            found = survey(subject, stores, asked, terminal.training_bars(call.shows_progress))
+            found = survey(subject, stores, asked)
             return measured(found, stores, files.short_name)
 
         return call.write(files, measure)

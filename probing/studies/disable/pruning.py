@@ -19,7 +19,7 @@ from probing.readouts.later_blocks import Change as OfOutputs
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.names import measure_of
 from probing.readouts.text import Padded
-from probing.runtime.terminal import counted
+from probing.runtime.progress import counted
 from probing.statistics.chance import percentile_of, rank_p
 from probing.studies.disable.importance import importance
 
@@ -252,7 +252,6 @@ class Cumulative:
         share: Share of the units that is added at each step.
         seed: Seed of the random orders.
         batch_tokens: Most tokens in a batch, padding included.
-        shows_progress: Whether there is a progress bar.
     """
 
     readers: Readers
@@ -263,7 +262,6 @@ class Cumulative:
     share: float
     seed: int
     batch_tokens: int
-    shows_progress: bool
 
     def rows(self, chosen_on: Readout, reported_on: Readout, store: PassStore) -> tuple[Rows, Rows]:
         """Return the rows of `pruning.csv` and of `pruning_areas.csv`.
@@ -319,8 +317,8 @@ class Cumulative:
         }
         if left := store.unfinished(sorted(first.values())):
             forward = Forward(self.readers, readout.text, self.batch_tokens)
-            with counted(f"{self.units} disabled together, {readout.name}", len(first), self.shows_progress) as advance:
-                advance(len(first) - len(left))
+            what = f"{self.units} disabled together, {readout.name}"
+            with counted(what, len(first), len(first) - len(left)) as advance:
                 for index in left:
                     change = self._together(files[index]) if files[index] else Intact(self.blocks[0] - 1)
                     store.put(index, {"right": forward.read(change, readout)[-1].clone()})

@@ -22,11 +22,11 @@ from probing.disabling.store import fingerprint_of, opened, run_unfinished
 from probing.disabling.subject import Subject
 from probing.disabling.units import Job, Kind, UnitType, all_jobs, wanted
 from probing.errors import UserError
-from probing.probes.recipe import Progress
 from probing.readouts.forward import ReadableText, Readout
 from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.readouts.names import POSITION, RETRAINED
 from probing.readouts.text import Text, draw_text
+from probing.runtime.progress import stage
 from probing.studies.disable.importance import importance, importance_rows
 from probing.studies.disable.pruning import Cumulative, n_files
 from probing.tasks import Labels
@@ -99,23 +99,27 @@ class Found:
         return always | {name: rows for name, rows in others.items() if rows}
 
 
-def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, progress: Progress) -> Found:
+def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) -> Found:
     """Disable one unit after the other, and read the later layers.
 
     Args:
         subject: Model and corpora.
         stores: The activations of each corpus.
         asked: What is asked.
-        progress: Returns Lightning callbacks that show the training of probes.
 
     Raises:
         UserError: If the cache cannot be written.
     """
     text = draw_text(stores[-1], _is(subject.splits[-1], "test"), asked.n_tokens, asked.seed)
     train = draw_text(stores[0], _is(subject.splits[0], "train"), asked.n_tokens, asked.seed)
-    work = _Work(subject, stores, asked, text, train, progress)
-    parts = [work.positions()] if POSITION in subject.wanted else []
-    parts += [work.other(readout) for readout in subject.other_readouts(text, asked.n_tokens, asked.seed)]
+    work = _Work(subject, stores, asked, text, train)
+    parts: list[_Part] = []
+    if POSITION in subject.wanted:
+        with stage(f"positions read without {' and '.join(asked.units)}"):
+            parts.append(work.positions())
+    if others(subject):
+        with stage(f"{' and '.join(others(subject))} read without {' and '.join(asked.units)}"):
+            parts += [work.other(readout) for readout in subject.other_readouts(text, asked.n_tokens, asked.seed)]
     measured = [one for part in parts for one in part.measured]
     frozen = [one for one in measured if one.readout != RETRAINED]
     return Found(
@@ -124,6 +128,11 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
         subject.model.heads.n_heads, text, {part.readout.name: _intact(part) for part in parts},
         {part.readout.name: int(part.readout.n.sum()) for part in parts},
     )  # fmt: skip
+
+
+def others(subject: Subject) -> list[str]:
+    """Return the names of what is read beside positions."""
+    return [name for name in subject.wanted if name != POSITION]
 
 
 @dataclass(frozen=True)
@@ -155,7 +164,6 @@ class _Work:
         asked: What is asked.
         text: Test sentences.
         train: Training sentences.
-        progress: Returns Lightning callbacks that show the training of probes.
     """
 
     subject: Subject
@@ -163,7 +171,6 @@ class _Work:
     asked: Asked
     text: Text
     train: Text
-    progress: Progress
 
     @cached_property
     def jobs(self) -> list[Job]:
@@ -229,7 +236,7 @@ class _Work:
             content = [fingerprint_of(*readout.content) for readout in (chosen_on, reported_on)]
             how = Cumulative(
                 self.subject.readers, units, asked.prune_kind, self._stands, asked.blocks, asked.prune_share,
-                asked.seed, self.stores[-1].plan.batch_tokens, self.subject.source.shows_progress,
+                asked.seed, self.stores[-1].plan.batch_tokens,
             )  # fmt: skip
             n_units = len(asked.blocks) * (self.subject.model.heads.n_heads if units == "heads" else 1)
             if n_units < 2:  # there is but one order
@@ -263,13 +270,11 @@ class _Work:
         asked = self.asked
         chosen = {i + 1: job for i, job in enumerate(self.jobs) if wanted(job, asked.units, asked.kinds, asked.blocks)}
         what = "heads and layers" if readout.name == POSITION else f"heads and layers, {readout.name}"
-        return run_unfinished(
-            chosen, store, lambda job: passes().run(job, readout), what, self.subject.source.shows_progress
-        )
+        return run_unfinished(chosen, store, lambda job: passes().run(job, readout), what)
 
     def _probes(self, store: PassStore) -> tuple[Probes, Labels]:
         """Return the later layers' probes of the test sentences, and their classes."""
-        weight, classes = self.probed.probes(self.stores, store, self.progress)
+        weight, classes = self.probed.probes(self.stores, store)
         labels = self.probed.labels(self.stores, -1, classes, "test")
         return Probes(weight, torch.from_numpy(labels[self.text.of_corpus].astype(np.int64))), classes
 
@@ -283,12 +288,12 @@ class _Work:
             of_train = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
             of_text = probes.labels.numpy().astype(np.int32)
             parts = Labelled(passes_of_train(), of_train), Labelled(self.passes, of_text)
-            return retrained(*parts, classes, job, self.probed.training(self.progress), probes.layers(job.block))
+            return retrained(*parts, classes, job, self.probed.training(), probes.layers(job.block))
 
         blocks = {job.block for job in strongest}
         jobs_again = [job for job in results if job in strongest or (job.kind is None and job.block in blocks)]
         files = {len(self.jobs) + 1 + self.jobs.index(job): job for job in jobs_again}
-        return run_unfinished(files, store, again, "retrained", self.subject.source.shows_progress)
+        return run_unfinished(files, store, again, "retrained")
 
     def _importance(self, store: PassStore, readout: Readout) -> Rows:
         """Return the rows of `importance.csv`, whose gradients are stored as the last file."""

@@ -18,7 +18,9 @@ from probing.errors import UserError, refuse
 from probing.runs.call import runs_folder, say_where, tracking
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, load_fit, read_run
+from probing.runtime import terminal
 from probing.runtime.machine import Stopwatch
+from probing.runtime.progress import expect, overview, stage
 from probing.tracking import resolve_mode
 
 # What can be shuffled or drawn without a model.
@@ -62,7 +64,7 @@ def probe(
         trainer: Arguments of Lightning's Trainer.
         probe: How the probe is trained.
         logger: Lightning logger for the training curves.
-        quiet: Whether to show no progress bars and say nothing; results are in the returned run in any case.
+        quiet: Whether to show no progress and say nothing; results are in the returned run in any case.
         numbers: Whether labels are numbers to predict as such, and not classes; if None, they are where at least one
             has a fraction.
         figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
@@ -83,11 +85,11 @@ def probe(
     refuse(_problems_with_tracking(tracked, place, logger))
     from probing.data.arrays import sides_of_arrays
     from probing.runs.measuring import Asked, measure
-    from probing.runtime import terminal
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
+    from probing.studies.fit.estimate import stages_of_probes
 
     watch, say = Stopwatch(), terminal.silence if quiet else terminal.say
-    with terminal.quiet_libraries(), algorithms_kept():
+    with overview(quiet, briefly=True), terminal.quiet_libraries(), algorithms_kept():
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
         _check(options, sides, trainer or {}, mdl, logger)
@@ -99,9 +101,9 @@ def probe(
             "controls": wanted, "evidence": evidence, "mdl": mdl, "transform": "none", "seed": seed,
             "given": None if given is None else GIVEN, "trainer": dict(trainer or {}), "probe": asdict(options),
         }  # fmt: skip
+        expect(stages_of_probes([*others], replicates, evidence == "all", mdl, options, sides.numbers))
         asked = Asked(replicates, evidence == "all", mdl, "none", seed)
-        bars = terminal.training_bars(terminal.show_progress(quiet))
-        measured = partial(measure, sides, others, layers, options, asked, trainer or {}, bars, watch, say)
+        measured = partial(measure, sides, others, layers, options, asked, trainer or {}, watch, say)
         if place is None:
             return _passing(measured(logger, None), config, watch, fitted)
         folder = RunFolder(place, name, f"{model}-{task}")
@@ -189,9 +191,10 @@ def _kept(
     with tracking(folder, tracked, config) as tracker:
         assert tracker  # there is one wherever there is a folder
         made = measured(logger or tracker.logger, None)
-        written, summary = _write(folder.path, made, config, watch, fitted, formats)
-        page = folder.path / "report.html"
-        page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
+        with stage("tables, figures and page"):
+            written, summary = _write(folder.path, made, config, watch, fitted, formats)
+            page = folder.path / "report.html"
+            page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
         written.log(tracker, [summary], page)
     run = load_fit(folder.finish())
     if not quiet:
@@ -203,7 +206,8 @@ def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch, fitted:
     """Return a run in a temporary folder, which is removed with the run."""
     folder = Path(tempfile.mkdtemp(prefix="probing-"))
     try:
-        _write(folder, measured, config, watch, fitted)
+        with stage("tables"):
+            _write(folder, measured, config, watch, fitted)
         run = load_fit(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

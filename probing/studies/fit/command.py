@@ -30,12 +30,15 @@ from probing.corpus.splits import GroupBy, read_corpora
 from probing.data.control_names import chosen_controls
 from probing.errors import refuse
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
+from probing.results.shown import layers_named
 from probing.runs.call import keep_inputs, places, say_where, tracking
 from probing.runs.folder import RunFolder
 from probing.runs.run import Run, load_fit, read_run
 from probing.runtime import terminal
 from probing.runtime.machine import Stopwatch
 from probing.runtime.processes import is_main_process
+from probing.runtime.progress import expect, stage
+from probing.runtime.stages import Cost
 from probing.tables.columns import Order, controls_of
 from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, short_name
 from probing.tasks.given import HeldFixed
@@ -89,7 +92,7 @@ def fit(
     """
     probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
     config |= described(task, task_args)
-    say, progress = terminal.silence if quiet else terminal.say, terminal.show_progress(quiet)
+    say = terminal.silence if quiet else terminal.say
     refuse(option_problems(probe, seed, max_length, batch_tokens, replicates))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
@@ -105,7 +108,7 @@ def fit(
         watch, weights_seed = Stopwatch(), seed if random_weights else None
         source = ActivationSource.of(
             model, revision, layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, shows_progress=progress, site=site,
+            batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, site=site,
             tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
         asked = Asked(replicates, evidence == "all", mdl, transform, seed, extremes=True)
@@ -115,7 +118,7 @@ def fit(
         with tracking(folder, wandb, config) as tracker:
             measured = measure(
                 sides, others, source.layers, probe, replace(asked, n_heads=n_heads_of(stores[0])), source.trainer,
-                terminal.training_bars(progress), watch, say, tracker and tracker.logger,
+                watch, say, tracker and tracker.logger,
                 str(folder.path) if folder else None,
             )  # fmt: skip
             if folder is None or tracker is None:
@@ -160,24 +163,33 @@ def _read(
         watch: Notes how long reading takes.
     """
     from probing.data.labelling import say_what_is_not_read
-    from probing.data.preparation import control_sides, read_sides
+    from probing.data.preparation import READ_AGAIN, control_sides, read_sides, source_of_control
     from probing.probes.erasure import transform_all
     from probing.probes.intercept import centred
-    from probing.studies.fit.estimate import announced
+    from probing.studies.fit.estimate import announced, stages_of_probes
 
+    there = [name for name in controls if name not in READ_AGAIN or source_of_control(name, source, asked.seed)]
+    again = sum(name in READ_AGAIN for name in there)
+    is_transformed = asked.transform != "none"  # and so is compared with probes of untransformed activations
+    reads = [Cost("reading", 1), *[Cost("reading", again)] * bool(again), *[None] * (is_transformed + probe.bias)]
+    held_against = [*there, *["untransformed"] * is_transformed]
     more = asked.n_replicates, asked.retraining, asked.codes
     announce = announced(source, text[0], controls, asked.seed, *more, probe)
+    expect([*reads, *stages_of_probes(held_against, *more, probe, predicts_numbers(task))])
     say_what_is_not_read(text[0], task, source.say)
     sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
     others, fitted = control_sides(controls, sides, text[0], source, asked.seed), None
-    if asked.transform != "none":
-        sides, others, fitted = transform_all(asked.transform, sides, others, source.layers, asked.seed)
+    if is_transformed:
+        with stage(f"transform of {layers_named(source.layers)}"):
+            sides, others, fitted = transform_all(asked.transform, sides, others, source.layers, asked.seed)
     if probe.bias:
-        sides, others, fitted = centred(sides, others, source.layers)
+        with stage(f"means of {layers_named(source.layers)}"):
+            sides, others, fitted = centred(sides, others, source.layers)
     watch.end("extract")
     return sides, others, fitted, stores
 
 
+@stage("tables, figures and page")
 def _write(
     folder: Path,
     config: Mapping[str, Any],
@@ -291,9 +303,10 @@ def extract(
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
-            shows_progress=terminal.show_progress(quiet), site=site, tokenizer=tokenizer,
+            site=site, tokenizer=tokenizer,
         )  # fmt: skip
         corpora = [load_corpus(corpus)]
+        expect([None])
         (store,) = source.read(corpora)
         say_what_was_left_out(corpora, [store.tokens], say)
     if is_main_process():

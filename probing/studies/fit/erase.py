@@ -11,11 +11,11 @@ from probing.evidence.removal import usable_information
 from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs
 from probing.runs.finished import trained_as
 from probing.runs.run import Run
+from probing.runtime.progress import stage
 
 
-def erasure_rows(
-    run: Run, sides: Sides, layers: Sequence[int], n_top: int, seed: int, progress: bool
-) -> list[dict[str, Any]]:
+@stage("information without neurons")
+def erasure_rows(run: Run, sides: Sides, layers: Sequence[int], n_top: int, seed: int) -> list[dict[str, Any]]:
     """Return the usable information under each condition in some layers of a run.
 
     Probes are trained with the run's penalty by lbfgs, whatever trained the run's own.
@@ -26,7 +26,6 @@ def erasure_rows(
         layers: Layers of the run to measure.
         n_top: Number of first neurons of the run's ranking that are kept or removed.
         seed: Seed of every random draw: random neurons, shuffled labels and resampled sentences.
-        progress: Whether to show progress bars.
 
     Returns:
         Rows as `probing.evidence.removal.usable_information` returns them.
@@ -34,12 +33,7 @@ def erasure_rows(
     Raises:
         ValueError: If `n_top` is not between 1 and half the neurons.
     """
-    from probing.runtime.terminal import training_bars
-
     d_model = sides.train.store.plan.d_model
     rankings = {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in layers}
-    training = replace(
-        trained_as(run, progress=training_bars(progress)),
-        solver=Lbfgs(CONTROL_TOLERANCE),
-    )
+    training = replace(trained_as(run), solver=Lbfgs(CONTROL_TOLERANCE))
     return usable_information(sides, rankings, n_top, training, seed)

@@ -28,6 +28,7 @@ from probing.probes.history import LONGEST
 from probing.probes.objective import cross_entropy_sums
 from probing.results.shown import count
 from probing.runtime.machine import check_memory, gigabytes, undisturbed_rate
+from probing.runtime.stages import BRIEF, Cost, duration
 
 # A run whose cache is larger than this, in bytes, says what it takes before it begins.
 LARGE = 10**9
@@ -101,15 +102,20 @@ class Probes:
         return cls(0, len(layers), 0, 0, n_controls, n_replicates, retrains, codes, chooses, is_adam)
 
     @property
+    def passes(self) -> dict[str, int]:
+        """About how many passes over the training tokens of a layer each stage takes that trains probes."""
+        own, epochs = PASSES["path"] * self.chooses + PASSES["probe"], EPOCHS * self.is_adam
+        retrained = PASSES["penalties"] + PASSES["removal"] * (2 * REMOVED + 1) + PASSES["intercept"]
+        evidence = PASSES["replicate"] * self.n_replicates + retrained * self.retrains
+        return {
+            "probes": own + epochs, "controls": (PASSES["control"] + epochs) * self.n_controls,
+            "codes": CODES * own * self.codes, "evidence": 0 if self.is_adam else evidence,
+        }  # fmt: skip
+
+    @property
     def n_passes(self) -> int:
         """About how many passes over the training tokens of a layer there are."""
-        own = PASSES["path"] * self.chooses + PASSES["probe"]
-        passes = own + CODES * own * self.codes + PASSES["control"] * self.n_controls
-        if self.is_adam:
-            return passes + EPOCHS * (1 + self.n_controls)
-        passes += PASSES["replicate"] * self.n_replicates
-        removed = 2 * REMOVED + 1
-        return passes + (PASSES["penalties"] + PASSES["removal"] * removed + PASSES["intercept"]) * self.retrains
+        return sum(self.passes.values())
 
     @property
     def n_stacks(self) -> int:
@@ -232,11 +238,22 @@ def busy() -> str:
     return f" (it takes longer now: the load is {load:.0f} on {count(cores, 'core')})" if load > cores else ""
 
 
-def duration(seconds: float) -> str:
-    """Return a duration in words, to two digits at most."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+def stages_of_probes(
+    controls: Sequence[str], n_replicates: int, retrains: bool, codes: bool, probe: ProbeOptions, numbers: bool
+) -> list[Cost | None]:
+    """Return the stages of `probing.runs.measuring.measure` and that of the results, each with what it takes.
+
+    Args:
+        controls: Names of the controls that there are.
+        n_replicates: Number of bootstraps.
+        retrains: Whether probes are retrained without neurons and under other penalties.
+        codes: Whether labels are encoded online.
+        probe: How the probes are trained.
+        numbers: Whether the probes predict numbers, which takes no passes.
+    """
+    passes = Probes.asked([0], controls, n_replicates, retrains, codes, probe).passes
+    asked = ["probes", *["controls"] * bool(controls), *["codes"] * codes, "evidence"]
+    return [*(None if numbers else Cost("pass", passes[name]) for name in asked), BRIEF]
 
 
 def announced(

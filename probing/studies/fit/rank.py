@@ -36,6 +36,8 @@ from probing.runs.rankings import (
 )
 from probing.runs.run import Run, load_fit_of_classes
 from probing.runtime.processes import refuse_several
+from probing.runtime.progress import expect, stage
+from probing.runtime.stages import BRIEF
 from probing.tables.rankings import curves_lines, rankings_lines
 from probing.tables.schema import RANKING
 from probing.tracking import Tracker, resolve_mode
@@ -81,7 +83,6 @@ def rank(
     from probing.runtime import terminal
 
     refuse_several("rank")
-    progress = terminal.say if terminal.show_progress(quiet) else terminal.silence
     sizes = _sizes(k)
     refuse(number_problems(seed, None, None) + (out_of_range("draws", draws, 1, 1000) if draws is not None else []))
     wandb = as_options(WandbOptions, wandb, "wandb")
@@ -104,6 +105,7 @@ def rank(
         width = probe_weight(run).shape[2]
         problems = [problem for size in sizes or () for problem in out_of_range("k", size, 1, width)]
         refuse(problems + (top_problems(top, width) if erase else []))
+        expect([*[None] * (2 + erase), BRIEF])
         label, sides = _read(run, corpus, cache, quiet)
         if not sides.validation.n_tokens and (evaluate or curves or "gaussian" in methods):
             raise UserError(
@@ -111,8 +113,8 @@ def rank(
                 "`--evaluate` and `--curves` need some; name other methods with --method, or fit with more sentences."
             )
         judging = Judging(evaluate, curves, sizes, draws)
-        rankings, evaluation, curve_rows = rank_layers(run, layers, sides, methods, judging, seed, progress)
-        erasure = erasure_rows(run, sides, layers, top, seed, terminal.show_progress(quiet)) if erase else []
+        rankings, evaluation, curve_rows = rank_layers(run, layers, sides, methods, judging, seed)
+        erasure = erasure_rows(run, sides, layers, top, seed) if erase else []
         tables = {"evaluation": evaluation, "erasure": erasure, "curves": curve_rows}
         ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}
         made = Rankings(run, place, ranked, {name: Table(rows) for name, rows in tables.items()})
@@ -147,10 +149,11 @@ def _read(run: Run, corpus: Moved | None, cache: str | None, quiet: bool) -> tup
 
     (finished,) = open_runs([run], "index", given_texts(corpus))
     say = terminal.silence if quiet else terminal.say
-    extract = Extraction(cache_of(run, cache), {}, say, terminal.show_progress(quiet))
+    extract = Extraction(cache_of(run, cache), {}, say)
     return finished.label, sides_of(finished, extract)
 
 
+@stage("tables and figures")
 def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:
     """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
     from probing.evidence.removal import INFORMATION_KEY

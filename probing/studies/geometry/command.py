@@ -32,6 +32,7 @@ from probing.runs.registry import study_of
 from probing.runs.study import Result
 from probing.runtime import terminal
 from probing.runtime.processes import is_main_process
+from probing.runtime.progress import stage
 from probing.studies.geometry.options import Stream, stream_of
 
 SpecialTokens = Literal["exclude", "include"]
@@ -155,6 +156,7 @@ def _run(call: Call, stream: Stream | None, tokenizer: Any) -> Result | None:
             ranked = stream.ranked(source.layers, typed is None, source.config.num_hidden_layers, d_model)
             data = data_of(stream.readouts)
             task = _own_task(stream)
+        call.expect(2 + sum(inside.values()) + 2 * (stream is not None))
         text, stores = _read(source, config["corpus"], config["fit_corpus"], config["special_tokens"])
         changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
         call.watch.end("extract")
@@ -241,7 +243,7 @@ def _changing(
     if frozen is not None and config["pairs"] is not None:
         couples = Couples.read(config["pairs"])
         return lambda: survey_couples(subject, couples, frozen, asked, source.say)
-    return lambda: survey(subject, stores, asked, terminal.training_bars(source.shows_progress))
+    return lambda: survey(subject, stores, asked)
 
 
 def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:
@@ -306,20 +308,20 @@ def _measured(
     from probing.studies.geometry.results import Found
     from probing.studies.geometry.survey import survey
 
-    progress = terminal.say if source.shows_progress else terminal.silence
     model, seed, say = source.model, plan.seed, source.say
     # The model, whose parameters are measured, and its tokenizer, which tells punctuation.
     encoder, tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
-    surveyed = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, plan, progress)
+    surveyed = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, plan)
     if missing := surveyed.not_applicable:
         say(f"{model.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
     subject = Subject(
         model, encoder, tokenizer, stores[0], corpus, surveyed.clipped, plan.special_tokens == "include",
-        source.random_weights_seed is None, plan.n_draws, seed, say, progress,
+        source.random_weights_seed is None, plan.n_draws, seed, say,
     )  # fmt: skip
     tables = measure_inside(folder, subject, inside)
     if changing is None:
         return Found(surveyed, tables)
-    found = changing()
+    with stage("what is lost without neurons"):
+        found = changing()
     own = {"neuron_interventions": found.interventions, "neuron_draws": found.draws}
     return Found(surveyed, {**tables, **own}, found.summary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from probing.errors import UserError
 from probing.models.anatomy import examine
 from probing.probes.transforms import Fitting, Kind, Transform, fit_transform, identity, random_neurons
 from probing.results.schema import ALL_LAYERS
+from probing.results.shown import layers_named
+from probing.runtime.progress import stage
 from probing.statistics import outliers
 from probing.statistics.outliers import Definition, Outlier
 from probing.statistics.sample_size import size_columns
@@ -151,7 +153,6 @@ def survey(
     encoder: nn.Module,
     tokenizer: Any,
     plan: Plan,
-    say: Callable[[str], None] = lambda message: None,
 ) -> Survey:
     """Survey a model, a layer at a time.
 
@@ -162,7 +163,6 @@ def survey(
         encoder: The model, whose parameters are read.
         tokenizer: Its tokenizer, which tells which tokens are punctuation.
         plan: What is surveyed and how.
-        say: Receives a line for each layer.
     """
     parameters = find_parameters(encoder, examine(encoder, tokenizer.pad_token_id or 0))
     norms = parameters.output_norms
@@ -173,10 +173,11 @@ def survey(
     fitted = sampled if fitted_on is measured_on else Sampled(fitted_on.tokens, plan.special_tokens, plan.seed)
     corpora = _Corpora(measured_on, fitted_on, sampled, fitted, _regressors(measured_on, tokenizer))
     found: dict[int, _LayerSurvey] = {}
-    for layer in layers:
-        say(f"layer {layer} of {layers[-1]}")
-        below = found.get(layer - 1)
-        found[layer] = _of_layer(layer, corpora, by_norm, plan, below.distances if below else None)
+    with stage(f"geometry of {layers_named(layers)}", len(layers)) as advance:
+        for layer in layers:
+            below = found.get(layer - 1)
+            found[layer] = _of_layer(layer, corpora, by_norm, plan, below.distances if below else None)
+            advance(1)
     named = [row for one in found.values() for row in one.outliers]
     looks = [one.look for one in found.values()]
     named += [

@@ -60,7 +60,8 @@ def hierarchy(
 
         source = call.source(probe.solver, tokenizer=tokenizer)
         asked = Asked(*wanted, Sizes(*sizes.values()), probe, seed)  # type: ignore[arg-type]
-        found = survey(source, asked, terminal.training_bars(call.shows_progress), call.say)
+        call.expect(2 * len(asked.tasks))
+        found = survey(source, asked, call.say)
         if not is_main_process():
             return None
         return call.write(source.model, lambda folder: measured(found, asked.sizes, source.model.short_name))

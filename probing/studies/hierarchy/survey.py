@@ -14,8 +14,9 @@ from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
 from probing.data.layer_moments import layer_moments
 from probing.probes.penalty_path import penalised
-from probing.probes.recipe import Progress
 from probing.probes.training import LayerFit, train_probes
+from probing.results.shown import layers_named
+from probing.runtime.progress import stage
 from probing.studies.hierarchy.grammar import Task
 from probing.studies.hierarchy.parts import Parts, Row, Sizes, answered_words, compared, counted, generalised
 from probing.studies.hierarchy.tables import ITSELF, LINEAR
@@ -81,21 +82,25 @@ def read(source: ActivationSource, parts: Parts) -> list[ActivationStore]:
     return source.read([text.corpus for text in parts.texts], [text.check for text in parts.texts])
 
 
-def survey(source: ActivationSource, asked: Asked, progress: Progress, say: Callable[[str], None]) -> Found:
+def survey(source: ActivationSource, asked: Asked, say: Callable[[str], None]) -> Found:
     """Train the probes of every task, on the model itself and on the controls, and ask them.
 
     Args:
         source: The model.
         asked: What is measured.
-        progress: Returns Lightning callbacks that show the progress of a training.
         say: Called with one-line messages.
     """
     sources = {ITSELF: source, **dict(_controls(source, asked, say))}
     found: dict[Task, OfTask] = {}
     for task in asked.tasks:
         parts = Parts.of(task, asked.sizes, asked.seed)
-        stores = {name: read(one, parts) for name, one in sources.items()}
-        found[task] = _measure(task, parts, stores, source, asked, progress)
+        with stage(f"hidden states of {layers_named(source.layers)}, {task}", len(sources)) as advance:
+            stores = {}
+            for name, one in sources.items():
+                stores[name] = read(one, parts)
+                advance(1)
+        with stage(f"probes of {layers_named(source.layers)}, {task}"):
+            found[task] = _measure(task, parts, stores, source, asked)
     return Found(found)
 
 
@@ -114,7 +119,6 @@ def _controls(
 
 def _measure(
     task: Task, parts: Parts, stores: Mapping[str, Sequence[ActivationStore]], source: ActivationSource, asked: Asked,
-    progress: Progress,
 ) -> OfTask:  # fmt: skip
     """Return what is found of a task.
 
@@ -124,11 +128,10 @@ def _measure(
         stores: The activations of both texts, for the model itself and then for each control.
         source: The model.
         asked: What is measured.
-        progress: Returns Lightning callbacks that show the progress of a training.
     """
     layers, sides = source.layers, parts.sides(stores[ITSELF])
     moments = layer_moments(sides.train, layers)
-    path, training = penalised(asked.probe, asked.seed, sides, layers, moments, source.trainer, progress)
+    path, training = penalised(asked.probe, asked.seed, sides, layers, moments, source.trainer)
     fits = {
         ITSELF: train_probes(sides, layers, training, task, moments=moments, starts=path.weights if path else None)
     }  # fmt: skip

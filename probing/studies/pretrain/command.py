@@ -90,15 +90,16 @@ def pretrain(
         folder = _folder(call.place, name or free_name(call.place, f"pretrain-{size}"), config, text)
         jobs = [Job(arm, number) for number in range(seed, seed + seeds) for arm in wanted]
         asked = Asked(jobs, shape, recipe, sentences, seed, trainer or {})
-        first, progress = is_main_process(), call.shows_progress
+        first = is_main_process()
+        call.expect(len(jobs) + 2)
         written = Written(folder.path, first)
         with folder.locked() if first else nullcontext(), _continuable(folder, first):
             rows = packed_text(text, asked, written)
 
             def measure(tracker: Tracker | None) -> Measured | None:
                 logger = tracker.logger if tracker else None
-                losses = train_all(rows, asked, written, logger, call.say, terminal.step_bars(progress))
-                layers = measure_all(rows, asked, written, call.cached, losses, call.say, progress)
+                losses = train_all(rows, asked, written, logger, call.say)
+                layers = measure_all(rows, asked, written, call.cached, losses, call.say)
                 return measured({"arms": layers, "losses": losses}, text, config["corpus"], rows) if first else None
 
             return call.carry_out(folder if first else None, measure)

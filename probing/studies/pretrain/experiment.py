@@ -12,8 +12,10 @@ import pytorch_lightning as pl
 
 from probing.corpus import Corpus
 from probing.errors import UserError
+from probing.results.shown import count
 from probing.runtime.files import replacing
-from probing.runtime.terminal import counted, silence
+from probing.runtime.progress import stage
+from probing.runtime.terminal import silence
 from probing.studies.pretrain.arms import checkpoint_folder, checkpoint_steps
 from probing.studies.pretrain.batches import PackedText, as_fast, prepare
 from probing.studies.pretrain.checkpoint_measures import Subject, measure
@@ -50,9 +52,10 @@ def packed_text(corpus: Corpus, asked: Asked, places: Places) -> PackedText:
 
     file, shape = places.folder / "state" / "tokenizer.json", asked.shape
     known = as_fast(Tokenizer.from_file(str(file)), shape.row_length) if file.is_file() else None
-    text = prepare(
-        corpus, shape.vocabulary, shape.lowercase, shape.row_length, asked.recipe.held_out_rows, asked.seed, known
-    )  # fmt: skip
+    with stage("tokens of the text"):
+        text = prepare(
+            corpus, shape.vocabulary, shape.lowercase, shape.row_length, asked.recipe.held_out_rows, asked.seed, known
+        )  # fmt: skip
     if known is None and places.writes:
         file.parent.mkdir(exist_ok=True)
         with replacing(file) as partial:
@@ -62,7 +65,7 @@ def packed_text(corpus: Corpus, asked: Asked, places: Places) -> PackedText:
 
 def train_all(
     text: PackedText, asked: Asked, places: Places, logger: Any, say: Callable[[str], None],
-    bars: Callable[[str], Sequence[pl.Callback]],
+    callbacks: Sequence[pl.Callback] = (),
 ) -> list[Row]:  # fmt: skip
     """Train what is not trained yet, and return the rows of `losses.csv`.
 
@@ -72,20 +75,20 @@ def train_all(
         places: Where to write.
         logger: Lightning logger of the curves, if any.
         say: Takes messages.
-        bars: Returns callbacks that show the training of that name.
+        callbacks: Further callbacks of Lightning.
     """
     rows: list[Row] = []
     for job in asked.jobs:
         if not places.curve(job).is_file():
             how = "goes on" if places.state(job).is_file() else "begins"
             say(f"{job.name}: the training {how} ({asked.recipe.steps} steps)")
-        rows += train(job, text, asked.shape, asked.recipe, asked.trainer, places, logger, bars(job.name))
+        with stage(f"training of {job.name}"):
+            rows += train(job, text, asked.shape, asked.recipe, asked.trainer, places, logger, callbacks)
     return rows
 
 
 def measure_all(
     text: PackedText, asked: Asked, places: Places, cache: Path, losses: Sequence[Row], say: Callable[[str], None],
-    shows_progress: bool,
 ) -> list[Row]:  # fmt: skip
     """Measure the checkpoints that are not measured yet, and return the rows of `arms.csv`.
 
@@ -96,7 +99,6 @@ def measure_all(
         cache: Folder of cached activations, which are kept while a checkpoint is measured.
         losses: Rows of `losses.csv`.
         say: Takes messages.
-        shows_progress: Whether to show a progress bar.
     """
     subject = Subject.of(
         text.held_out_corpus, text.held_out, asked.n_sentences, asked.seed, cache / places.folder.name, asked.trainer
@@ -105,7 +107,7 @@ def measure_all(
     due = [(job, step) for job in asked.jobs for step in steps]
     known = {(row["arm"], row["seed"], row["step"]): row for row in losses}
     rows: list[Row] = []
-    with counted("checkpoints", len(due), shows_progress) as advance:
+    with stage(f"measures of {count(len(due), 'checkpoint')}", len(due)) as advance:
         for job, step in due:
             folder = checkpoint_folder(places.checkpoints, job.arm, job.seed, step, asked.recipe.steps)
             kept = places.folder / "state" / f"{job.name}-{folder.name}.json"

@@ -13,6 +13,7 @@ import torch
 
 from probing.runtime.files import replacing
 from probing.runtime.processes import interrupts_pass
+from probing.runtime.progress import steps_counted
 from probing.runtime.trainer import build_trainer
 from probing.studies.pretrain.arms import build, checkpoint_folder, checkpoint_steps, save_checkpoint
 from probing.studies.pretrain.batches import PackedRows, PackedText
@@ -72,7 +73,7 @@ class Places:
 
 def train(
     job: Job, text: PackedText, shape: Encoder, recipe: Recipe, options: Mapping[str, Any], places: Places,
-    logger: Any, bars: Sequence[pl.Callback] = (),
+    logger: Any, callbacks: Sequence[pl.Callback] = (),
 ) -> list[Row]:  # fmt: skip
     """Train an encoder from its beginning or from its last state, unless it is finished; return its curve.
 
@@ -84,7 +85,7 @@ def train(
         options: Arguments of Lightning's Trainer.
         places: Where to write.
         logger: Lightning logger of the curves, if any.
-        bars: Callbacks that show the progress.
+        callbacks: Further callbacks of Lightning.
     """
     if places.curve(job).is_file():
         curve = cast(list[Row], json.loads(places.curve(job).read_text(encoding="utf-8")))
@@ -96,7 +97,8 @@ def train(
     keeper = Keeper(job, rows, recipe, places, logger)
     defaults = {"gradient_clip_val": CLIP, "limit_val_batches": 0}
     own = {"max_steps": recipe.steps, "max_epochs": -1}
-    trainer = build_trainer({**defaults, **options, **own}, None, [keeper, *bars], str(places.folder))
+    callbacks = [keeper, steps_counted(), *callbacks]
+    trainer = build_trainer({**defaults, **options, **own}, None, callbacks, str(places.folder))
     state = places.state(job)
     with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         trainer.fit(module, datamodule=rows, ckpt_path=state if state.is_file() else None)

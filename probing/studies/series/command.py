@@ -72,15 +72,15 @@ def series(
         names = chosen("--measures", measures, list(MEASURES))
         thresholds = Thresholds(threshold_loss, threshold_position, threshold_outliers)
         found_there = find_checkpoints(model, revisions, checkpoints)
-        shows_progress = call.shows_progress
         source_of = _source_of(
             layer, trainer, probe.solver, cache=call.cached, dtype=dtype, max_length=max_length,
-            batch_tokens=batch_tokens, say=say, shows_progress=shows_progress,
+            batch_tokens=batch_tokens, say=say,
         )  # fmt: skip
         source_of(found_there[0])  # to refuse a layer that is not there before the text is read
         _check_revisions(found_there[1:])
         text = Text(*read_corpora(corpus, test_corpus, seed, say))
-        how = How(probe, seed, terminal.training_bars(shows_progress))
+        how = How(probe, seed)
+        call.expect(1)
         found = survey(found_there, source_of, names, text, how, keep_activations, say)
         call.watch.end("measure")
         title = _title(found_there)

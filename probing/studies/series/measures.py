@@ -29,12 +29,11 @@ from probing.heads.position.position_parts import OFFSET_HEADS, POSITION_HEADS
 from probing.heads.subject import Asked as AskedOfHeads
 from probing.heads.subject import Subject
 from probing.models import load_encoder, load_tokenizer
-from probing.probes.recipe import Progress
 from probing.probes.transforms import Fitting
 from probing.runs.measuring import Asked, measure
 from probing.runs.results import Measured
 from probing.runtime.machine import Stopwatch
-from probing.runtime.terminal import extraction_progress, silence
+from probing.runtime.terminal import silence
 from probing.statistics.outliers import deviations_of
 from probing.studies.geometry.survey import Plan, check_tokens, survey
 from probing.tables.heads import SPECIAL, of_measure
@@ -153,12 +152,10 @@ class How:
     Args:
         probe: How probes are trained.
         seed: Seed of every random draw.
-        progress: Returns Lightning callbacks that show the training of probes.
     """
 
     probe: ProbeOptions
     seed: int
-    progress: Progress
 
 
 def key_of(name: str, source: ActivationSource, text: Text, how: How) -> dict[str, Any]:
@@ -188,7 +185,7 @@ def _of_fit(source: ActivationSource, text: Text, how: How) -> tuple[Document, A
     controls = control_sides(["token"], sides, corpora, source, how.seed)
     measured = measure(
         sides, controls, source.layers, how.probe, Asked(0, False, False, "none", how.seed), source.trainer,
-        how.progress, Stopwatch(), silence, None, None,
+        Stopwatch(), silence, None, None,
     )  # fmt: skip
     assert isinstance(measured, Measured)
     rows = [row for found in measured.accuracy() for row in _probe_rows(found)]
@@ -232,10 +229,7 @@ def _of_attention(source: ActivationSource, text: Text, how: How) -> tuple[Docum
     if lack := OFFSET_HEADS.needs(subject):
         raise UserError(f"`--measures attention` needs {lack}.")
     parts = [*(part for part in PARTS if part.name in ("profile", "tokens")), OFFSET_HEADS]
-    tables, stores = measure_heads(
-        subject, parts, source.cache, source.trainer, source.say,
-        lambda: [extraction_progress()] if source.shows_progress else [],
-    )  # fmt: skip
+    tables, stores = measure_heads(subject, parts, source.cache, source.trainer, source.say)
     rows = [
         {**_row(row["layer"], name, row["value"], row["low"], row["high"]), "n": int(row["n"])}
         for (measured, to), name in _OF_HEADS.items()

@@ -13,7 +13,9 @@ from typing import Any
 from probing.cache.source import ActivationSource
 from probing.cache.store import remove_unused
 from probing.errors import UserError
+from probing.results.shown import count
 from probing.runtime.machine import drop_garbage
+from probing.runtime.progress import stage
 from probing.studies.series.checkpoints import Checkpoint
 from probing.studies.series.measures import MEASURES, Document, How, Rows, Text, kept, key_of, not_writable
 
@@ -80,28 +82,30 @@ def survey(
     """
     measured: list[dict[str, Document]] = []
     n_kept = 0
-    for i, checkpoint in enumerate(checkpoints):
-        source = source_of(checkpoint)
-        before = _entries_before(source, keeps_activations)
-        here: dict[str, Document] = {}
-        were_kept = []
-        for name in names:
+    with stage(count(len(checkpoints), "checkpoint"), len(checkpoints)) as advance:
+        for i, checkpoint in enumerate(checkpoints):
+            source = source_of(checkpoint)
+            before = _entries_before(source, keeps_activations)
+            here: dict[str, Document] = {}
+            were_kept = []
+            for name in names:
 
-            def make(name: str = name, source: ActivationSource = source) -> Any:
-                return MEASURES[name](source, text, how)
+                def make(name: str = name, source: ActivationSource = source) -> Any:
+                    return MEASURES[name](source, text, how)
 
-            here[name], was_kept = kept(source.cache, key_of(name, source, text, how), make, source.say)
-            were_kept += [name] * was_kept
-            drop_garbage()  # the model that was read, before the next one is loaded
-        _check_text(checkpoints[0], measured[0] if measured else here, checkpoint, here)
-        measured.append(here)
-        n_kept += len(were_kept)
-        if not keeps_activations:
-            for folder in _entries(source) - before:
-                remove_unused(source.cache, folder)
-            _note(source).unlink(missing_ok=True)
-        left, cached = len(checkpoints) - i - 1, f", {', '.join(were_kept)} from the cache" if were_kept else ""
-        say(f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {left} of {len(checkpoints)} left")
+                here[name], was_kept = kept(source.cache, key_of(name, source, text, how), make, source.say)
+                were_kept += [name] * was_kept
+                drop_garbage()  # the model that was read, before the next one is loaded
+            _check_text(checkpoints[0], measured[0] if measured else here, checkpoint, here)
+            measured.append(here)
+            n_kept += len(were_kept)
+            if not keeps_activations:
+                for folder in _entries(source) - before:
+                    remove_unused(source.cache, folder)
+                _note(source).unlink(missing_ok=True)
+            left, cached = len(checkpoints) - i - 1, f", {', '.join(were_kept)} from the cache" if were_kept else ""
+            say(f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {left} of {len(checkpoints)} left")
+            advance(1)
     return Found(checkpoints, measured, n_kept)
 
 

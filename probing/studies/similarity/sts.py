@@ -13,11 +13,13 @@ from probing.cli.python_calls import configured
 from probing.downstream.names import Definition
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer
+from probing.results.shown import layers_named
 from probing.runs.call import Call, Measured
 from probing.runs.registry import study_of
 from probing.runs.study import Result
 from probing.runtime import terminal
 from probing.runtime.processes import is_main_process
+from probing.runtime.progress import stage
 
 
 @configured
@@ -70,6 +72,7 @@ def sts(
             check_text_to_fit_on(sets, outside, reported(sets), fit_on)
         corpora = [one.corpus for one in sets] + ([outside] if outside else [])
         words = read_static(static, [text for corpus in corpora for text in corpus.sentences]) if static else None
+        call.expect(2)
         stores = _with_first(source, poolings, source.model.name).read(
             corpora, [first_token_check(poolings, files.short_name)] * len(corpora)
         )
@@ -82,7 +85,8 @@ def sts(
         fitting = Fitting(spaces, definition, components, seed)
 
         def measure(_: Path) -> Measured:
-            found = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
+            with stage(f"cosines of {layers_named(source.layers)}"):
+                found = evaluate(vectors, source.layers, poolings, fitting, fit_on, seed)
             return measured_sts(*found, vectors, told, poolings, files.short_name)
 
         return call.write(files, measure)

@@ -12,11 +12,13 @@ from probing.cli.python_calls import configured
 from probing.downstream.names import Definition
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer
+from probing.results.shown import layers_named
 from probing.runs.call import Call, Measured
 from probing.runs.registry import study_of
 from probing.runs.study import Result
 from probing.runtime import terminal
 from probing.runtime.processes import is_main_process
+from probing.runtime.progress import stage
 
 
 @configured
@@ -61,6 +63,7 @@ def wic(
         kept = not_in(corpora[0].sentences, corpora[1].sentences)
         if not kept.any():
             raise UserError(f"`wic {folder}`: every sentence of train is in {part} too; give parts that differ.")
+        call.expect(2)
         stores = source.read(corpora, [target_check(pairs) for pairs in data.values()])
         if not is_main_process():
             return None
@@ -72,7 +75,8 @@ def wic(
         results = {"n_unknown_pairs": n_unknown, "n_sentences_fitted_on": int(kept.sum())}
 
         def measure(_: Path) -> Measured:
-            found = evaluate(pairs, stores, Text(stores[0], kept), source.layers, fitting, seed)
+            with stage(f"cosines of {layers_named(source.layers)}"):
+                found = evaluate(pairs, stores, Text(stores[0], kept), source.layers, fitting, seed)
             return measured_wic(*found, data, pairs, stores, results, source.model.short_name)
 
         return call.write(source.model, measure)

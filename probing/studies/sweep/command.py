@@ -19,11 +19,14 @@ from probing.cli.options import WandbOptions, as_options, with_shared_help
 from probing.cli.python_calls import command
 from probing.errors import UserError, as_clause, out_of_range, refuse
 from probing.results.rows import write_csv
+from probing.results.shown import count
 from probing.runs.call import places, say_results
 from probing.runs.registry import study_of
 from probing.runs.run import load_fit
 from probing.runs.study import Result
 from probing.runtime.processes import interrupt_behind, refuse_several
+from probing.runtime.progress import Advance, expect, hush, stage
+from probing.runtime.stages import BRIEF
 from probing.studies.fit.command import fit as fit_command
 from probing.studies.sweep.definition import Sweep, parse_sweep
 from probing.studies.sweep.folder import SweepFolder
@@ -80,12 +83,17 @@ def sweep(
     settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": over}
     folder = SweepFolder(place, name, settings)
     say = terminal.silence if quiet else terminal.say
+    if quiet:
+        hush()
     with terminal.quiet_libraries(), folder.claimed() as whole, one_service(mode):
         start = time.perf_counter()
-        runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say, quiet)
+        runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say)
         try:
-            made = runner.run()
-            _conclude(folder.path, definition, options, made, wandb, name, say, start, formats)
+            expect([None, BRIEF])
+            with stage(count(n_trials, "trial"), n_trials, len(whole)) as runner.advance:
+                made = runner.run()
+            with stage("tables and figures"):
+                _conclude(folder.path, definition, options, made, wandb, name, say, start, formats)
         except BaseException as error:
             left = f"{shlex.join(['python', '-m', 'probing', 'sweep', file])} continues the sweep"
             if interrupt := interrupt_behind(error):
@@ -154,15 +162,15 @@ class _Runner:
         cache: Folder of cached activations.
         wandb: Where and how trials are tracked.
         say: Function that takes one-line messages.
-        quiet: Whether to show no progress.
     """
 
     def __init__(
         self, definition: Sweep, options: TrialOptions, folder: SweepFolder, whole: Sequence[str], n_trials: int,
-        seed: int, cache: Path, wandb: WandbOptions, say: Any, quiet: bool,
+        seed: int, cache: Path, wandb: WandbOptions, say: Any,
     ) -> None:  # fmt: skip
         self.definition, self.options, self.folder, self.whole = definition, options, folder, set(whole)
-        self.n_trials, self.seed, self.cache, self.say, self.quiet = n_trials, seed, cache, say, quiet
+        self.n_trials, self.seed, self.cache, self.say = n_trials, seed, cache, say
+        self.advance: Advance  # is called with the number of trials that have finished
         self.wandb = replace(wandb, group=wandb.group or folder.final.name, name=None)  # the name is the sweep's
 
     def run(self) -> list[Trial]:
@@ -237,7 +245,6 @@ class _Runner:
         refuse([problem] if (problem := check_layer(self.definition.metric, sorted(layers))) else [])
 
     def _run(self, stack: Sequence[Trial]) -> None:
-        from probing.runtime import terminal
 
         todo = [trial for trial in stack if trial.name not in self.whole]
         if not todo:
@@ -247,14 +254,9 @@ class _Runner:
             return
         from probing.studies.sweep.stacks import StackContext, run_stack
 
-        progress = terminal.show_progress(self.quiet)
-
-        def callbacks(what: str) -> list[Any]:
-            return [terminal.training_progress(what)] if progress else []
-
         done = [trial for trial in stack if trial.name in self.whole]
-        context = StackContext(self.folder.trials, self.cache, self.wandb, self.say, callbacks, self._finished)
-        run_stack(todo, done, context, progress)
+        context = StackContext(self.folder.trials, self.cache, self.wandb, self.say, self._finished)
+        run_stack(todo, done, context)
 
     def _fit(self, trial: Trial) -> None:
         """Run a trial that asks for more than a probe as a `fit` of its own."""
@@ -270,6 +272,7 @@ class _Runner:
     def _finished(self, trial: Trial) -> None:
         before = len(self.whole)
         self.whole.add(trial.name)
+        self.advance(1)
         tenth = max(1, self.n_trials // 10)
         if before // tenth != len(self.whole) // tenth or len(self.whole) == self.n_trials:
             self.say(f"{len(self.whole)} of {self.n_trials} trials")

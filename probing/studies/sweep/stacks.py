@@ -122,7 +122,6 @@ class StackContext:
         cache: Folder of cached activations.
         wandb: Where and how trials are tracked.
         say: Function that takes one-line messages.
-        callbacks: Function that returns the Lightning callbacks for a training of that description.
         finished: Function that is called with each finished trial.
     """
 
@@ -130,20 +129,18 @@ class StackContext:
     cache: Path
     wandb: WandbOptions
     say: Callable[[str], None]
-    callbacks: Callable[[str], list[Any]]
     finished: Callable[[Trial], None]
 
 
-def run_stack(trials: Sequence[Trial], done: Sequence[Trial], context: StackContext, progress: bool) -> None:
+def run_stack(trials: Sequence[Trial], done: Sequence[Trial], context: StackContext) -> None:
     """Train trials that differ only in layer, seed and penalty, and write a run folder for each.
 
     Args:
         trials: Trials that are still to be run.
         done: Trials of the stack that are finished; probes start from their weights.
         context: Folders and functions that the trials use.
-        progress: Whether to show the progress of the extraction.
     """
-    data = _Data(trials, context, progress)
+    data = _Data(trials, context)
     solved = _Solved(context.trials, data.layers_of, done)
     for seed, group in by_seed(trials).items():
         sides, stores = data.of_seed(seed)
@@ -205,7 +202,7 @@ def _train(
     ]
     training = training_of(
         trial.probe, _penalty(trial).l2, seed, trial.options["trainer"],
-        lambda what: [*context.callbacks(what), SavedProgress(saved)],
+        lambda what: [SavedProgress(saved)],
     )  # fmt: skip
     what, of_layers = f"{len(problems)} probes of seed {seed}", [moments[layer] for layer in layers]
     return dict(zip(keys, train_problems(sides, layers, of_layers, problems, training, what, test=True), strict=True))
@@ -214,7 +211,7 @@ def _train(
 class _Data:
     """Data of a stack's trials; whatever does not depend on the seed is opened once."""
 
-    def __init__(self, trials: Sequence[Trial], context: StackContext, progress: bool) -> None:
+    def __init__(self, trials: Sequence[Trial], context: StackContext) -> None:
         self.options, self.probe = trials[0].options, trials[0].probe
         model = resolve_model(self.options["model"], self.options["revision"])
         self.n_layers = load_config(model).num_hidden_layers
@@ -223,7 +220,7 @@ class _Data:
         self.source = ActivationSource(
             model, layers, context.cache, self.options["dtype"], self.options["max_length"],
             self.options["batch_tokens"], trainer=self.options["trainer"] or {}, say=context.say,
-            shows_progress=progress, site=self.options["site"], without_first=leaves_out_first(self.options),
+            site=self.options["site"], without_first=leaves_out_first(self.options),
         )  # fmt: skip
         self.stores: list[ActivationStore] = []
 

@@ -42,7 +42,7 @@ class Setting:
         self.readout = ProbeReadout(case.text, case.probes, self.readers.device)
         model, self.case, self.place = self.readers.model, case, place
         stands = torch.zeros(3, model.width)
-        self.how = Cumulative(self.readers, "heads", "zero", stands, [1, 2, 3], 0.1, 0, 256, False)
+        self.how = Cumulative(self.readers, "heads", "zero", stands, [1, 2, 3], 0.1, 0, 256)
 
     def store(self, name: str) -> PassStore:
         plan = self.case.store.plan

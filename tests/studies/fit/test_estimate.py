@@ -22,8 +22,9 @@ from probing.errors import UserError
 from probing.models import resolve_model
 from probing.models.forward_cost import Blocks
 from probing.runtime import machine as memory
+from probing.runtime.stages import duration
 from probing.studies.fit import estimate
-from probing.studies.fit.estimate import Estimate, Probes, duration
+from probing.studies.fit.estimate import Estimate, Probes
 from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]

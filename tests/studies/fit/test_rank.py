@@ -234,7 +234,7 @@ def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeyp
 
     own = load_run(plain)
     (finished,) = open_runs([own], "index")
-    sides = sides_of(finished, Extraction(plain.parent / "cache", {}, print, progress=False))
+    sides = sides_of(finished, Extraction(plain.parent / "cache", {}, print))
     weight = load_file(plain / "probe.safetensors")["weight"]
     data = read_layer(2, weight[2], Penalty(0.0, 1e-3), "sd", sides, 0)
     neurons = [9, 2, 14]

@@ -27,6 +27,7 @@ from probing.readouts.model_output import (
     draw_sentences,
     last_hidden_states,
 )
+from probing.runtime.progress import counted, note
 from probing.studies.geometry.inside.parameters import find_parameters
 from probing.studies.geometry.inside.smoothing_bound import Summary, constants, measure
 from probing.studies.geometry.schema import SMOOTHING_SENTENCES
@@ -37,7 +38,6 @@ Say = Callable[[str], None]
 
 def smoothing(
     folder: Path, name: str, encoder: nn.Module, tokenizer: Any, store: ActivationStore, seed: int, say: Say,
-    progress: Say,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measure Theorem 2 of Shi et al. on every sentence, and write the terms of each to `smoothing_sentences.csv`.
 
@@ -49,7 +49,6 @@ def smoothing(
         store: Store with the sentences and their division into shards.
         seed: Seed of the resampled sentences.
         say: Receives one-line messages.
-        progress: Receives a line for each shard.
 
     Returns:
         Rows of `smoothing.csv`; empty if the theorem does not apply to the model.
@@ -72,16 +71,17 @@ def smoothing(
         measured = measure(
             encoder, blocks, of_blocks, store.tokens, store.plan, pad_token_id, anatomy.padding_is_neutral
         )
-        for number, sentences in enumerate(measured, start=1):
-            summary.update(sentences)
-            writer.writerows(sentences.rows())
-            progress(f"smoothing bound: shard {number} of {n_shards}")
+        with counted("", n_shards) as advance:
+            for sentences in measured:
+                summary.update(sentences)
+                writer.writerows(sentences.rows())
+                advance(1)
     return summary.rows()
 
 
 def interventions(
     source: ModelSource, encoder: nn.Module, tokenizer: Any, store: ActivationStore, corpus: Corpus,
-    outliers: Mapping[int, Sequence[int]], trained: bool, n_draws: int, seed: int, say: Say, progress: Say,
+    outliers: Mapping[int, Sequence[int]], trained: bool, n_draws: int, seed: int, say: Say,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Measure the model's output without its outliers, zeroed inside it and clipped after it.
 
@@ -96,7 +96,6 @@ def interventions(
         n_draws: Number of draws of random neurons.
         seed: Seed of every random draw.
         say: Receives one-line messages.
-        progress: Receives a line for each pass.
 
     Returns:
         Rows of `interventions.csv`; empty if there is nothing to remove.
@@ -134,7 +133,7 @@ def interventions(
             lambda: last_hidden_states(encoder, anatomy, tokens, pad_token_id), tokens, corpus.subset(kept),
             "--interventions", source.name, seed,
         )  # fmt: skip
-    return intervene(modules, chosen, reader, lambda what: progress(f"interventions: {what}"))
+    return intervene(modules, chosen, reader, note)
 
 
 def masked_words(

@@ -21,6 +21,7 @@ from probing.models.residual_stream import BlockNorm, NotFound, Site, find_norms
 from probing.probes.transforms import random_neurons
 from probing.readouts.interventions import Read
 from probing.readouts.model_output import PROBE_TOKENS, draw_sentences
+from probing.runtime.progress import note, stage
 from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of
 from probing.studies.geometry.inside.changed_norms import (
     PLACES,
@@ -58,7 +59,6 @@ class Subject:
         n_draws: Number of draws of random neurons.
         seed: Seed of every random draw.
         say: Receives one-line messages.
-        progress: Receives a line for each pass.
     """
 
     source: ModelSource
@@ -72,7 +72,6 @@ class Subject:
     n_draws: int
     seed: int
     say: Say
-    progress: Say
 
     @property
     def pad_token_id(self) -> int:
@@ -144,18 +143,20 @@ def measure_inside(folder: Path, subject: Subject, inside: Mapping[str, bool]) -
     """
     of, found = subject, dict[str, Rows]()
     if inside["smoothing"]:
-        found["smoothing"] = smoothing(
-            folder, of.source.name, of.encoder, of.tokenizer, of.store, of.seed, of.say, of.progress
-        )
+        with stage("bound of smoothing"):
+            found["smoothing"] = smoothing(folder, of.source.name, of.encoder, of.tokenizer, of.store, of.seed, of.say)
     if inside["interventions"]:
-        found["interventions"] = interventions(
-            of.source, of.encoder, of.tokenizer, of.store, of.corpus, of.outliers, of.is_trained, of.n_draws, of.seed,
-            of.say, of.progress,
-        )  # fmt: skip
+        with stage("interventions on outliers"):
+            found["interventions"] = interventions(
+                of.source, of.encoder, of.tokenizer, of.store, of.corpus, of.outliers, of.is_trained,
+                of.n_draws, of.seed, of.say,
+            )  # fmt: skip
     if inside["norms"]:
-        found["norms"], found["norm_changes"] = measure_norms(subject)
+        with stage("terms of the norms"):
+            found["norms"], found["norm_changes"] = measure_norms(subject)
     if inside["path"]:
-        found["path"], found["first_row"] = measure_path(subject), measure_first_row(subject)
+        with stage("path of outliers through the blocks"):
+            found["path"], found["first_row"] = measure_path(subject), measure_first_row(subject)
     return found
 
 
@@ -202,9 +203,7 @@ def measure_norms(subject: Subject) -> tuple[Rows, Rows]:
 
     modules = {n: [encoder.get_submodule(one.name) for one in norms if one.number == n] for n in PLACES["both"]}
     chosen = chosen_conditions(named, d_model, subject.n_draws, subject.seed)
-    changes = change_norms(
-        modules, outliers, chosen, read, int(counts.sum()), lambda what: subject.progress(f"norms: {what}")
-    )
+    changes = change_norms(modules, outliers, chosen, read, int(counts.sum()), note)
     return terms, changes
 
 
@@ -225,7 +224,6 @@ def measure_path(subject: Subject) -> Rows:
     sites = path_of(encoder, anatomy, pad_token_id, subject.source.name)
     tokens, _ = draw_sentences(subject.store.tokens, PROBE_TOKENS, subject.seed)
     groups = groups_of(tokens)
-    subject.progress("path: the intact model")
     means = path_means(encoder, anatomy, sites, tokens, groups, pad_token_id)
     kinds = _kinds(sites, means[FIRST], subject.outliers)
     if not kinds:
@@ -255,7 +253,7 @@ def measure_first_row(subject: Subject) -> Rows:
     return change_first_row(
         table, parameters.first_row, outliers,
         lambda: see_layers(encoder, anatomy, tokens, counts, pad_token_id).deviations,
-        subject.n_draws, subject.seed, int(counts.sum()), lambda what: subject.progress(f"path: {what}"),
+        subject.n_draws, subject.seed, int(counts.sum()), note,
     )  # fmt: skip
 
 

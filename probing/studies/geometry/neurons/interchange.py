@@ -140,8 +140,7 @@ def exchanged(
         "sets": [[one.layer, one.source, one.draw, *one.neurons] for one in files.values()], **settings,
     }  # fmt: skip
     with opened(subject.source, {**store.plan.key, "interchange": own}, store, tokens, len(files)) as kept:
-        shows = subject.source.shows_progress
-        results = run_unfinished(files, kept, lambda one: passes.run(one, reads), "interchanged neurons", shows)
+        results = run_unfinished(files, kept, lambda one: passes.run(one, reads), "interchanged neurons")
     for layer, ranked in asked.ranked.items():
         here = {one: np.asarray(sums, dtype=np.float64) for one, sums in results.items() if one.layer == layer}
         chosen = chosen_sets(layer, ranked, [_KIND], passes.d_model)

@@ -19,7 +19,6 @@ from probing.disabling.store import fingerprint_of, opened, run_unfinished
 from probing.disabling.subject import Subject
 from probing.errors import UserError, as_clause
 from probing.models.query_key import find_query_keys
-from probing.probes.recipe import Progress
 from probing.readouts.forward import ReadableText, Readout
 from probing.readouts.names import POSITION, PROBED
 from probing.readouts.position_heads import PositionHeads, find_position_heads
@@ -47,14 +46,13 @@ DRAWN_TOKENS = 5_000
 HEAD_TOKENS = 5_000
 
 
-def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, progress: Progress) -> Found:
+def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) -> Found:
     """Change one set of neurons after the other, and read the later layers.
 
     Args:
         subject: Model and corpora.
         stores: The activations of each corpus, with all layers.
         asked: What is asked.
-        progress: Returns Lightning callbacks that show the training of probes.
 
     Raises:
         UserError: If the cache cannot be written.
@@ -65,7 +63,7 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked, pr
     )
     text = draw_text(stores[-1], is_test, asked.n_tokens, asked.seed)
     train = draw_text(stores[0], is_train, asked.n_tokens, asked.seed)
-    work = _Work(subject, stores, asked, text, train, progress)
+    work = _Work(subject, stores, asked, text, train)
     parts: list[_Part] = []
     for kinds in _together(asked.kinds):
         parts += [part for name in PROBED if name in subject.wanted for part in work.of_probes(name, kinds)]
@@ -129,7 +127,6 @@ class _Work:
         asked: What is asked.
         text: Test sentences.
         train: Training sentences.
-        progress: Returns Lightning callbacks that show the training of probes.
     """
 
     subject: Subject
@@ -137,7 +134,6 @@ class _Work:
     asked: Asked
     text: Text
     train: Text
-    progress: Progress
 
     # --- what is read, and of what ---
 
@@ -163,10 +159,10 @@ class _Work:
         def of(name: str) -> ProbedClasses:
             task = self.subject.probed(name)
             if task.frozen is not None:
-                found = task.probes(self.stores, None, self.progress)
+                found = task.probes(self.stores, None)
             else:
                 with self._opened("probes", self._read(task), 0) as store:
-                    found = task.probes(self.stores, store, self.progress)
+                    found = task.probes(self.stores, store)
             return ProbedClasses(task, self.stores, self.train, *found, self.subject.readers.device, self.asked.seed)
 
         return of
@@ -294,8 +290,8 @@ class _Work:
             ):  # fmt: skip
                 passes_of = partial(self.passes, text, text if is_moved else None)
                 results |= self._run(store, first, sets, what, passes_of, self.reads(name, text, kinds))
-            files, shows = dict(enumerate(again, start=1 + n_sets)), self.subject.source.shows_progress
-            found = run_unfinished(files, store, self._retrained(classes), "neurons, probes retrained", shows)
+            files = dict(enumerate(again, start=1 + n_sets))
+            found = run_unfinished(files, store, self._retrained(classes), "neurons, probes retrained")
         reads = self.reads(name, self.text, kinds)
         parts = [_Part(results, partial(self.lines, reads), np.searchsorted(self.text.kept, self.part.kept))]
         if found:
@@ -325,8 +321,7 @@ class _Work:
         """Run the passes over a text that are not stored yet, as files from this index on."""
         passes = cache(passes_of)
         files = dict(enumerate(sets, start=first))
-        shows = self.subject.source.shows_progress
-        return run_unfinished(files, store, lambda one: passes().run(one, reads), what, shows)
+        return run_unfinished(files, store, lambda one: passes().run(one, reads), what)
 
     def _retrained(self, classes: ProbedClasses) -> Any:
         """Return what trains a probe of the last layer while neurons are changed, and tests it."""
@@ -337,7 +332,7 @@ class _Work:
             return train, text
 
         def run(one: NeuronSet) -> Tensor:
-            training = classes.task.training(self.progress)
+            training = classes.task.training()
             return retrained(*parts(), classes.classes, one, training, [classes.last])  # type: ignore[arg-type]
 
         return run

@@ -199,7 +199,7 @@ def test_a_randomly_initialised_model_is_never_read_by_a_head_that_means_nothing
     store = activations(Request(source, corpus, [1]), place / "cache", {"accelerator": "cpu"})
     rows = interventions(
         source, load_encoder(source, 0), load_tokenizer(source), store, corpus, {0: [9], 1: [2, 5]},
-        trained=False, n_draws=0, seed=0, say=print, progress=lambda what: None,
+        trained=False, n_draws=0, seed=0, say=print,
     )  # fmt: skip
     assert {row["measure"] for row in rows} == {"position_accuracy", "position_accuracy_retrained"}
     # What the embeddings alone have is left alone.

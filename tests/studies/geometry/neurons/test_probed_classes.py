@@ -54,7 +54,7 @@ def classes(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
         "task", LastLetter(), Frozen(weight, CLASSES), ActivationSource(source, range(4), cache), [corpus], splits, 0
     )
     train = draw_text(store, np.array([one == "train" for one in splits[0]]), 10_000, 0)
-    return ProbedClasses(task, [store], train, *task.probes([store], None, lambda name: []), torch.device("cpu"), 3)
+    return ProbedClasses(task, [store], train, *task.probes([store], None), torch.device("cpu"), 3)
 
 
 def test_every_piece_of_a_word_has_its_class_and_one_target(classes: ProbedClasses) -> None:

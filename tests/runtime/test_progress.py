@@ -1,0 +1,298 @@
+"""How far a command is: lines in a log, one line in a terminal, the time left where it is known, and one speaker."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import BARE_ARGS, ROOT
+from probing.runtime import stages
+from probing.runtime.progress import counted, expect, hush, note, overview, stage
+from probing.runtime.stages import BRIEF, Cost, duration, spent
+
+LINE = re.compile(r"\[(\d)/(\d)\] (.+): (\d.*)")
+
+
+def command(checkpoints: dict[str, Path], corpus_file: Path, place: Path, *more: str) -> list[str]:
+    """Return the command line of a fit whose stages are those of the model, of its probes and of the results."""
+    options = ["--model", str(checkpoints["bert"]), "--layer=1,2", "--corpus", str(corpus_file), "--runs", str(place)]
+    return [sys.executable, "-m", "probing", "fit", *options, "--name=a", "--wandb.mode=disabled", *BARE_ARGS, *more]
+
+
+def at_a_terminal(words: list[str]) -> tuple[str, str]:
+    """Run a command whose standard error is a terminal; return what it printed there, and on standard output."""
+    ours, its = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=its, cwd=ROOT, env=environment) as process:
+        os.close(its)
+        seen = b""
+        while True:
+            try:
+                seen += os.read(ours, 4096)
+            except OSError:  # the other end is closed
+                break
+        assert process.stdout
+        out = process.stdout.read().decode()
+    os.close(ours)
+    assert process.returncode == 0
+    return seen.decode(), out
+
+
+def screens(seen: str) -> Iterator[list[str]]:
+    """Yield what stands on the screen of a terminal after each piece of what was printed there."""
+    lines, row = [""], 0
+    for piece in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", seen):
+        if piece == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif piece == "\x1b[1A":
+            row -= 1
+        elif piece == "\x1b[2K":
+            lines[row] = ""
+        elif piece[0] not in "\r\x1b":
+            lines[row] += piece
+        yield list(lines)
+
+
+def test_a_log_has_a_line_for_each_stage_and_output_is_that_of_a_terminal(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    words = command(checkpoints, corpus_file, tmp_path / "runs", "--controls=permuted_positions")
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=ROOT, check=True)
+    found = [LINE.fullmatch(line) for line in done.stderr.splitlines() if line.startswith("[")]
+    assert all(found)
+    assert [(one[1], one[2], one[3]) for one in found if one] == [
+        ("1", "6", "hidden states of layers 1 and 2"),
+        ("2", "6", "hidden states for 1 control"),
+        ("3", "6", "probes of layers 1 and 2"),
+        ("4", "6", "probes of 1 control"),
+        ("5", "6", "evidence for the ranking"),
+        ("6", "6", "tables, figures and page"),
+    ]
+    assert all(re.fullmatch(r"[\d.]+ s", one[4]) for one in found if one)
+    (tmp_path / "runs" / "a").rename(tmp_path / "first")
+    seen, out = at_a_terminal(words)
+    assert out == done.stdout
+    assert "probes of layers 1 and 2" in seen
+
+
+def test_a_terminal_has_one_line_which_vanishes(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    seen, _ = at_a_terminal(command(checkpoints, corpus_file, tmp_path))
+    for name in ("[1/4] hidden states of", "[2/4] probes of layers 1", "[3/4] evidence for", "[4/4] tables, figures"):
+        assert name in seen
+    assert max(len([line for line in screen if "/4]" in line]) for screen in screens(seen)) == 1
+    assert not any("/4]" in line for line in list(screens(seen))[-1])
+
+
+def test_quiet_says_nothing(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
+    words = command(checkpoints, corpus_file, tmp_path, "--quiet")
+    assert subprocess.run(words, capture_output=True, cwd=ROOT, check=True).stderr == b""
+    (tmp_path / "a").rename(tmp_path / "b")
+    seen, _ = at_a_terminal(words)
+    assert seen == ""
+
+
+@pytest.mark.slow
+def test_of_several_processes_one_speaks(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
+    words = command(checkpoints, corpus_file, tmp_path, "--trainer.devices=2", "--trainer.accelerator=cpu")
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=ROOT, check=True)
+    assert [line[:5] for line in done.stderr.splitlines() if line.startswith("[")] == [f"[{n}/4]" for n in range(1, 5)]
+
+
+# --- what is told, by a clock of our own ---
+
+
+class Clock:
+    """A clock that a test turns, and timers that go off while it does."""
+
+    def __init__(self) -> None:
+        self.now, self.waiting = 0.0, list[tuple[float, Callable[[], None]]]()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def turn(self, seconds: float) -> None:
+        until = self.now + seconds
+        while due := sorted((one for one in self.waiting if one[0] <= until), key=lambda one: one[0])[:1]:
+            self.now = due[0][0]
+            self.waiting.remove(due[0])
+            due[0][1]()
+        self.now = until
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    """The clock of all stages."""
+    made = Clock()
+
+    class Timer:
+        def __init__(self, seconds: float, call: Callable[[], None]) -> None:
+            self.due, self.daemon = (made.now + seconds, call), False
+
+        def start(self) -> None:
+            made.waiting.append(self.due)
+
+        def cancel(self) -> None:
+            if self.due in made.waiting:
+                made.waiting.remove(self.due)
+
+    monkeypatch.setattr(stages, "Timer", Timer)
+    monkeypatch.setattr(stages.time, "monotonic", made.monotonic)
+    yield made
+    assert made.waiting == []
+
+
+def test_a_long_stage_says_at_growing_intervals_how_far_it_is(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with overview(quiet=False):
+        expect([None, BRIEF])
+        with stage("passes", 100) as advance:
+            for _ in range(100):
+                clock.turn(30)
+                advance(1)
+        with stage("tables"):
+            clock.turn(2)
+    assert capsys.readouterr().err.splitlines() == [
+        "[1/2] passes: 1 of 100, 60 s so far",  # too few to tell
+        "[1/2] passes: 5 of 100, 3 min so far, about 57 min left",
+        "[1/2] passes: 15 of 100, 8 min so far, about 45 min left",
+        "[1/2] passes: 35 of 100, 18 min so far, about 33 min left",
+        "[1/2] passes: 75 of 100, 38 min so far, about 13 min left",
+        "[1/2] passes: 50 min 0 s",
+        "[2/2] tables: 2.0 s",
+    ]
+
+
+def test_the_time_left_of_all_stages_is_told_once_their_kinds_are_known(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with overview(quiet=False):
+        expect([Cost("reading", 1), Cost("pass", 10), Cost("pass", 30), BRIEF])
+        with stage("texts"), counted("", 4) as advance:
+            for _ in range(4):
+                clock.turn(20)
+                advance(1)
+        with stage("probes"), counted("solved", 3, is_even=False):
+            note("first")
+            clock.turn(70)
+        with stage("more probes"):
+            clock.turn(70)
+            clock.turn(200)
+        with stage("tables"):
+            pass
+    assert capsys.readouterr().err.splitlines() == [
+        # What comes later is not known, and the count inside the stage tells of itself alone.
+        "[1/4] texts: 2 of 4, 60 s so far, about 60 s for the others",
+        "[1/4] texts: 1 min 20 s",
+        "[2/4] probes: solved, first, 0 of 3, 60 s so far",
+        "[2/4] probes: 1 min 10 s",
+        "[3/4] more probes: 60 s so far, about 2 min left",
+        "[3/4] more probes: 3 min so far, about 30 s left",
+        "[3/4] more probes: 4 min 30 s",
+        "[4/4] tables: 0.0 s",
+    ]
+
+
+def test_a_stage_that_takes_longer_than_it_should_tells_no_time(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with overview(quiet=False):
+        expect([Cost("pass", 1), Cost("pass", 1)])
+        for name in ("first", "second"):
+            with stage(name):
+                clock.turn(40 if name == "first" else 70)
+    assert "[2/2] second: 60 s so far\n" in capsys.readouterr().err
+
+
+def test_steps_that_were_done_before_are_not_taken_for_fast_ones(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with overview(quiet=False):
+        with stage("passes", 10, done=5) as advance:
+            clock.turn(59)
+            advance(1)
+            clock.turn(1)
+        with stage("another"), pytest.raises(ValueError, match="no line"), stage("inside"):
+            raise ValueError("no line")
+    assert capsys.readouterr().err.splitlines() == [
+        "[1] passes: 6 of 10, 60 s so far, about 4 min for the others",
+        "[1] passes: 1 min 0 s",
+        "[2] another: 0.0 s",
+    ]
+
+
+def test_a_call_from_python_says_long_stages_only_and_a_command_inside_another_is_a_part(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with overview(quiet=False, briefly=True):
+        with stage("short"):
+            clock.turn(59)
+        with stage("long", 3) as advance:
+            for _ in range(3):
+                with overview(quiet=False):
+                    expect([None] * 7)  # is not heard
+                    with stage("of its own"):
+                        clock.turn(31)
+                advance(1)
+    assert capsys.readouterr().err.splitlines() == [
+        "[2] long: of its own, 1 of 3, 60 s so far, about 2 min for the others",
+        "[2] long: 1 min 33 s",
+    ]
+
+
+@pytest.mark.parametrize("way", ["quiet", "hushed", "another rank", "no command", "failed"])
+def test_nothing_is_said(
+    way: str, clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "another rank":
+        monkeypatch.setenv("RANK", "1")
+    if way == "no command":
+        with stage("passes", 3) as advance:
+            advance(1)
+            clock.turn(100)
+    elif way == "failed":
+        with pytest.raises(ValueError, match="it"), overview(quiet=False), stage("passes"):
+            raise ValueError("it")
+    else:
+        with overview(quiet=way == "quiet"):
+            if way == "hushed":
+                hush()
+            with stage("passes"):
+                clock.turn(100)
+    assert capsys.readouterr().err == ""
+
+
+def test_timers_of_the_clock_speak(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, "PAUSES_S", (0.01, 60.0))
+    with overview(quiet=False), stage("passes"):
+        deadline = time.monotonic() + 20
+        said = ""
+        while not said and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said = capsys.readouterr().err
+    assert said.startswith("[1] passes: 1 s so far")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "measured", "told"),
+    [
+        (0.04, "0.0 s", "1 s"),
+        (9.94, "9.9 s", "10 s"),
+        (9.96, "10 s", "10 s"),
+        (61, "1 min 1 s", "61 s"),
+        (3540, "59 min 0 s", "59 min"),
+        (7200, "2.0 h", "2.0 h"),
+    ],
+)
+def test_durations(seconds: float, measured: str, told: str) -> None:
+    assert spent(seconds) == measured
+    assert duration(seconds) == told
