@@ -107,7 +107,7 @@ def comparison(folder: Path, runs: list[Path]) -> Path:
         "agreement": (rows, tuple(AGREEMENT.types)),
         "top_everywhere": ([everywhere], [*everywhere]),
     }
-    return write(folder, "comparison", tables, runs={run.name: str(run) for run in runs})
+    return write(folder, "comparison", tables, runs={run.name: str(run) for run in runs}, verdicts={})
 
 
 def geometry(folder: Path) -> Path:
