@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from probing import WandbOptions, attention, fit
-from probing.tables.columns import BELOW_RESOLUTION
+from probing.tables.columns import UNRESOLVED
 from written import read_csv, write_csv
 
 # Looser than usual: these probes only have to be there.
@@ -16,7 +16,7 @@ QUICKLY: dict[str, Any] = {
 }  # fmt: skip
 
 # By rank, what retraining without the neuron showed.
-PLANTED = {1: (0.025, "top"), 2: (0.0001, f"top, {BELOW_RESOLUTION}"), 9: (0.0006, "matched")}
+PLANTED = {1: (0.025, "top"), 2: (0.0001, f"top, {UNRESOLVED}"), 9: (0.0006, "matched")}
 
 
 def make_run(model: Path, corpus: Path, place: Path, name: str) -> Path:

@@ -15,7 +15,7 @@ from probing.page.sources import Subject
 from probing.page.terms import FLAGS
 from probing.results.markup import Html, as_in_terminal, element, table
 from probing.results.shown import ends, interval, listed
-from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, R2, controls_of
+from probing.tables.columns import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of
 from probing.tables.probes import heads_table
 
 
@@ -103,7 +103,7 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
     classes = class_data(subject, room)
     data = {
         "task": subject.task, "layers": subject.layers, "width": subject.d_model, "classes": subject.classes,
-        "flags": FLAGS, "far": FAR, "unresolved": BELOW_RESOLUTION,
+        "flags": FLAGS, "far": FAR, "unresolved": UNRESOLVED,
         "negligible": NEGLIGIBLE, "byClass": classes, **packed_rows(subject),
     }  # fmt: skip
     return element(

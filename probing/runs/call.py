@@ -268,7 +268,7 @@ class Call:
 
         Args:
             solver: Solver of the probes that are trained; None if none are.
-            seed: Seed of random weights; that of the option by default.
+            seed: Seed of random initialisation; that of the option by default.
             more: Further fields of the source.
 
         Raises:

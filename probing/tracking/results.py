@@ -81,7 +81,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
     columns: list[str | int] = list(dict.fromkeys(column for row in rows for column in row))
     data = [[row.get(str(column)) for column in columns] for row in rows]
-    # A column may hold 0 and 0.5, or a number and "below resolution".
+    # A column may hold 0 and 0.5, or a number and "unresolved".
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 

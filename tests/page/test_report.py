@@ -567,7 +567,7 @@ def test_an_accuracy_is_above_below_or_not_told_apart_from_each_control(runs: Pa
     first = {**row, "layer": 1, "above_shuffled_low": 0.1}
     assert not_above([first, row]) == [
         'In layer 2 the accuracy is not told apart from the control "labels shuffled".',
-        'In layers 1 and 2 the accuracy is below the control "random weights".',
+        'In layers 1 and 2 the accuracy is below the control "randomly initialised".',
     ]
     found.run.results["layers"][1]["converged"] = False
     assert "In layer 2 the probe stopped short of its optimum" in answers.answer(found)

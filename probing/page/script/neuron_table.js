@@ -31,7 +31,7 @@ class Table {
 
   text(row, column) {
     if (column.key === "rank_low") return `${this.get(row, "rank_low")}–${this.get(row, "rank_high")}`;
-    if (LOSSES.includes(column.key) && this.get(row, "removed").includes(this.unresolved)) return "unresolved";
+    if (LOSSES.includes(column.key) && this.get(row, "removed").includes(this.unresolved)) return this.unresolved;
     if (LOSSES.includes(column.key) && this.get(row, "removed").includes(this.negligible)) return this.negligible;
     const text = shown(this.get(row, column.key), column);
     return column.key === "contribution_centred" && this.isFar(row) ? "*" + text : text;

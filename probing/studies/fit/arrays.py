@@ -50,7 +50,7 @@ def probe(
             the train side, and 10% each on the others.
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.
         replicates: Number of probes trained on bootstrap samples of the training groups; 0 trains none.
-        controls: `all`, `none` or `shuffled` (labels permuted); the other controls of `fit` need a model.
+        controls: `all`, `none` or `shuffled` (shuffled labels); the other controls of `fit` need a model.
         evidence: `all` retrains the probe without each of the first neurons and under other penalties; `none` does not.
         mdl: Also measure the length in bits of the training labels, encoded online with each layer's activations.
         seed: Seed of every random draw.
