@@ -114,7 +114,7 @@ def shown_table(
         table.add_column(column.words, justify="left" if column.type is str else "right")
         cells.append(column.show)
         if name.endswith("*"):
-            table.add_column(RANGE, justify="right")
+            table.add_column(_heading_of_range(column), justify="right")
             cells.append(_range_of(column))
     for heading, cell in (beside or {}).items():
         table.add_column(heading, justify="right")
@@ -127,6 +127,12 @@ def shown_table(
 def _there(schema: Schema, rows: Sequence[Row]) -> list[str]:
     there = [column for column in schema.columns if any(column.name in row for row in rows)]
     return [f"{column.name}*" if column.interval is not None else column.name for column in there]
+
+
+def _heading_of_range(column: Column) -> str:
+    """Return the heading of a column's interval, which says what it is of where that is not the column itself."""
+    is_own = column.interval in ("", column.name)
+    return RANGE if is_own else f"{RANGE} {str(column.interval).replace('_', ' ')}"
 
 
 def _range_of(column: Column) -> Callable[[Row], str]:
