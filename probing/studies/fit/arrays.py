@@ -61,7 +61,7 @@ def probe(
             lives as long as the returned object.
         trainer: Arguments of Lightning's Trainer.
         probe: How the probe is trained.
-        logger: Lightning logger for the training curves.
+        logger: Lightning logger for the training curves, of `pytorch_lightning` or of `lightning`.
         quiet: Whether to show no progress bars and say nothing; results are in the returned run in any case.
         numbers: Whether labels are numbers to predict as such, and not classes; if None, they are where at least one
             has a fraction.
@@ -75,8 +75,8 @@ def probe(
     Raises:
         UserError: If the arrays do not fit together, a value is infinite or not a number, or an option is out of range.
     """
-    options, tracked, seed, replicates, evidence, mdl, quiet = _converted(
-        probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, quiet=quiet
+    options, tracked, seed, replicates, evidence, mdl, quiet, trainer = _converted(
+        probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, quiet=quiet, trainer=trainer
     )
     wanted = chosen("controls", controls, list(CONTROLS), "none")
     formats, place = figure_formats(figure_format), _place(runs, name)
@@ -153,6 +153,12 @@ def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:
 
 
 def _problems_with_tracking(options: WandbOptions, place: Path | None, logger: Any) -> list[str]:
+    # The two packages have a class of loggers each; what a Trainer needs of one is the same.
+    loggers = logger if isinstance(logger, list | tuple) else [] if logger is None else [logger]
+    if wrong := [one for one in loggers if not hasattr(one, "log_metrics")]:
+        return [
+            f"`logger` is {wrong[0]!r:.60}: expected a logger of Lightning, such as pytorch_lightning.loggers.CSVLogger"
+        ]
     if resolve_mode(options.mode) == "disabled":
         return []
     problems = []
