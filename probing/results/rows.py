@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from probing.errors import UserError, as_clause
 from probing.results.markup import as_in_terminal, element, joined
-from probing.results.schema import Column, Row, Schema, Type, Value
+from probing.results.schema import Column, Row, Schema, Type, Value, with_layer_name, with_named_layer
 from probing.results.shown import is_end, shown_table
 from probing.runtime.files import regular, replacing
 
@@ -165,6 +165,7 @@ def write_csv(path: Path, rows: Sequence[Row], schema: Schema) -> None:
     Raises:
         RuntimeError: If a row has a column that the schema does not declare.
     """
+    rows = [with_layer_name(row) for row in rows]
     with path.open("w", newline="", encoding="utf-8") as file:
         # With this end of a line, the writer also puts cells with a carriage return in quotes.
         writer = csv.DictWriter(_Lines(file), schema.order(rows), lineterminator="\r\n")
@@ -222,7 +223,7 @@ def read_csv(path: Path, schema: Schema) -> Table:
         {name: _value(path, name, text, kind) for name, text, kind in zip(names, row, types, strict=True)}
         for row in rows
     ]
-    return Table(cells, schema)
+    return Table(map(with_named_layer, cells), schema)
 
 
 def _cells(path: Path) -> tuple[list[str], list[list[str]]]:

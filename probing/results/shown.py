@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import RANGE, Column, Row, Schema
+from probing.results.schema import LAYER_NAME, RANGE, Column, NamedLayer, Row, Schema
 from probing.runtime.plain_tables import plain_table
 
 
@@ -82,6 +82,8 @@ def layers_named(layers: Sequence[int]) -> str:
     """Return layers, ascending, with their noun; several in a row by the first and the last."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
+    if isinstance(layers[0], NamedLayer):
+        return f"layers {listed(layers)}"
     in_a_row = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
     return f"layers {layers[0]} to {layers[-1]}" if in_a_row else f"layers {listed(layers)}"
 
@@ -125,7 +127,9 @@ def shown_table(
 
 
 def _there(schema: Schema, rows: Sequence[Row]) -> list[str]:
-    there = [column for column in schema.columns if any(column.name in row for row in rows)]
+    there = [
+        column for column in schema.columns if any(column.name in row for row in rows) and column.name != LAYER_NAME
+    ]
     return [f"{column.name}*" if column.interval is not None else column.name for column in there]
 
 

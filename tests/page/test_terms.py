@@ -20,7 +20,7 @@ from probing.page.build import SCRIPT, page_script
 from probing.page.neurons import COLUMNS
 from probing.page.sources import Sources
 from probing.page.terms import FLAGS, terms_section
-from probing.results.schema import Row
+from probing.results.schema import LAYER_NAME, Row
 from probing.statistics.sample_size import SIZE_COLUMNS
 from probing.studies.compare.tables import AGREEMENT
 from probing.studies.geometry.schema import (
@@ -67,12 +67,14 @@ def page(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
     place = tmp_path_factory.mktemp("runs")
     first = make_run(checkpoints["bert"], corpus_file, place, "first")
     accuracy = read_csv(first / "accuracy.csv")
-    whole: list[dict[str, Any]] = [{**numbers_of(tuple(ACCURACY.types)), **row} for row in accuracy]
+    whole: list[dict[str, Any]] = [
+        {**numbers_of([name for name in ACCURACY.types if name != LAYER_NAME]), **row} for row in accuracy
+    ]
     write_csv(first / "accuracy.csv", whole)
     held_fixed = numbers_of([*[column.name for column in GIVEN], "control_task_share", "selectivity"])
     neurons = [{**row, "head": row["neuron"] // 8, **held_fixed} for row in read_csv(first / "neurons.csv")]
     write_csv(first / "neurons.csv", neurons)
-    assert set(read_csv(first / "neurons.csv")[0]) == set(NEURONS.types)
+    assert set(read_csv(first / "neurons.csv")[0]) == set(NEURONS.types) - {LAYER_NAME}
     heads = [
         {**numbers_of(tuple(HEADS.types)), "layer": layer, "head": head, "first_neuron": 8 * head, "n_neurons": 8,
          "n_random": 10, "above_chance": "no"}

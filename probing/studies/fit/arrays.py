@@ -39,8 +39,8 @@ def probe(
     """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
 
     Args:
-        X: Activations, shape (n_rows, d_model), or a dict of such an array for each layer number: NumPy arrays, memory
-            maps or tensors. A neuron is a column.
+        X: Activations, shape (n_rows, d_model), or a dict of such an array for each layer number or name, in the order
+            of the layers: NumPy arrays, memory maps or tensors. A neuron is a column.
         y: Label of each row, a whole number or a string. Every label of a training row is a class. Or a number for each
             row that is to be predicted, by a ridge probe; see `numbers`.
         groups: Group of each row, such as its sentence, document or speaker. Rows of a group are on the same side of
@@ -94,7 +94,7 @@ def probe(
         _check_validation(options, sides.validation.n_tokens)
         others = _others(sides, wanted, given, seed)
         config = {
-            "arrays": _description(sides.train.store), "model": model, "layer": layers, "corpus": "arrays",
+            "arrays": _description(sides.train.store), "model": model, "layer": [*map(int, layers)], "corpus": "arrays",
             "test_corpus": None, "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers,
             "replicates": replicates, "controls": wanted, "evidence": evidence, "mdl": mdl, "transform": "none",
             "given": None if given is None else GIVEN, "seed": seed, "trainer": dict(trainer or {}),
