@@ -197,7 +197,7 @@ def word_tokenizer() -> Any:
 
 
 def save_tiny(family: str, folder: Path) -> None:
-    """Save a family's tiny model with random weights, and the tokenizer."""
+    """Save a family's tiny randomly initialised model, and the tokenizer."""
     from transformers import AutoModel
 
     torch.manual_seed(0)

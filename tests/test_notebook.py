@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +99,17 @@ def test_the_tutorial_runs(checkpoints: dict[str, Path], corpus_file: Path, tmp_
     settings.source = TOY.format(tests=str(ROOT / "tests"), model=str(checkpoints["bert"]), corpus=str(corpus_file))
     for cell in code:
         cell.outputs = []
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    place = tmp_path / "docs"
+    place.mkdir()
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    _git("init", "-q", at=tmp_path)
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": place}}).execute()
     kinds = [{kind for output in cell.outputs for kind in output.get("data", {})} for cell in code]
     assert sum("text/plain" in kind for kind in kinds) >= 6
     assert sum("image/png" in kind for kind in kinds) == 1
-    assert len(list((tmp_path / "runs").iterdir())) >= 4
+    assert len(list((place / "runs").iterdir())) >= 4
+    assert _git("status", "--porcelain", "--untracked-files=all", at=tmp_path) == "?? .gitignore\n"
+
+
+def _git(*args: str, at: Path) -> str:
+    return subprocess.run(["git", *args], cwd=at, check=True, capture_output=True, text=True).stdout

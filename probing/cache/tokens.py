@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ class Tokens:
             None for single sentences.
         token_types: The token type ids that the tokenizer gives, shape (n_tokens,), int8; None for single sentences
             whose types are all 0, as most tokenizers have it (XLNet's gives 2 to `<cls>`).
+        added_texts: The text of each token that the tokenizer adds, such as [CLS], by its id; empty where the table was
+            stored by a version that did not note it.
     """
 
     lengths: NDArray[np.int32]
@@ -52,6 +55,7 @@ class Tokens:
     spans: NDArray[np.int32] | None = None
     segments: NDArray[np.int8] | None = None
     token_types: NDArray[np.int8] | None = None
+    added_texts: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def n_sentences(self) -> int:
@@ -171,31 +175,45 @@ class Tokens:
     def piece_texts(self, corpus: Corpus) -> NDArray[Any]:
         """Return each token as it stands in its sentence, without blanks; shape (n_tokens,), objects.
 
-        Special tokens are empty. Pieces of the same character, as of a rare one in byte-level BPE, are equal.
+        A token that the tokenizer added has its own text, such as [CLS]. Pieces of the same character, as of a rare one
+        in byte-level BPE, are equal.
 
         Args:
             corpus: The corpus that the tokens are of.
         """
-        return self._texts(self._spans(corpus), corpus)
+        return self._with_added(self._texts(self._spans(corpus), corpus))
 
     def word_texts(self, corpus: Corpus) -> NDArray[Any]:
-        """Return the word that each token belongs to, empty for special tokens; shape (n_tokens,), objects.
+        """Return the word that each token belongs to; shape (n_tokens,), objects.
 
-        It is the word of the word list, or for running text the characters from the word's first piece to its last.
+        It is the word of the word list, or for running text the characters from the word's first piece to its last. A
+        token that the tokenizer added has its own text, such as [CLS], and one that is set aside its own characters.
 
         Args:
             corpus: The corpus that the tokens are of.
         """
+        set_aside = self.words == SET_ASIDE
         if corpus.words is not None:
             pairs = zip(self.sentences.tolist(), self.words.tolist(), strict=True)
             found = np.full(self.n_tokens, "", dtype=object)
             found[:] = [corpus.words[i][word] if word >= 0 else "" for i, word in pairs]
-            return found
-        spans = self._spans(corpus).copy()
-        begins = self.first_pieces | self.special
-        word, last = begins.cumsum() - 1, np.append(np.flatnonzero(begins)[1:], self.n_tokens) - 1
-        spans[:, 0], spans[:, 1] = spans[begins, 0][word], spans[last, 1][word]
-        return self._texts(spans, corpus)
+        else:
+            spans = self._spans(corpus).copy()
+            # A first token that is set aside still has the beginning of the first word.
+            words = np.where(set_aside, 0, self.words)
+            begins = first_pieces(words, self.sentences) | (words < 0)
+            word, last = begins.cumsum() - 1, np.append(np.flatnonzero(begins)[1:], self.n_tokens) - 1
+            spans[:, 0], spans[:, 1] = spans[begins, 0][word], spans[last, 1][word]
+            found = self._texts(spans, corpus)
+        if set_aside.any():
+            found = np.where(set_aside, self.piece_texts(corpus), found)
+        return self._with_added(found)
+
+    def _with_added(self, texts: NDArray[Any]) -> NDArray[Any]:
+        """Return texts in which tokens that the tokenizer added have their own."""
+        for token, text in self.added_texts.items():
+            texts[self.added & (self.input_ids == token)] = text
+        return texts
 
     def _spans(self, corpus: Corpus) -> NDArray[np.int32]:
         if self.spans is None:
@@ -218,7 +236,9 @@ class Tokens:
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "input_ids": self.input_ids, "words": self.words}
         arrays |= {name: values for name in _OPTIONAL if (values := getattr(self, name)) is not None}
         with tensor_file(path):
-            save_file(arrays, path, metadata={"n_truncated": str(self.n_truncated)})
+            # One entry alone, because the library writes several in any order, and the same table has the same bytes.
+            noted = json.dumps({"n_truncated": self.n_truncated, "added_texts": [*self.added_texts.items()]})
+            save_file(arrays, path, metadata={"noted": noted})
 
     @classmethod
     def load(cls, path: Path) -> Tokens:
@@ -229,7 +249,11 @@ class Tokens:
             lengths, input_ids, words = (file.get_tensor(name) for name in ("lengths", "input_ids", "words"))
             there = set(file.keys())
             further = {name: file.get_tensor(name) for name in _OPTIONAL if name in there}
-            return cls(lengths, input_ids, words, int(file.metadata()["n_truncated"]), **further)
+            metadata = file.metadata()
+            # Earlier versions noted the number alone.
+            noted = json.loads(metadata["noted"]) if "noted" in metadata else {"n_truncated": metadata["n_truncated"]}
+            added_texts = dict(noted.get("added_texts", ()))
+            return cls(lengths, input_ids, words, int(noted["n_truncated"]), **further, added_texts=added_texts)
 
 
 def first_pieces(words: NDArray[np.integer], sentences: NDArray[np.integer]) -> NDArray[np.bool_]:
@@ -284,7 +308,7 @@ def tokenize(
             columns["spans"].append(np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2))
             columns["token_types"].append(np.array(encoding.type_ids, dtype=np.int8))
             n_truncated += bool(encoding.overflowing) or len(text) < len(sentence)
-    table = _table(columns, n_truncated)
+    table = _table(columns, n_truncated, tokenizer)
     if "token_type_ids" not in tokenizer.model_input_names or not np.any(table.token_types):
         table = replace(table, token_types=None)
     return table.in_words(sentences, words)
@@ -325,13 +349,15 @@ def tokenize_pairs(tokenizer: Any, texts: Sequence[str], seconds: Sequence[int],
             columns["segments"].append(segments)
             columns["token_types"].append(np.array(encoding.type_ids, dtype=np.int8))
             n_truncated += bool(encoding.overflowing)
-    return _table(columns, n_truncated).in_words(texts)
+    return _table(columns, n_truncated, tokenizer).in_words(texts)
 
 
-def _table(columns: dict[str, list[Any]], n_truncated: int) -> Tokens:
+def _table(columns: dict[str, list[Any]], n_truncated: int, tokenizer: Any) -> Tokens:
     lengths = np.array(columns.pop("lengths"), dtype=np.int32)
     arrays = {name: np.concatenate(values) for name, values in columns.items()}
-    return Tokens(lengths, **arrays, n_truncated=n_truncated)
+    ids = np.unique(arrays["input_ids"][arrays["words"] == ADDED]).tolist()
+    added_texts = dict(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True))
+    return Tokens(lengths, **arrays, n_truncated=n_truncated, added_texts=added_texts)
 
 
 def _word_ids(encoding: Any) -> NDArray[np.int64]:

@@ -196,7 +196,7 @@ DESCRIPTIONS = {
     "tokenizer": "Tokenizer of a model that is given as an object; only from Python.",
     "definition": "Definition of the outliers that are clipped, as for `geometry`.",
     "components": "Number of directions that whitening keeps; all that vary by default.",
-    "seed": "Seed of every random draw: bootstrap samples, clip_random's neurons and random weights.",
+    "seed": "Seed of every random draw: bootstrap samples, clip_random's neurons and random initialisation.",
     "runs": "Folder in which the run is written.",
     "cache": "Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.",
     "quiet": "Print result lines only, without tables and progress.",

@@ -14,7 +14,7 @@ from probing.cli.arguments import PYTHON, WORDS, checked
 from probing.cli.elsewhere import meant
 from probing.cli.option_types import option_types, python_only, resolved
 from probing.cli.options import are_options, with_shared_help
-from probing.errors import UserError
+from probing.errors import UserError, refuse
 from probing.runtime.progress import overview
 from probing.runtime.terminal import escaped_output
 
@@ -23,6 +23,8 @@ _T = TypeVar("_T")
 
 # Options that take a list in Python, and the name of a source on the command line.
 _LISTS = ("corpus", "test_corpus", "fit_corpus")
+# Options that take a dict.
+_DICTS = ("trainer", "task_args")
 _UNCHECKED = "without_check"
 _PLAIN = (str, bool, int, float, list, dict)
 
@@ -108,9 +110,18 @@ def converted(function: Callable[..., Any], arguments: Mapping[str, Any], name: 
     values = {option: as_plain(value) for option, value in arguments.items() if option not in python_only(function)}
     values |= {option: [value] for option in WORDS if isinstance(value := values.get(option), str)}
     objects = {option for option, value in values.items() if _is_object(value, option)}
+    refuse([_no_dict(option, values[option]) for option in _DICTS if option in objects])
     given = {option: value for option, value in values.items() if option not in objects}
     found = checked(function, given, name or function.__name__, PYTHON)
     return {option: found[option] for option in given} | {option: values[option] for option in objects}
+
+
+def _no_dict(option: str, value: Any) -> str:
+    """Return what is wrong with an option that has to be a dict."""
+    found = f"`{option}` is of the type {type(value).__module__}.{type(value).__name__}, and expected is a dict"
+    if option != "trainer":
+        return found
+    return f"{found} of arguments of Lightning's Trainer, such as {{'max_epochs': 50}}, from which one is made"
 
 
 def _is_object(value: Any, name: str) -> bool:

@@ -19,6 +19,7 @@ from probing.data.controls import check_given, numbered, with_given
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import check_size, check_varies
 from probing.errors import UserError, as_clause
+from probing.results.schema import ALL_LAYERS, NamedLayer
 from probing.tasks import Labels, has_label
 from probing.tasks.values import Given, class_values, numbers_of
 
@@ -67,6 +68,10 @@ class ArrayActivations:
     def _rows(self, here: slice, array: Any) -> Any:
         return torch.from_numpy(self.order[here]).to(array.device) if isinstance(array, Tensor) else self.order[here]
 
+    def of_layers(self, layers: Mapping[int, Any]) -> ArrayActivations:
+        """Return the same rows with other layer numbers."""
+        return ArrayActivations(layers, self.order, self.tokens.lengths.astype(np.int64))
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the activations and of the groups of their rows."""
@@ -82,7 +87,7 @@ def activations_of_arrays(activations: Any) -> ArrayActivations:
     """Return the rows of arrays in their order, every row a group of its own.
 
     Args:
-        activations: Array of shape (n_rows, d_model), or one for each layer number.
+        activations: Array of shape (n_rows, d_model), or one for each layer number or name.
 
     Raises:
         UserError: If shapes differ, or activations are not finite.
@@ -108,7 +113,7 @@ def sides_of_arrays(
     """Return labelled rows of arrays, divided into train, validation and test, and the layer numbers.
 
     Args:
-        activations: Array of shape (n_rows, d_model), or one for each layer number.
+        activations: Array of shape (n_rows, d_model), or one for each layer number or name.
         labels: Label of each row, a whole number or a string; every label of a training row is a class. Or the number
             to predict of each row. Rows without a label, as `probing.corpus.rows` says, are left out.
         groups: Group of each row, such as its sentence or document. Rows of a group are on the same side, and intervals
@@ -193,16 +198,15 @@ def _examples(store: ArrayActivations, labels: Labels, here: NDArray[np.bool_], 
 def _layers(activations: Any) -> dict[int, Any]:
     given = activations if isinstance(activations, Mapping) else {0: activations}
     if not given:
-        raise UserError("`X` has no layers: expected an array, or a dict of layer number and array.")
+        raise UserError("`X` has no layers: expected an array, or a dict of layer number or name and array.")
     arrays: dict[int, Any] = {}
-    for layer, array in sorted(given.items()):
-        if isinstance(layer, bool) or not isinstance(layer, int | np.integer) or layer < 0:
-            raise UserError(f"`X`: {layer!r} is no layer number; expected whole numbers from 0 as keys.")
-        where = f"X[{layer}]" if isinstance(activations, Mapping) else "X"
-        arrays[int(layer)] = _without_mask(array, where)
+    for layer, (key, array) in zip(_numbered_layers([*given]), given.items(), strict=True):
+        arrays[layer] = _without_mask(array, f"X[{key!r}]" if isinstance(activations, Mapping) else "X")
+    arrays = dict(sorted(arrays.items()))
     first = next(iter(arrays.values()))
     for layer, array in arrays.items():
-        where = f"`X[{layer}]`" if isinstance(activations, Mapping) else "`X`"
+        key = repr(layer.name) if isinstance(layer, NamedLayer) else layer
+        where = f"`X[{key}]`" if isinstance(activations, Mapping) else "`X`"
         if array.ndim != 2:
             raise UserError(f"{where} has shape {tuple(array.shape)}: expected (n_rows, d_model).")
         if not (array.is_floating_point() if isinstance(array, Tensor) else array.dtype.kind in "fiu"):
@@ -215,6 +219,32 @@ def _layers(activations: Any) -> dict[int, Any]:
     if 0 in first.shape:
         raise UserError(f"`X` has shape {tuple(first.shape)}: there are no activations.")
     return arrays
+
+
+def _numbered_layers(keys: Sequence[Any]) -> list[int]:
+    """Return layer numbers: the keys themselves, or of names their places, which know the names.
+
+    Raises:
+        UserError: If keys are neither all numbers nor all names, or a name could be taken for something else.
+    """
+    are_names = isinstance(keys[0], str)
+    for key in keys:
+        if isinstance(key, str) != are_names:
+            raise UserError(f"`X`: {keys[0]!r} and {key!r} are a number and a name; give all layers one or the other.")
+        if not are_names and (isinstance(key, bool) or not isinstance(key, int | np.integer) or key < 0):
+            raise UserError(f"`X`: {key!r} is no layer number; expected whole numbers from 0, or names, as keys.")
+        if are_names and (key != " ".join(key.split()) or not key or key == ALL_LAYERS or _is_number(key)):
+            wanted = f"text in one line that is no number and not `{ALL_LAYERS}`"
+            raise UserError(f"`X`: {key!r} is no name of a layer; expected {wanted}.")
+    return [NamedLayer(i, key) for i, key in enumerate(keys)] if are_names else [int(key) for key in keys]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _without_mask(values: Any, name: str) -> Any:

@@ -51,7 +51,7 @@ CONTROLS: Mapping[str, Control] = {
         "memorising words.",
     ),
     "untrained": Control(
-        "random weights",
+        "randomly initialised",
         "the randomly initialised model",
         "The same probe on a randomly initialised model of the same architecture: what the architecture passes on "
         "without training. For position it is a ceiling rather than a floor.",

@@ -126,7 +126,7 @@ def prior_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: 
 
 
 def constant_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: int) -> NDArray[np.float64]:
-    """Return the cross-entropy of the better constant prediction: the training class shares, or the uniform one.
+    """Return the cross-entropy of the better constant answer: the training class shares, or the uniform one.
 
     If many classes are equally frequent, differences of their shares are noise. A probe that its penalty keeps near
     uniform then predicts better than the shares, by about (n_classes - 1) / (2 n_train_tokens) nats, without having

@@ -167,7 +167,7 @@ class ActivationDataModule(pl.LightningDataModule):
             UserError: If shapes, labels or sides are not as expected.
         """
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, say=say)
-        return cls(sides, layers, batch_size, seed)
+        return cls(sides, [*map(int, layers)], batch_size, seed)
 
     @classmethod
     def from_text(

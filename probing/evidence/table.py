@@ -28,7 +28,7 @@ from probing.statistics.separation import (
     neurons_at_a_time,
     strata_with_several,
 )
-from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, UNINFORMATIVE
+from probing.tables.columns import FAR, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
 from probing.tables.schema import FALSE_DISCOVERIES, GIVEN, NEURONS
 
 
@@ -76,7 +76,7 @@ def compared_with(train: Examples) -> dict[str, int]:
 OFFSET_BELOW = 0.5
 
 
-_OUTCOMES: Mapping[Outcome, str] = {"seen": "", "negligible": f", {NEGLIGIBLE}", "unresolved": f", {BELOW_RESOLUTION}"}
+_OUTCOMES: Mapping[Outcome, str] = {"seen": "", "negligible": f", {NEGLIGIBLE}", "unresolved": f", {UNRESOLVED}"}
 
 
 @dataclass(frozen=True)

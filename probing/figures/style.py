@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probing.figures.axes import spaced_layers
 from probing.figures.formats import USUAL, forms_of
-from probing.results.schema import Row
+from probing.results.schema import NamedLayer, Row
 from probing.results.shown import ends
 from probing.runtime.files import replacing
 
@@ -35,6 +36,8 @@ SMALL = 6.5
 HEIGHT = 9.0
 # Smallest letters in points, and those of numbers in the cells of a map; without room for these the cells are empty.
 LETTERS, CELLS = 6.5, 4.5
+# Of layers that have names: most that stand below an axis, characters of a line, and the height of one in inches.
+MOST_NAMES, NAME_WIDTH, LETTER = 10, 24, 0.07
 # Share of a cell's width that its number may take, and height of a panel in a column, as a share of its width.
 FILLED, PANEL = 0.9, 0.62
 
@@ -62,7 +65,7 @@ def fit_to_paper(figure: Figure) -> Bbox:
     figure.set_size_inches(new, max(height * scale, min(height * math.sqrt(scale), HEIGHT)))
     if is_small:
         below = [_below(figure, legend, panels[0]) for legend in figure.legends]
-        figure.set_size_inches(new, PANEL * new + sum(below))
+        figure.set_size_inches(new, PANEL * new + sum(below) + _upright(figure, panels[0]))
     figure.draw_without_rendering()
     for axes in panels:
         if axes.images:
@@ -84,6 +87,12 @@ def _below(figure: Figure, legend: Legend, axes: Axes) -> float:
         if legend.get_window_extent().width <= figure.bbox.width:
             break
     return float(legend.get_window_extent().height / figure.dpi)
+
+
+def _upright(figure: Figure, axes: Axes) -> float:
+    """Return the height in inches of names of layers that stand upright below an axis; 0 where there are none."""
+    names = [label for label in axes.get_xticklabels() if label.get_rotation() == 90]
+    return max((float(name.get_window_extent().height / figure.dpi) for name in names), default=0.0)
 
 
 def _fit_cells(axes: Axes) -> None:
@@ -217,6 +226,16 @@ def _save(figure: Figure, path: Path, form: str, **options: Any) -> None:
         figure.savefig(partial, format=form, metadata=_METADATA[form], **options)
 
 
+def _in_lines(name: str) -> str:
+    """Return a name broken behind dots into lines of at most `NAME_WIDTH` characters, where it can be."""
+    lines = [""]
+    for part in re.split(r"(?<=\.)", name):
+        if lines[-1] and len(lines[-1]) + len(part) > NAME_WIDTH:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
 def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "layer (0 = embeddings)") -> None:
     """Mark the measured layers on the x axis, and label as many as there is room for.
 
@@ -229,9 +248,16 @@ def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "
         what: Label of the axis.
     """
     measured = sorted(set(layers))
-    named = set(spaced_layers(measured, most))
-    axes.set_xticks(measured, [str(layer) if layer in named else "" for layer in measured])
-    axes.set_xlabel(what)
+    has_names = any(isinstance(layer, NamedLayer) for layer in measured)
+    named = set(spaced_layers(measured, MOST_NAMES if has_names else most))
+    axes.set_xticks(measured, [_in_lines(str(layer)) if layer in named else "" for layer in measured])
+    if has_names:
+        axes.tick_params(axis="x", rotation=90)
+        figure = cast("Figure", axes.figure)
+        if figure.axes[0] is axes:
+            longest = max(len(line) for layer in named for line in _in_lines(str(layer)).splitlines())
+            figure.set_figheight(figure.get_figheight() + LETTER * longest)
+    axes.set_xlabel("layer" if has_names else what)
     if len(measured) == 1:
         axes.set_xlim(measured[0] - 0.5, measured[0] + 0.5)
 

@@ -128,7 +128,7 @@ def read_maps(subject: Subject, sentences: Sequence[int]) -> list[Example]:
     encoder, pad_token_id = load(subject.request)
     n_types = n_token_types(encoder, load_tokenizer(subject.request.source), corpus.seconds is not None)
     reader = AttentionReader.of(encoder, pad_token_id, subject.request.source.name, n_types)
-    texts, words, ids = tokens.piece_texts(corpus), tokens.word_texts(corpus), tokens.input_ids.tolist()
+    texts, words = tokens.piece_texts(corpus), tokens.word_texts(corpus)
     arcs = _arcs_of(corpus)
     found = []
 
@@ -142,7 +142,7 @@ def read_maps(subject: Subject, sentences: Sequence[int]) -> list[Example]:
             (kept,) = reader.read(encoder, batch, [without_first(begin) if subject.asked.without_first else begin])
         own = ExampleSentence(
             sentence,
-            [text or subject.special_tokens.get(token, "") for token, text in zip(ids[rows], texts[rows], strict=True)],
+            texts[rows].tolist(),
             batch.special[0].tolist(),
             _words(subject, sentence, words[rows]),
             # As wherever heads are measured between words, special tokens belong to no word.

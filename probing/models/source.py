@@ -91,7 +91,7 @@ class ModelSource:
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in last).lstrip(".-") or "model"
 
     def fingerprint(self, weights: bool = True) -> str:
-        """SHA-256 (hex) of the files that determine the hidden states, for random weights without the weight files.
+        """SHA-256 (hex) of the files that determine the hidden states, without the weight files if they are random.
 
         Raises:
             UserError: If a file cannot be read.

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from probing.models.layers import NEURON, aligned, is_inside_blocks, site_of
+from probing.models.layers import NEURON, is_inside_blocks, site_of
 from probing.page.sources import Sources, Subject
 from probing.results.schema import Row
-from probing.results.shown import count, layers_named, listed, two_decimals
+from probing.results.shown import count, layers_named, listed
 from probing.runs.checks import has_intercept
-from probing.runs.study import Result
 from probing.tables.answers import accuracies, ceiling
 from probing.tables.columns import R2, score_of
 from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps, scope
@@ -99,27 +96,3 @@ def _on_neurons(subject: Subject, layer: int) -> str:
     ranked = subject.ranked[layer]
     said = conclusion(ranked, subject.task, row, given_words(subject.run.config)), overlaps(row, len(ranked))
     return " ".join(sentence for sentence in said if sentence)
-
-
-def agreements(agreement: Result) -> list[str]:
-    """Return a sentence per pair of runs on the agreement of their rankings in layers of the same relative depth."""
-    found: dict[tuple[str, str], dict[tuple[int, int], Row]] = {}
-    for row in agreement.agreement:
-        if row["statistic"] == "spearman":
-            found.setdefault((row["model_a"], row["model_b"]), {})[row["layer_a"], row["layer_b"]] = row
-    return [_agreement(pair, rows) for pair, rows in found.items()]
-
-
-def depths(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """Return the layers of a pair of runs that are at the same relative depth."""
-    layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
-    return [(layers_a[i], layers_b[j]) for i, j in aligned(layers_a, layers_b)]
-
-
-def _agreement(pair: tuple[str, str], rows: dict[tuple[int, int], Row]) -> str:
-    here = [rows[layers] for layers in depths(list(rows.values())) if layers in rows]
-    values = [row["value"] for row in here]
-    beyond = sum(row["p_value"] < 0.05 for row in here)
-    low, high = two_decimals(min(values)), two_decimals(max(values))
-    values_said = low if low == high else f"{low} to {high}"
-    return say("agreement", a=pair[0], b=pair[1], values=values_said, n=beyond, pairs=count(len(here), "pair"))

@@ -140,7 +140,7 @@ def _answers(sources: Sources) -> Html:
         parts.append(element("h3", subject.label) if len(sources.subjects) > 1 else None)
         parts.append(element("p", answers.question(subject), class_="question"))
         parts.append(element("p", answers.answer(subject), class_="answer"))
-    found = answers.agreements(sources.agreement) if sources.agreement else []
+    found = sources.agreement.answer() if sources.agreement else []
     if found:
         parts.append(element("h3", "Between them"))
         parts += [element("p", sentence, class_="answer") for sentence in found]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from probing.figures import axes as step_axis
 from probing.figures.axes import spaced_layers
 from probing.results.markup import Html, element, joined
+from probing.results.schema import NamedLayer
 
 # Labels of layers, and characters of the labels of steps, that fit side by side.
 MOST_LAYERS, CHARACTERS = 26, 68
@@ -67,18 +68,24 @@ def _round_step(span: float) -> float:
 
 
 def _spaced(layers: Sequence[int]) -> list[str]:
-    named = spaced_layers(layers, MOST_LAYERS)
+    longest = max((len(str(layer)) for layer in layers), default=1)
+    named = spaced_layers(layers, min(MOST_LAYERS, max(1, WIDTH // (longest * LETTER))))
     return [str(layer) if layer in named else "" for layer in layers]
 
 
+def _axis_of_layers(layers: Sequence[int]) -> str:
+    return "layer" if isinstance(layers[0], NamedLayer) else "layer (0 = embeddings)"
+
+
 SHARES = Up(0.0, 1.0, (0, 0.25, 0.5, 0.75, 1))
-BY_LAYER = Across("layer", lambda layers: "layer (0 = embeddings)", lambda layers: layers, _spaced)
+BY_LAYER = Across("layer", _axis_of_layers, lambda layers: layers, _spaced)
 BY_STEP = Across("step", step_axis.name, step_axis.coordinates, lambda steps: step_axis.labels(steps, CHARACTERS))
 
 
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 40
 INSET = 14  # so that marks do not touch the axis
+LETTER = 7  # width of a letter below the axis
 BESIDE = 30  # distance between marks where all are at one layer
 
 # Marks around the origin, and dashes, by index of the line; colours are in style.css.
@@ -169,7 +176,8 @@ def _frame(all_at: Sequence[int], across: Across, up: Up) -> list[Html]:
     for at, label in zip(all_at, across.labels(all_at), strict=True):
         if label:
             at_x = _at(x(at, all_at, across))
-            parts.append(element("text", label, x=at_x, y=HEIGHT - BOTTOM + 17, text_anchor="middle"))
+            ends = {all_at[0]: "start", all_at[-1]: "end"} if LETTER * len(label) > 2 * LEFT and len(all_at) > 1 else {}
+            parts.append(element("text", label, x=at_x, y=HEIGHT - BOTTOM + 17, text_anchor=ends.get(at, "middle")))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(element("text", across.name(all_at), x=_at(middle), y=HEIGHT - 5, text_anchor="middle"))
     return parts

@@ -17,7 +17,7 @@ from probing.page.sources import Subject
 from probing.results.markup import Html, element
 from probing.results.schema import Column, Row
 from probing.results.shown import shortened
-from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE
+from probing.tables.columns import FAR, NEGLIGIBLE, UNRESOLVED
 from probing.tables.schema import NEURONS, NUMBER_NEURONS
 
 # Bytes of text for each byte of an array.
@@ -184,8 +184,6 @@ def class_data(subject: Subject, room: int) -> dict[str, Any]:
 FIRST = 10
 # Columns of ablation effects, of classes and of numbers.
 WITHOUT = ("cross_entropy_without", "r2_without")
-# Text of a cell where an ablation effect is neither different from 0 nor negligible.
-UNRESOLVED = "unresolved"
 
 
 def cell(column: Column, row: Row) -> str:
@@ -194,7 +192,7 @@ def cell(column: Column, row: Row) -> str:
         return f"{row['rank_low']}–{row['rank_high']}"
     if row.get(column.name) in (None, ""):
         return ""
-    if column.name in WITHOUT and BELOW_RESOLUTION in row["removed"]:
+    if column.name in WITHOUT and UNRESOLVED in row["removed"]:
         return UNRESOLVED
     if column.name in WITHOUT and NEGLIGIBLE in row["removed"]:
         return NEGLIGIBLE
@@ -286,7 +284,7 @@ def shown_by_script(subject: Subject) -> set[str]:
         "shade", "activation mean", "activation sd",
         *(f"flag {row['flag']}" for row in rows if row["flag"]),
         *("*" for row in rows if is_far(row)),
-        *(UNRESOLVED for said in removed if BELOW_RESOLUTION in said),
+        *(UNRESOLVED for said in removed if UNRESOLVED in said),
         *(NEGLIGIBLE for said in removed if NEGLIGIBLE in said),
         *("95% range of that" for row in rows if any(row.get(name) not in (None, "") for name in ranges)),
     }  # fmt: skip

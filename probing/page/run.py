@@ -15,7 +15,7 @@ from probing.page.sources import Subject
 from probing.page.terms import FLAGS
 from probing.results.markup import Html, as_in_terminal, element, table
 from probing.results.shown import ends, interval, listed
-from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, R2, controls_of
+from probing.tables.columns import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of
 from probing.tables.probes import heads_table
 
 
@@ -102,8 +102,9 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
     """
     classes = class_data(subject, room)
     data = {
-        "task": subject.task, "layers": subject.layers, "width": subject.d_model, "classes": subject.classes,
-        "flags": FLAGS, "far": FAR, "unresolved": BELOW_RESOLUTION,
+        "task": subject.task, "layers": subject.layers, "layerNames": [*map(str, subject.layers)],
+        "width": subject.d_model, "classes": subject.classes,
+        "flags": FLAGS, "far": FAR, "unresolved": UNRESOLVED,
         "negligible": NEGLIGIBLE, "byClass": classes, **packed_rows(subject),
     }  # fmt: skip
     return element(
@@ -198,7 +199,9 @@ def _detail(subject: Subject, per_layer: int) -> Html:
 
 
 def _filters(subject: Subject) -> Html:
-    layers = [element("option", layer, value=layer, selected=layer == subject.layers[-1]) for layer in subject.layers]
+    layers = [
+        element("option", layer, value=int(layer), selected=layer == subject.layers[-1]) for layer in subject.layers
+    ]
     flags = [("any or none", ""), ("no flag", "none"), *((name, name) for name in FLAGS)]
     chosen = element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")
     typed = element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")

@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from html import unescape
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.page.neurons import COLUMNS, UNRESOLVED
+from probing.page.neurons import COLUMNS
 from probing.results.markup import Html, element, pairs
 from probing.tables.classes import SHOWN
-from probing.tables.columns import BELOW_RESOLUTION, FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE
+from probing.tables.columns import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED
 from probing.tables.schema import CLASS_SCORES
 
 Terms = Mapping[str, str]
@@ -84,7 +84,7 @@ NEURONS: Terms = {
     **{f"flag {name}": f"{text[:1].upper()}{text[1:]}." for name, text in FLAGS.items()},
     "*": f"The neuron's mean is more than {FAR:.0f} standard deviations from 0, which makes its centred contribution "
     "unreliable; the column with intercept has the value of a probe with an intercept.",
-    UNRESOLVED: f"The loss without the neuron is {BELOW_RESOLUTION}: its interval neither excludes 0 nor is narrow "
+    UNRESOLVED: f"The loss without the neuron is {UNRESOLVED}: its interval neither excludes 0 nor is narrow "
     "enough to call the loss negligible.",
     NEGLIGIBLE: "A probe without the neuron loses almost nothing: the whole interval is within "
     f"{NEGLIGIBLE_NATS} nats of 0, or of R².",

@@ -1,4 +1,4 @@
-"""The bias-free linear probe: all layers and penalties stacked in one parameter, trained under Lightning."""
+"""The linear probe without an intercept: all layers and penalties stacked in one parameter, trained under Lightning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Stage = Literal["train", "val", "test"]
 
 
 class LinearProbe(pl.LightningModule):
-    """Bias-free softmax probes, one for each layer or several, trained on activations.
+    """Softmax probes without an intercept, one for each layer or several, trained on activations.
 
     logits = hidden_states @ weight.T. The parameter holds the scaled weights U, on which the penalty acts; `weight` has
     the weights on raw hidden states.

@@ -1,4 +1,4 @@
-"""A bias-free softmax probe: centred weights, which are unique, and cross-entropy, gradient and curvature."""
+"""A softmax probe without an intercept: centred weights, which are unique, cross-entropy, gradient and curvature."""
 
 from __future__ import annotations
 

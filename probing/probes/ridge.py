@@ -1,4 +1,4 @@
-"""Bias-free ridge probes of numbers, in closed form: one decomposition of a layer serves every penalty and target.
+"""Ridge probes of numbers without an intercept, in closed form: one decomposition serves every penalty.
 
 The numbers are standardised by the training examples, and activations are scaled as for a probe of classes: divided by
 their standard deviation, not centred. With C the second moment of the scaled neurons and b their mean product with the

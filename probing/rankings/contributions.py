@@ -20,7 +20,7 @@ from probing.runtime.processes import sum_over_ranks
 
 
 def neuron_contributions(weight: Tensor, hidden_states: Tensor) -> Tensor:
-    """Split each logit of a bias-free probe into one signed term per neuron.
+    """Split each logit of a probe without an intercept into one signed term per neuron.
 
     Args:
         weight: Probe weight, shape (n_classes, d_model).

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from probing.errors import UserError, as_clause
 from probing.results.markup import as_in_terminal, element, joined
-from probing.results.schema import Row, Schema, Type, Value
+from probing.results.schema import Column, Row, Schema, Type, Value, with_layer_name, with_named_layer
 from probing.results.shown import is_end, shown_table
 from probing.runtime.files import regular, replacing
 
@@ -72,6 +72,33 @@ class Table(list[dict[str, Any]]):
             return pandas.Series(cells, dtype=float if kind is float or None in cells else int)
 
         return pandas.DataFrame({column: series(column) for column in self._columns()})
+
+    def to_latex(self, columns: Sequence[str] = ()) -> str:
+        r"""Return the table as a LaTeX `tabular`, with the headings, numbers and intervals that a prompt shows.
+
+        It needs `\usepackage{booktabs}`; the caption is yours.
+
+        Args:
+            columns: The columns, by their names in files; an asterisk behind a name, such as `accuracy*`, shows its
+                interval as well. By default all that some row has.
+
+        Raises:
+            UserError: If the table does not have a column, or the column no interval, or there are no rows.
+        """
+        from probing.results.latex import booktabs
+
+        if not self:
+            raise UserError("`to_latex`: the table has no rows; expected at least one.")
+        there = self._columns()
+        schema = self.schema or Schema("table", "", [Column(name, self._cells(name)[1]) for name in there])
+        known = [name for name in there if name in schema]
+        for name in columns:
+            bare = name.removesuffix("*")
+            if bare not in known:
+                raise UserError(f"`to_latex`: the table has no column `{bare}`; it has {', '.join(known)}.")
+            if bare != name and schema[bare].interval is None:
+                raise UserError(f"`to_latex`: the column `{bare}` has no interval; give it without the asterisk.")
+        return booktabs(shown_table(schema, self, names=columns))
 
     def to_parquet(self, path: str | Path) -> None:
         """Write the table as a Parquet file, each column by its type; an existing file is replaced.
@@ -138,6 +165,7 @@ def write_csv(path: Path, rows: Sequence[Row], schema: Schema) -> None:
     Raises:
         RuntimeError: If a row has a column that the schema does not declare.
     """
+    rows = [with_layer_name(row) for row in rows]
     with path.open("w", newline="", encoding="utf-8") as file:
         # With this end of a line, the writer also puts cells with a carriage return in quotes.
         writer = csv.DictWriter(_Lines(file), schema.order(rows), lineterminator="\r\n")
@@ -195,7 +223,7 @@ def read_csv(path: Path, schema: Schema) -> Table:
         {name: _value(path, name, text, kind) for name, text, kind in zip(names, row, types, strict=True)}
         for row in rows
     ]
-    return Table(cells, schema)
+    return Table(map(with_named_layer, cells), schema)
 
 
 def _cells(path: Path) -> tuple[list[str], list[list[str]]]:

@@ -18,6 +18,59 @@ RANGE_MEANING = "Confidence interval of the number before it, over sentences or 
 ALL_LAYERS = "all"
 
 
+# Column of the name of a layer that has one; tables are shown with the name in the column of the layer.
+LAYER_NAME = "layer_name"
+
+
+class NamedLayer(int):
+    """A layer's number that is shown by its name: as text it is the name, in order, arithmetic and files the number.
+
+    Args:
+        number: The number.
+        name: The name.
+    """
+
+    name: str
+
+    def __new__(cls, number: int, name: str) -> NamedLayer:  # noqa: D102
+        made = super().__new__(cls, number)
+        made.name = name
+        return made
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, form: str) -> str:
+        return format(int(self), form) if form else self.name
+
+    def __reduce__(self) -> tuple[type[NamedLayer], tuple[int, str]]:
+        return NamedLayer, (int(self), self.name)
+
+
+def layer_cells(layer: int) -> dict[str, Any]:
+    """Return the cells of a row that say which layer it is of: its number, and its name if it has one."""
+    return {"layer": layer, LAYER_NAME: layer.name} if isinstance(layer, NamedLayer) else {"layer": layer}
+
+
+def with_layer_name(row: Row) -> dict[str, Any]:
+    """Return a row as it is written: with the number of its layer, and the name beside it if it has one."""
+    layer = row.get("layer")
+    if not isinstance(layer, NamedLayer):
+        return dict(row)
+    return {key: cell for name, value in row.items() for key, cell in _written(name, value)}
+
+
+def _written(name: str, value: Any) -> list[tuple[str, Any]]:
+    return [("layer", int(value)), (LAYER_NAME, value.name)] if name == "layer" else [(name, value)]
+
+
+def with_named_layer(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as it is in memory, whose layer knows its name, from one that was read."""
+    if row.get(LAYER_NAME):
+        row["layer"] = NamedLayer(row["layer"], row[LAYER_NAME])
+    return row
+
+
 def layer_number(text: str) -> int | str:
     """Return a layer's number, or the word for all layers."""
     return text if text == ALL_LAYERS else int(text)

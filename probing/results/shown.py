@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import RANGE, Column, Row, Schema
+from probing.results.schema import LAYER_NAME, RANGE, Column, NamedLayer, Row, Schema
 from probing.runtime.plain_tables import plain_table
 
 
@@ -88,6 +88,8 @@ def layers_named(layers: Sequence[int]) -> str:
     """Return layers, ascending, with their noun; several in a row by the first and the last."""
     if len(layers) == 1:
         return f"layer {layers[0]}"
+    if isinstance(layers[0], NamedLayer):
+        return f"layers {listed(layers)}"
     in_a_row = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
     return f"layers {layers[0]} to {layers[-1]}" if in_a_row else f"layers {listed(layers)}"
 
@@ -120,7 +122,7 @@ def shown_table(
         table.add_column(column.words, justify="left" if column.type is str else "right")
         cells.append(column.show)
         if name.endswith("*"):
-            table.add_column(RANGE, justify="right")
+            table.add_column(_heading_of_range(column), justify="right")
             cells.append(_range_of(column))
     for heading, cell in (beside or {}).items():
         table.add_column(heading, justify="right")
@@ -131,8 +133,16 @@ def shown_table(
 
 
 def _there(schema: Schema, rows: Sequence[Row]) -> list[str]:
-    there = [column for column in schema.columns if any(column.name in row for row in rows)]
+    there = [
+        column for column in schema.columns if any(column.name in row for row in rows) and column.name != LAYER_NAME
+    ]
     return [f"{column.name}*" if column.interval is not None else column.name for column in there]
+
+
+def _heading_of_range(column: Column) -> str:
+    """Return the heading of a column's interval, which says what it is of where that is not the column itself."""
+    is_own = column.interval in ("", column.name)
+    return RANGE if is_own else f"{RANGE} {str(column.interval).replace('_', ' ')}"
 
 
 def _range_of(column: Column) -> Callable[[Row], str]:

@@ -132,16 +132,20 @@ def say_where(folder: Path, where: str | None) -> None:
 
 
 def say_results(made: Result, where: str | None, quiet: bool) -> None:
-    """Print the tables, a sentence for each question, and where the results are.
+    """Print the answer, the tables, a sentence for each further question, and where the results are.
 
     Args:
         made: The results.
         where: Address on Weights & Biases, if they were logged there.
         quiet: Whether the tables are left out.
     """
+    said, more = made.answer(), made.study.more_tables(made)
+    terminal.tell(*said)
     if not quiet:
-        terminal.show(*made.tables())
-    terminal.tell(*made.conclusions())
+        terminal.show(*made.tables(), *(more if made.config.get("verbose") else ()))
+    terminal.tell(*made.conclusions()[len(said) :])
+    if more and not quiet and not made.config.get("verbose"):
+        print("Further tables: --verbose, or `report` of these results.")
     say_where(made.folder, where)
 
 
@@ -266,7 +270,7 @@ class Call:
 
         Args:
             solver: Solver of the probes that are trained; None if none are.
-            seed: Seed of random weights; that of the option by default.
+            seed: Seed of random initialisation; that of the option by default.
             more: Further fields of the source.
 
         Raises:

@@ -101,7 +101,7 @@ Holds = Callable[[Any], bool]
 
 
 def _whole(least: int) -> Holds:
-    return lambda value: type(value) is int and least <= value <= _LARGEST
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
 
 
 def _one_of(*values: Any) -> Holds:

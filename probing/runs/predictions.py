@@ -24,6 +24,7 @@ from probing.models import SiteName, site_of
 from probing.probes.erasure import Changed
 from probing.probes.objective import centre_over_classes
 from probing.results.rows import Table
+from probing.results.schema import NamedLayer, layer_cells
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runs.places import model_of, task_of
 from probing.runtime import terminal
@@ -106,24 +107,32 @@ def of_arrays(probes: Probes, activations: Any, reader: Reader | None = None) ->
 
     Args:
         probes: The probes of a run that was made from arrays.
-        activations: Array of shape (n_rows, d_model), or one for each of the run's layers, by its number.
+        activations: Array of shape (n_rows, d_model), or one for each of the run's layers, by its number or name.
         reader: What rows are made of; predictions by default.
 
     Raises:
         UserError: If these are no such arrays.
     """
     store = activations_of_arrays(activations)
-    if unknown := sorted(set(store.layers) - set(probes.weight)):
+    known = {_key(layer): layer for layer in probes.weight}
+    if unknown := [layer for layer in store.layers if _key(layer) not in known]:
+        what = "name" if isinstance(next(iter(known)), str) else "number"
         raise UserError(
-            f"`X`: layer {unknown[0]} is not in {probes.folder}, which has {', '.join(map(str, probes.weight))}; "
-            "give a dict of layer number and array."
+            f"`X`: layer {unknown[0]} is not in {probes.folder}, which has {', '.join(map(str, known))}; "
+            f"give a dict of layer {what} and array."
         )
+    store = store.of_layers({known[_key(layer)]: array for layer, array in store.layers.items()})
     d_model = next(iter(probes.weight.values())).shape[1]
     if store.plan.d_model != d_model:
         raise UserError(f"`X` has {store.plan.d_model} columns, and the probes of {probes.folder} read {d_model}.")
     of_layers = replace(probes, weight={layer: probes.weight[layer] for layer in store.layers})
     examples = Examples(of_layers.read(store), np.zeros(store.tokens.n_tokens, dtype=np.int32))
     return _table(of_layers, examples, lambda row: {"row": row}, reader)
+
+
+def _key(layer: int) -> int | str:
+    """Return what a layer is given by: its name if it has one, otherwise its number."""
+    return layer.name if isinstance(layer, NamedLayer) else layer
 
 
 def _corpus(texts: Any) -> Corpus:
@@ -208,11 +217,12 @@ def predictions(probes: Probes, layer: int, states: Tensor) -> list[list[dict[st
     """Return for each example the class with the highest probability, or the number that is predicted."""
     logits = probes.logits(layer, states)
     if (numbers := probes.results.get("numbers")) is not None:
-        return [[{"layer": layer, "predicted": number}] for number in (numbers["mean"] + logits[:, 0]).tolist()]
+        return [[{**layer_cells(layer), "predicted": number}] for number in (numbers["mean"] + logits[:, 0]).tolist()]
     probability, index = (found.tolist() for found in logits.double().softmax(1).max(1))
     labels = (probes.classes[i] for i in index)
     return [
-        [{"layer": layer, "predicted": label, "probability": p}] for label, p in zip(labels, probability, strict=True)
+        [{**layer_cells(layer), "predicted": label, "probability": p}]
+        for label, p in zip(labels, probability, strict=True)
     ]
 
 

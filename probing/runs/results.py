@@ -30,7 +30,7 @@ from probing.probes.training import LayerFit
 from probing.probes.transforms import Transform, save
 from probing.rankings.contributions import class_contributions, class_rows
 from probing.results.rows import write_tables
-from probing.results.schema import Row
+from probing.results.schema import Row, with_layer_name
 from probing.results.shown import without_nan
 from probing.runs.contexts import contexts_of
 from probing.runs.numbers import MeasuredNumbers
@@ -320,7 +320,12 @@ def write_summary(
         **({"pooling": sides.test.pooling} if sides.test.pooling else {}),
         "timings": dict(timings),
         "layers": [
-            {**without_nan(row), "converged": fit.converged, "n_passes": fit.n_passes, "objective": fit.objective}
+            {
+                **without_nan(with_layer_name(row)),
+                "converged": fit.converged,
+                "n_passes": fit.n_passes,
+                "objective": fit.objective,
+            }
             for row, fit in zip(written.tables["accuracy"], fits, strict=True)
         ],
     }

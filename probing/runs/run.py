@@ -10,7 +10,7 @@ from probing.errors import UserError
 from probing.models.layers import site_of, what_is_a_neuron
 from probing.results.markup import Html, element, joined
 from probing.results.rows import Table, read_csv
-from probing.results.schema import Schema, label_of_class
+from probing.results.schema import Schema, label_of_class, layer_cells, with_named_layer
 from probing.results.shown import layers_named
 from probing.runs.checks import (
     check_documents,
@@ -104,6 +104,7 @@ class Fit(Study):
         accuracy, neurons = (read_csv(folder / f"{schema.name}.csv", schema) for schema in schemas)
         run = Run(folder, config, results, accuracy, neurons)
         check_documents(config, results)
+        results["layers"] = [with_named_layer(row) for row in results["layers"]]
         check_tables(results, accuracy, neurons)
         check_tensors(folder, results, accuracy, len(neurons))
         return run
@@ -231,7 +232,7 @@ class Run(Result):
 
         Args:
             texts: Sentences, or for each sentence the list of its words; for a run that `probing.probe` made,
-                activations as it takes them: an array of shape (n_rows, d_model), or one for each layer number.
+                activations as it takes them: an array of shape (n_rows, d_model), or one for each layer number or name.
 
         Returns:
             For each token that the task may label and each layer a dict with `sentence` (the index in `texts`),
@@ -248,7 +249,7 @@ class Run(Result):
 
         return of_arrays(self._probes(), texts) if self.is_of_arrays else of_texts(self._probes(), texts)
 
-    def explain(self, texts: Any, layer: int | None = None, n: int = 5) -> Explanation:
+    def explain(self, texts: Any, layer: int | str | None = None, n: int = 5) -> Explanation:
         """Return what is predicted of other text, and the neurons that contribute most to each prediction.
 
         The contribution of a neuron is weight x activation to the logit of the predicted class, with weights centred
@@ -257,7 +258,7 @@ class Run(Result):
 
         Args:
             texts: Texts or arrays, as `predict` takes them.
-            layer: Number of the layer; all of the run's by default.
+            layer: Number of the layer, or its name where arrays gave it one; all of the run's by default.
             n: Number of neurons of each example.
 
         Returns:
@@ -271,7 +272,11 @@ class Run(Result):
 
         return explained(self._probes(layer), texts, self.is_of_arrays, n)
 
-    def _probes(self, layer: int | None = None) -> Probes:
+    def _numbered(self, layer: int | str) -> int | str:
+        """Return the run's layer of a number or a name; what is neither stays."""
+        return next((known for known in self.layers if layer in layer_cells(known).values()), layer)
+
+    def _probes(self, layer: int | str | None = None) -> Probes:
         """Return the probes of all layers, or of one.
 
         Raises:
@@ -280,8 +285,10 @@ class Run(Result):
         from probing.runs.predictions import Probes
 
         weight = dict(zip(self.layers, self.weight, strict=True))
-        if layer is not None and layer not in weight:
-            raise UserError(f"`layer={layer}`: {self.folder} has {layers_named(list(weight))}.")
+        if layer is not None:
+            layer = self._numbered(layer)
+            if layer not in weight:
+                raise UserError(f"`layer={layer}`: {self.folder} has {layers_named(list(weight))}.")
         kept = weight if layer is None else {layer: weight[layer]}
         intercepts = {} if self.intercept is None else dict(zip(self.layers, self.intercept, strict=True))
         return Probes(self.folder, self.config, self.results, kept, intercepts)
@@ -304,12 +311,15 @@ class Run(Result):
         pairs = zip(corpora[-1].sentences, splits[-1], strict=True)
         return [sentence for sentence, side in pairs if side == "test"]
 
-    def top(self, layer: int, n: int = 10, by: Order = "contribution") -> Table:
+    def top(self, layer: int | str, n: int = 10, by: Order = "contribution") -> Table:
         """Return the first `n` neurons of a layer's ranking, or of its order by centred contribution.
+
+        Arrays may have given the layer a name.
 
         Raises:
             ValueError: If the run does not have that layer.
         """
+        layer = self._numbered(layer)
         if layer not in self.layers:
             raise ValueError(f"layer {layer} is not in {self.folder}, which has {', '.join(map(str, self.layers))}")
         own = ordered([row for row in self.neurons if row["layer"] == layer], by)

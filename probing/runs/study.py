@@ -58,6 +58,15 @@ class Result:
         with reading(self.folder):
             return self.study.tables(self)
 
+    def answer(self) -> list[str]:
+        """Return the sentences that answer the study's question in short, the first ones of `conclusions`.
+
+        Raises:
+            UserError: If the tables are damaged, so that nothing can be said of them.
+        """
+        with reading(self.folder):
+            return self.study.answer(self)
+
     def conclusions(self) -> list[str]:
         """Return what the results say, a sentence for each question.
 
@@ -65,7 +74,7 @@ class Result:
             UserError: If the tables are damaged, so that nothing can be said of them.
         """
         with reading(self.folder):
-            return self.study.conclusions(self)
+            return [*self.study.answer(self), *self.study.conclusions(self)]
 
     def report(self, output: str | Path | None = None) -> Path:
         """Write the results as one HTML page, as `report` does, and return the file.
@@ -140,8 +149,16 @@ class Study:
         """Return the tables of the terminal as rich tables; by default all columns of all tables that have rows."""
         return [shown_table(schema, rows) for schema in self.schemas if (rows := made.by_name[schema.name])]
 
+    def more_tables(self, made: Result) -> list[Any]:
+        """Return the tables that the terminal shows only with `--verbose`, if the command has it; none by default."""
+        return []
+
+    def answer(self, made: Result) -> list[str]:
+        """Return the answer in short, which stands before the tables; none by default."""
+        return []
+
     def conclusions(self, made: Result) -> list[str]:
-        """Return what the results say, a sentence for each question; none by default."""
+        """Return what the results say beside the answer, a sentence for each question; none by default."""
         return []
 
     def about(self, made: Result) -> str:

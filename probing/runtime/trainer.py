@@ -84,7 +84,7 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
     if not isinstance(max_time := options.get("max_time", {}), str | Mapping | timedelta):
         problems.append(f"`--trainer.max_time {max_time}`: expected DD:HH:MM:SS")
     refuse(problems)
-    refuse(_rank_problems(options))
+    refuse([*_of_the_other_package(options), *_rank_problems(options)])
     # One by one, so that the message names the argument that is refused; then all, which may contradict each other.
     for tried in [*({name: value} for name, value in options.items()), options]:
         try:
@@ -99,6 +99,16 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
         )
     if "max_time" in options and (pl.callbacks.Timer(options["max_time"]).time_remaining() or 0) <= 0:
         raise UserError(f"`--trainer.max_time {options['max_time']}` leaves no time to train: expected DD:HH:MM:SS.")
+
+
+def _of_the_other_package(options: Mapping[str, Any]) -> list[str]:
+    """Return which values are objects of `lightning`, whose classes `pytorch_lightning` does not know as its own."""
+    return [
+        f"`trainer['{name}']` is of the package lightning, and its Trainer is not the one used here: import "
+        f"{type(value).__name__} from pytorch_lightning instead"
+        for name, value in options.items()
+        if type(value).__module__.partition(".")[0] == "lightning"
+    ]
 
 
 def _rank_problems(options: Mapping[str, Any]) -> list[str]:

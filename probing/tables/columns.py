@@ -12,7 +12,7 @@ from probing.results.schema import Row
 # Flag of a layer whose probe does not beat a constant answer in nats, beyond the interval: do not read its ranking.
 UNINFORMATIVE = "uninformative"
 # What the interval of an ablation effect says: it cannot tell, or the effect is negligible.
-BELOW_RESOLUTION = "below resolution"
+UNRESOLVED = "unresolved"
 NEGLIGIBLE = "negligible"
 # An effect is negligible if its interval is within this many nats of 0: the perplexity changes by a thousandth.
 NEGLIGIBLE_NATS = 1e-3

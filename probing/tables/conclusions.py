@@ -12,11 +12,11 @@ from probing.results.shown import ends, in_brackets, interval, layers_named, lis
 from probing.statistics.intervals import few_sentences
 from probing.statistics.rank_similarity import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES
 from probing.tables.columns import (
-    BELOW_RESOLUTION,
     NEGLIGIBLE,
     NEGLIGIBLE_NATS,
     R2,
     UNINFORMATIVE,
+    UNRESOLVED,
     controls_of,
     score_of,
     score_of_neurons,
@@ -197,7 +197,7 @@ def _without_it(rows: Sequence[Mapping[str, Any]]) -> str:
     # Of a gain, the interval is that of the gain.
     between = in_brackets(interval(top, score.without, " to ", ".4f", times=sign))
     changes = f"{_lost(value)}{score.unit}{between}"
-    if BELOW_RESOLUTION in removed:
+    if UNRESOLVED in removed:
         return say("unresolved", changes=changes)
     if NEGLIGIBLE in removed:
         name = "negligible_without_signal" if "no-signal" in top["flag"] else "negligible"

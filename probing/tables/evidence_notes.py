@@ -94,6 +94,21 @@ NOTES: dict[str, Sentence] = {
         "together is not above both.",
         TABLES,
     ),
+    "note_of_overlap": Sentence(
+        "top overlap: share of the first {top} neurons that both rankings have in common, matched neurons as one",
+        "`compare`.",
+        TABLES,
+    ),
+    "note_of_chance": Sentence(
+        "by chance: 95% of what {null} give; p: that they give such a Spearman, corrected for all pairs of layers",
+        "`compare`; what chance is, is the column `null` of `agreement.csv`.",
+        TABLES,
+    ),
+    "note_of_match": Sentence(
+        "match: correlation of matched neurons on other sentences; CKA: likeness of the whole layers (linear)",
+        "`compare`.",
+        TABLES,
+    ),
     "chosen_penalty": Sentence(
         "Penalty: l2 {l2:.1e}{for_all}, chosen for the {what} of validation tokens ({measured:.4f}{unit}; {near}).",
         "The penalty was not given; numbers beside each other.",

@@ -11,6 +11,8 @@ from probing.tables.evidence_notes import NOTES, Sentence
 
 # Error rate at which claims are made: for a single interval, and for all neurons together that were removed in a layer.
 ALPHA = 0.05
+# Share of the first neurons that two rankings have in common from which on they are called the same.
+SAME = 0.5
 
 
 def say(name: str, **values: object) -> str:
@@ -304,10 +306,34 @@ SENTENCES: dict[str, Sentence] = {
         "Always.",
         _COMPARE,
     ),
+    "same_neurons": Sentence(
+        "{a} and {b} have the same neurons at the top of their rankings: {numbers}.",
+        f"In every pair of layers of the same relative depth, the top overlap is at least {SAME:.0%}, and it and "
+        f"Spearman's correlation are above chance (p ≤ {ALPHA}, corrected for all pairs of layers; against shuffled "
+        "labels, random bases or permutations). Layers with the flag `uninformative` do not count, here and below.",
+        _COMPARE,
+    ),
+    "partly_same": Sentence(
+        "{a} and {b} rank neurons alike only in part: {numbers}.",
+        "One of the two is above chance in some pair of layers, and not all that the sentence before needs.",
+        _COMPARE,
+    ),
+    "no_more_than_chance": Sentence(
+        "{a} and {b} are not shown to rank the same neurons first more than chance does: {numbers}.",
+        "Neither is above chance in any pair of layers.",
+        _COMPARE,
+    ),
+    "no_verdict": Sentence(
+        "Whether {a} and {b} rank the same neurons first cannot be said: in no pair of layers of the same relative "
+        "depth are both probes shown to predict better than a constant answer.",
+        "In each such pair of layers, one has the flag `uninformative`.",
+        _COMPARE,
+    ),
     "agreement": Sentence(
-        "{a} and {b}: in layers of the same relative depth the rankings' Spearman correlation is {values}, above "
-        "chance (p < .05, corrected) in {n} of {pairs} of layers.",
-        "A report of a comparison; p is against permutations and random bases, corrected for all pairs of layers.",
+        "in layers of the same relative depth, {shared} of the first {top} neurons are in common ({chance} by chance; "
+        "above it in {n_overlap} of {pairs} of layers), and Spearman's correlation of the rankings is {values} (above "
+        "chance in {n_spearman})",
+        f"Part of the first three; above chance is p ≤ {ALPHA}, corrected for all pairs of layers.",
         _COMPARE,
     ),
     "explained": Sentence(

@@ -12,11 +12,11 @@ from probing.runtime.plain_tables import plain_table
 from probing.statistics.sample_size import label, size_lines
 from probing.tables.classes import are_unequal
 from probing.tables.columns import (
-    BELOW_RESOLUTION,
     NEGLIGIBLE,
     NEGLIGIBLE_NATS,
     R2,
     UNINFORMATIVE,
+    UNRESOLVED,
     Order,
     centred_of,
     controls_of,
@@ -303,7 +303,7 @@ def _without(row: Row) -> str:
         return ""
     if NEGLIGIBLE in row["removed"]:
         return NEGLIGIBLE
-    return "unresolved" if BELOW_RESOLUTION in row["removed"] else shown(row[score_of_neurons(row).without], "+.4f")
+    return UNRESOLVED if UNRESOLVED in row["removed"] else shown(row[score_of_neurons(row).without], "+.4f")
 
 
 MORE_SENTENCES = "Train on more sentences."

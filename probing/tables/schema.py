@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.results.schema import Column, Schema, Type, label_of_class, layer_number, measured, number, text, whole
+from probing.results.schema import (
+    LAYER_NAME,
+    Column,
+    Schema,
+    Type,
+    label_of_class,
+    layer_number,
+    measured,
+    number,
+    text,
+    whole,
+)
 from probing.statistics.sample_size import SIZE_COLUMNS
 
 INTERVAL = "95% interval"
@@ -14,6 +25,13 @@ INTERVAL = "95% interval"
 def layer_column(meaning: str = "Number of the layer; 0 is the embedding output, k the output of block k.") -> Column:
     """Return the column of the layer."""
     return Column("layer", layer_number, meaning)
+
+
+_LAYER_NAME = text(
+    LAYER_NAME, "Name of the layer, of arrays that were given under names; the number is then its place, from 0."
+)
+# The column of the layer, and its name where it has one.
+LAYER = layer_column(), _LAYER_NAME
 
 
 def block(meaning: str = "Number of the block, from 1.") -> Column:
@@ -71,7 +89,7 @@ _AGREEMENT = (
 )
 _FLAG = text("flag", "uninformative where the probe is not shown to beat a constant answer.", may_be_empty=True)
 ACCURACY = Schema("accuracy", "a row per layer", (
-    layer_column(),
+    *LAYER,
     measured("accuracy", "Share of the test tokens whose class the probe predicts."),
     number("macro_accuracy", "Mean over the classes of the accuracy of each."),
     number("macro_f1", "Mean over the classes of F1, the harmonic mean of precision and recall; without classes that "
@@ -99,7 +117,7 @@ ACCURACY = Schema("accuracy", "a row per layer", (
 ))  # fmt: skip
 # Of numbers, where the R² of a ridge probe stands in the place of the accuracy.
 NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
-    layer_column(),
+    *LAYER,
     measured("r2", "R² on test examples: the share of the constant answer's squared error that the probe saves."),
     number("train_r2", "R² on training examples."),
     number("mean_absolute_error", "Mean absolute error, in units of the number.", form=".3g"),
@@ -115,6 +133,7 @@ FALSE_DISCOVERIES = 0.01
 _RANKED = (
     layer_column("0 is the embedding output, and layer k the output of block k; units of an MLP and outputs of heads "
                  "of layer k are inside block k."),
+    _LAYER_NAME,
     whole("rank", "Rank of the neuron in its layer, by contribution; 1 contributes most."),
     whole("neuron", "Index of the neuron in its layer, from 0."),
     whole("head", "Attention head that the neuron belongs to, counted from 1; with `--site attention`."),
@@ -189,13 +208,13 @@ NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order,
     *_REMOVED,
 ))  # fmt: skip
 POSITIONS = Schema("positions", "of positions, a row per layer and position", (
-    layer_column(),
+    *LAYER,
     whole("position", "Position of the token in its sentence, special tokens included."),
     measured("accuracy", "Share of the test tokens at the position that are predicted."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
 CLASS_SCORES = Schema("class_scores", "of classes, a row per layer and class", (
-    layer_column(),
+    *LAYER,
     Column("class", label_of_class, "Label of the class."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
     whole("n_predicted", "Number of test tokens that the probe takes for the class.", "predicted"),
@@ -207,13 +226,13 @@ CLASS_SCORES = Schema("class_scores", "of classes, a row per layer and class", (
     whole("n_confused", "Number of its test tokens that are taken for that one."),
 ), optional=True)  # fmt: skip
 CONFUSIONS = Schema("confusions", "of classes, a row per layer, class and predicted class that occur together", (
-    layer_column(),
+    *LAYER,
     Column("class", label_of_class, "Label of the class."),
     Column("predicted", label_of_class, "Label of the class that the probe predicts."),
     whole("n_test_tokens", "Number of test tokens of the one that are taken for the other."),
 ), optional=True)  # fmt: skip
 CLASSES = Schema("classes", "a row per layer, class and neuron among the first 20 of the class", (
-    layer_column(),
+    *LAYER,
     Column("class", label_of_class, "Label of the class."),
     whole("n_test_tokens", "Number of test tokens of the class."),
     whole("rank", "Rank of the neuron for the class."),
@@ -307,7 +326,7 @@ _PREDICTIONS = (
     text("word", "The word that the token belongs to."),
     whole("word_index", "Index of that word in its sentence."),
     whole("row", "Index of the row, of arrays."),
-    layer_column(),
+    *LAYER,
     Column("predicted", label_of_class, "Label that the probe predicts, or number."),
     number("probability", "Probability that it gives to the label."),
 )  # fmt: skip

@@ -85,7 +85,8 @@ class Task:
 
         Args:
             tokens: The table of tokens: `sentences`, `positions`, `words`, `special`, `first_pieces` and more for each
-                token; `piece_texts(corpus)` and `word_texts(corpus)` are its characters and those of its word.
+                token; `piece_texts(corpus)` and `word_texts(corpus)` are its characters and those of its word, or
+                the token's own text where the tokenizer added it, such as [CLS].
             corpus: The sentences, their words, and the columns of their source.
         """
         raise NotImplementedError(f"{type(self).__name__} does not define `labels`")

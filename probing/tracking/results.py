@@ -9,6 +9,8 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from probing.results.schema import with_layer_name
+
 if TYPE_CHECKING:
     from wandb import Artifact, Run, Table
 
@@ -137,9 +139,10 @@ def by_layer(neurons: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     import wandb
 
+    rows = [with_layer_name(row) for row in rows]
     columns: list[str | int] = list(dict.fromkeys(column for row in rows for column in row))
     data = [[row.get(str(column)) for column in columns] for row in rows]
-    # A column may hold 0 and 0.5, or a number and "below resolution".
+    # A column may hold 0 and 0.5, or a number and "unresolved".
     return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from conftest import FAMILIES
 from family_tokenizers import MAX_LENGTH
@@ -123,6 +125,24 @@ def test_a_special_token_spelled_in_the_text_is_told_from_those_added(checkpoint
     assert len(spelled) == 1
     assert not table.special[spelled[0]]
     assert table.special[-1]
+    corpus = from_sentences("x", ["the [SEP] token"])
+    assert table.word_texts(corpus)[[0, spelled[0], -1]].tolist() == ["[CLS]", "[SEP]", "[SEP]"]
+    assert (replace(table, added_texts={}).word_texts(corpus)[[0, -1]] == "").all()  # as stored by an earlier version
+
+
+def test_the_texts_of_added_tokens_are_stored(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    tokenize(tokenizer_of(checkpoints["roberta"]), ["a cat"], MAX_LENGTH).save(tmp_path / "tokens.safetensors")
+    table = Tokens.load(tmp_path / "tokens.safetensors").without_first()
+    for texts in (table.piece_texts, table.word_texts):
+        assert texts(from_sentences("x", ["a cat"]))[[0, -1]].tolist() == ["<s>", "</s>"]
+
+
+def test_a_table_of_an_earlier_version_is_read_without_them(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    path = tmp_path / "tokens.safetensors"
+    tokenize(tokenizer_of(checkpoints["bert"]), ["a cat"], 3).save(path)
+    save_file(load_file(path), path, {"n_truncated": "1"})
+    table = Tokens.load(path)
+    assert (table.n_truncated, table.added_texts) == (1, {})
 
 
 # Words with blanks inside, of several pieces, of several scripts, spelled like special tokens, removed by normalisers.

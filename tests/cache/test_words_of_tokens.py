@@ -91,3 +91,17 @@ def test_a_token_belongs_to_a_word_by_its_characters(spans: list[tuple[int, int]
     n = len(spans)
     found = assign(np.array(spans), np.zeros(n, int), np.ones(n, bool), ["ab cd ef"], [["ab", "cd", "ef"]])
     assert found.words.tolist() == expected
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_first_token_that_is_set_aside_has_its_characters_and_the_others_their_whole_word(listed: bool) -> None:
+    texts = ["hatmat on the cat", "gib cats"]
+    words = [text.split() for text in texts] if listed else None
+    corpus = from_sentences("x", texts) if words is None else from_words("x", words)
+    table = tokenize(tokenizer_of("between blanks"), corpus.sentences, 99, words)
+    expected, pieces = table.word_texts(corpus), table.piece_texts(corpus)
+    first = table.offsets[:-1]
+    assert (table.words[first + 1] == 0).any()  # a first word of several pieces
+    found = table.without_first().word_texts(corpus)
+    assert found[first].tolist() == pieces[first].tolist()
+    assert np.delete(found, first).tolist() == np.delete(expected, first).tolist()

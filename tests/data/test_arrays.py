@@ -187,7 +187,7 @@ def nan(X: NDArray[np.float32]) -> NDArray[np.float32]:
         (lambda X, y: {"X": X[:, 0]}, r"`X` has shape \(600,\): expected \(n_rows, d_model\)"),
         (lambda X, y: {"X": X > 0}, r"`X` has the dtype bool: expected real numbers"),
         (lambda X, y: {"X": {}}, r"`X` has no layers"),
-        (lambda X, y: {"X": {"six": X}}, r"`X`: 'six' is no layer number"),
+        (lambda X, y: {"X": {-1: X}}, r"`X`: -1 is no layer number"),
         (lambda X, y: {"X": {0: X, 3: X[:, :4]}}, r"`X\[3\]` has shape \(600, 4\).*the same rows and width"),
         (lambda X, y: {"X": X[:0], "y": y[:0]}, r"there are no activations"),
         (lambda X, y: {"X": nan(X)}, r"row 123 of layer 0 has a value that is infinite or not a number"),

@@ -297,7 +297,7 @@ MEASURED: dict[str, Any] = {
     [
         ("", math.nan, math.nan),
         ("top, negligible", -0.0001, 0.0002),
-        ("top, below resolution", -0.01, 0.02),
+        ("top, unresolved", -0.01, 0.02),
         ("top", 0.0001, 0.0004),  # more than nothing, and less than what counts
         ("top", -0.02, -0.01),
     ],

@@ -76,10 +76,13 @@ def test_a_page_says_which_layers_go_by_which_rule(of_hierarchy: str) -> None:
     section = unescape(section_of(of_hierarchy, "hierarchy"))
     assert "<h1>Linear order or hierarchy in minilm</h1>" in of_hierarchy
     assert "probes go by linear order in layer 0 and by hierarchy in layer 1." in section
-    assert "Main auxiliary, beside random weights: the model is above it in layer 1 and below it in layer 0." in section
+    assert (
+        "Main auxiliary, beside randomly initialised: the model is above it in layer 1 and below it in layer 0."
+        in section
+    )
     for value, layer in ((0.75, 1), (0.25, 0)):
         assert f"translate({x(layer, [0, 1]):g} {y(value):g})" in section
-    assert "they differ, random weights: right" in section
+    assert "they differ, randomly initialised: right" in section
 
 
 def test_a_page_has_the_pairs_and_the_changes(of_cloze: str) -> None:

@@ -5,29 +5,27 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 import probing
 from probing import Run
+from probing.comparison.agreement import agreement
 from probing.evidence.by_class import position_line
 from probing.evidence.removal import ablation_effect, corrected
-from probing.page.answers import agreements, answer
+from probing.page.answers import answer
 from probing.page.sources import source_of
-from probing.results.rows import Table
 from probing.results.shown import ends
-from probing.runs.study import Result
-from probing.statistics.chance import rank_p
 from probing.statistics.intervals import difference_interval
-from probing.studies.compare.tables import everywhere_sentence, unread_lines
+from probing.studies.compare.tables import everywhere_sentence, unread_lines, verdicts
 from probing.studies.fit.command import _report
 from probing.tables import probes
+from probing.tables.columns import UNINFORMATIVE
 from probing.tables.conclusions import (
     basis,
     carries_it,
@@ -42,7 +40,6 @@ from probing.tables.conclusions import (
 from probing.tables.evidence_sentences import SENTENCES, say
 from probing.tables.probes import transform_lines
 from probing.tables.rankings import evaluation_tables
-from written import results_of
 
 ROOT = Path(__file__).parents[2]
 N, D = 1200, 12
@@ -396,24 +393,42 @@ def test_of_runs_that_are_not_to_be_read_nothing_is_said_of_signals(kind: str, i
     assert said("everywhere", everywhere_sentence(rows, {}, 10))
 
 
-def permuted_agreement(strength: float) -> Result:
-    """Return how rankings of four layers of two runs agree, whose contributions have a part in common."""
+def verdict_on(strengths: Sequence[float], flag: str = "") -> str:
+    """Return the verdict on two runs whose neurons' contributions have a part in common, in each of their layers."""
     generator, rows = np.random.default_rng(0), []
-    for layer in range(4):
+    for layer, strength in enumerate(strengths):
         shared = strength * generator.standard_normal(60)
         a, b = (shared + generator.standard_normal(60) for _ in range(2))
-        drawn = np.array([spearmanr(a, generator.permutation(b)).statistic for _ in range(200)])
-        value = float(spearmanr(a, b).statistic)
-        found = {"model_a": "a", "model_b": "b", "layer_a": layer, "layer_b": layer, "statistic": "spearman"}
-        rows.append({**found, "value": value, "p_value": min(4 * rank_p(value, drawn), 1.0)})
-    return results_of("compare", Path(), {}, {}, Table(rows))
+        layers = {"model_a": "a", "layer_a": layer, "model_b": "b", "layer_b": layer}
+        found = agreement(a, b, k=10)
+        rows += [{**layers, **vars(one), "p_value": min(len(strengths) * one.p_value, 1.0)} for one in found]
+    flags = [{"layer": layer, "flag": flag} for layer in range(len(strengths))]
+    (said,) = verdicts(rows, {"a": flags, "b": [{**row, "flag": ""} for row in flags]}, 10).values()
+    return said
 
 
-@pytest.mark.parametrize(("strength", "n"), [(0.0, 0), (2.0, 4)])
-def test_rankings_agree_above_chance_only_where_they_have_something_in_common(strength: float, n: int) -> None:
-    (text,) = agreements(permuted_agreement(strength))
-    assert said("agreement", text)
-    assert f"above chance (p < .05, corrected) in {n} of 4 pairs of layers" in text
+def test_a_copy_has_the_same_neurons_first() -> None:
+    copied = verdict_on([1e6] * 4)
+    assert said("same_neurons", copied)
+    assert "10 of the first 10 neurons are in common" in copied
+    assert "above it in 4 of 4 pairs of layers" in copied
+
+
+@pytest.mark.parametrize("strengths", [(0.0,) * 4, (0.0,)])
+def test_independent_rankings_have_no_more_in_common_than_chance(strengths: tuple[float, ...]) -> None:
+    text = verdict_on(strengths)
+    assert said("no_more_than_chance", text)
+    assert text.endswith("(above chance in 0).")
+
+
+def test_rankings_that_agree_in_some_layers_or_a_little_are_alike_in_part() -> None:
+    assert "(above chance in 1)" in verdict_on((1e6, 0.0))
+    for strengths in ((1e6, 0.0), (1.0,) * 3):  # a few neurons in common are more than chance, and not the same ones
+        assert said("partly_same", verdict_on(strengths))
+
+
+def test_a_probe_that_is_no_better_than_a_constant_answer_gives_no_verdict() -> None:
+    assert said("no_verdict", verdict_on([1e6] * 2, UNINFORMATIVE))
 
 
 @pytest.mark.parametrize("above", ["yes", "no"])
@@ -532,7 +547,7 @@ SPEAKERS = {
     "probing/studies/fit/command.py": {"_report"},
     "probing/studies/compare/command.py": {"_said"},
     "probing/evidence/by_class.py": {"position_line"},
-    "probing/studies/compare/tables.py": {"unread_lines", "everywhere_sentence"},
+    "probing/studies/compare/tables.py": {"unread_lines", "everywhere_sentence", "agreement_tables", "_verdict"},
     "probing/tables/probes.py": {
         "neurons_table",
         "heads_table",
@@ -543,7 +558,7 @@ SPEAKERS = {
     },
     "probing/tables/classes.py": {"worst_class"},
     "probing/tables/rankings.py": {"_evaluation_table"},
-    "probing/page/answers.py": {"answer", "_on_neurons", "conclusions", "_agreement"},
+    "probing/page/answers.py": {"answer", "_on_neurons", "conclusions"},
 }
 
 

@@ -1,8 +1,8 @@
 """Compares linear probes of fusions of layers with probes of single layers, on a frozen model.
 
-For each task, a bias-free linear probe is trained on every layer and on every fusion, all with the same penalty, which
-is chosen on validation sentences. A fusion is compared on the test sentences with the last layer, with the layer whose
-probe predicts validation sentences best, and with the mean of the layers.
+For each task, a linear probe without an intercept is trained on every layer and on every fusion, all with the same
+penalty, which is chosen on validation sentences. A fusion is compared on the test sentences with the last layer, with
+the layer whose probe predicts validation sentences best, and with the mean of the layers.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ class Table {
     this.unresolved = data.unresolved;
     this.negligible = data.negligible;
     this.layers = data.layers;
+    this.layerNames = data.layerNames;
     this.values = {};
     for (const [key, packed] of Object.entries(data.rows)) this.values[key] = packed.names ? texts(packed) : numbers(packed);
     this.length = this.layers.length * this.width;
@@ -25,13 +26,18 @@ class Table {
     return this.values[key] ? this.values[key][row] : NaN;
   }
 
+  layerName(row) {
+    return this.layerNames[this.layers.indexOf(this.get(row, "layer"))];
+  }
+
   find(layer, neuron) {
     return this.at.get(layer + "," + neuron);
   }
 
   text(row, column) {
+    if (column.key === "layer") return this.layerName(row);
     if (column.key === "rank_low") return `${this.get(row, "rank_low")}–${this.get(row, "rank_high")}`;
-    if (LOSSES.includes(column.key) && this.get(row, "removed").includes(this.unresolved)) return "unresolved";
+    if (LOSSES.includes(column.key) && this.get(row, "removed").includes(this.unresolved)) return this.unresolved;
     if (LOSSES.includes(column.key) && this.get(row, "removed").includes(this.negligible)) return this.negligible;
     const text = shown(this.get(row, column.key), column);
     return column.key === "contribution_centred" && this.isFar(row) ? "*" + text : text;

@@ -73,7 +73,7 @@ class RunView {
       const text = this.table.text(row, column);
       if (column.key !== "neuron") return make("td", {}, text);
       const button = make("button", { type: "button" }, text);
-      button.setAttribute("aria-label", `neuron ${text} of layer ${this.table.get(row, "layer")}`);
+      button.setAttribute("aria-label", `neuron ${text} of layer ${this.table.layerName(row)}`);
       button.addEventListener("click", () => this.pick(row, true));
       return make("td", {}, button);
     });
@@ -163,7 +163,7 @@ class RunView {
     const columns = this.table.columns.filter((column) => wanted.includes(column.key));
     const parts = columns.map((column) => `${column.label} ${this.table.text(row, column)}`);
     const flag = this.table.get(row, "flag");
-    const head = `layer ${this.table.get(row, "layer")}, neuron ${this.table.get(row, "neuron")}, rank ${this.table.get(row, "rank")}`;
+    const head = `layer ${this.table.layerName(row)}, neuron ${this.table.get(row, "neuron")}, rank ${this.table.get(row, "rank")}`;
     return `${head}${flag ? ", " + flag : ""}\n${parts.join(", ")}`;
   }
 
@@ -186,8 +186,8 @@ class RunView {
   pick(row, byButton = false) {
     this.picked = row;
     this.cell = { i: Math.floor(row / this.data.width), neuron: this.table.get(row, "neuron") };
-    const get = (key) => this.table.get(row, key), layer = get("layer"), neuron = get("neuron"), flag = get("flag");
-    this.detail.querySelector(".picked").textContent = `Layer ${layer}, neuron ${neuron}`;
+    const get = (key) => this.table.get(row, key), neuron = get("neuron"), flag = get("flag");
+    this.detail.querySelector(".picked").textContent = `Layer ${this.table.layerName(row)}, neuron ${neuron}`;
     const note = this.detail.querySelector(".flagged");
     note.hidden = !flag;
     note.textContent = flag ? `${flag}: ${this.data.flags[flag] || ""}` : "";
@@ -225,7 +225,7 @@ class RunView {
     for (const level of this.chart.querySelectorAll(".level")) level.textContent = String(Number((highest * level.dataset.share).toPrecision(2)));
     this.classReadout.textContent = "Point at a bar, or move to the chart with the Tab key and use the arrow keys.";
     const peak = this.bars.indexOf(Math.max(...this.bars));
-    const name = `contribution of layer ${this.table.get(row, "layer")}, neuron ${this.table.get(row, "neuron")}, by ${this.data.task}`;
+    const name = `contribution of layer ${this.table.layerName(row)}, neuron ${this.table.get(row, "neuron")}, by ${this.data.task}`;
     this.chart.setAttribute("aria-label", this.bars.length
       ? `${name}: largest at ${this.data.classes[peak]}, ${this.bars[peak].toPrecision(3)}`
       : `${name}: this page has only the layer's mean`);

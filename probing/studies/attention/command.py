@@ -67,7 +67,7 @@ def attention(
             trees, roles, change (with --against), position_heads and position_neurons (with --run), first_token (with
             --first_token exclude), attention_probe and fusion. The last two take long and are not among all. Parts that
             need columns which the corpus does not have are left out, unless they are named.
-        seed: Seed of the bootstrap of the sentences, of random weights, and of the split of the corpus.
+        seed: Seed of the bootstrap of the sentences, of random initialisation, and of the split of the corpus.
         name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.
 

@@ -19,6 +19,7 @@ from probing.runs.run import Run, load_fit_of_classes
 from probing.runs.study import Result
 from probing.runtime import terminal
 from probing.runtime.progress import stage
+from probing.studies.compare.tables import everywhere_sentence, sites_lines, unread_lines, verdicts
 from probing.tasks import short_name
 
 # More draws than this would take long to train and hardly sharpen the p-values.
@@ -32,7 +33,7 @@ def compare(
     matching: Literal["auto", "index", "correlation"] = "auto",
     assignment: Literal["one_to_one", "many_to_one"] = "one_to_one", top: int = 10, null_draws: int = 19,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
-    trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(),
+    verbose: bool = False, trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(),
     figure_format: FigureFormat = FIGURE_FORMAT, corpus: Moved | None = None,
 ) -> Result:  # fmt: skip
     """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
@@ -51,7 +52,8 @@ def compare(
         seed: Seed of every random draw: resampled sentences and the null distributions.
         runs: Folder of runs, in which the comparison is written too.
         name: Name of the comparison; compare-MODELS-YYYYMMDD-HHMMSS by default.
-        quiet: Print the result line only.
+        quiet: Print the sentences only.
+        verbose: Print the neurons at the top of every run, too.
         trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator is accepted.
         wandb: Where and how to track the comparison in Weights & Biases.
         corpus: The text of runs whose text has moved: its path, or [A, B] for several; each is taken for every text of
@@ -107,7 +109,6 @@ def _said(opened: Sequence[Any], common: Any, top: int) -> list[str]:
     """
     from probing.comparison.nulls import BASES
     from probing.statistics.intervals import few_sentences
-    from probing.studies.compare.tables import everywhere_sentence, sites_lines, unread_lines
     from probing.tables.evidence_sentences import say
 
     unread = unread_lines({one.label: one.run.accuracy for one in opened})
@@ -158,6 +159,7 @@ def _measured(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], commo
         "runs": {one.label: str(one.run.folder) for one in opened},
         "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
         "top_everywhere": common.summary(),
+        "verdicts": verdicts(rows, {one.label: one.run.accuracy for one in opened}, top),
         "said": _said(opened, common, top),
     }
     runs = {one.label: one.run for one in opened}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from probing.page.answers import depths
 from probing.page.terms import Terms
 from probing.results.markup import Html, element, table
 from probing.results.schema import Row
 from probing.results.shown import ends, interval, shortened, two_decimals
 from probing.runs.study import Result
+from probing.studies.compare.tables import same_depth
 
 TERMS: Terms = {
     "layers": "A layer of the first run and a layer of the second, at the same relative depth.",
@@ -143,7 +143,7 @@ def _said(row: Row) -> str:
 def _aligned(rows: Sequence[Row]) -> Html:
     found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
     body = []
-    for layers in depths(rows):
+    for layers in same_depth(rows):
         overlap, spearman, match, cka = (
             found.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
         )

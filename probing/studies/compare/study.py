@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from probing.results.markup import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.compare.tables import AGREEMENT, TOP_EVERYWHERE, agreement_tables
+from probing.studies.compare.tables import AGREEMENT, TOP_EVERYWHERE, agreement_tables, everywhere_tables
 
 
 class Compare(Study):
@@ -24,10 +24,18 @@ class Compare(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the agreement."""
-        return agreement_tables(made.agreement)
+        return agreement_tables(made.agreement, made.config["top"])
+
+    def more_tables(self, made: Result) -> list[Any]:
+        """Return the neurons at the top of all runs."""
+        return everywhere_tables(made.top_everywhere)
+
+    def answer(self, made: Result) -> list[str]:
+        """Return the verdict on each pair of runs."""
+        return list(made.results["verdicts"].values())
 
     def conclusions(self, made: Result) -> list[str]:
-        """Return what is said of neurons at the top of all runs."""
+        """Return what is said of neurons at the top of all runs, and what the verdicts hold for."""
         return list(made.results["said"])
 
     def section(self, made: Result, place: SectionPlace) -> Html:

@@ -2,22 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from probing.models.layers import what_is_a_neuron
+from probing.models.layers import aligned, what_is_a_neuron
 from probing.results.schema import Column, Row, Schema, Type, layer_number, number, text, whole
-from probing.results.shown import ends, two_decimals
+from probing.results.shown import count, ends, two_decimals
 from probing.runtime.plain_tables import plain_table
 from probing.tables.columns import UNINFORMATIVE
-from probing.tables.evidence_sentences import ALPHA, say
+from probing.tables.evidence_sentences import ALPHA, SAME, say
 from probing.tables.schema import layer_column, value
 
+# What the column `null` of `agreement.csv` holds, in words.
+NULLS = {
+    "shuffled_labels": "rankings under shuffled labels",
+    "random_bases": "random bases of the second run",
+    "permutation": "permuted rankings",
+}
 
-def agreement_tables(rows: Sequence[Row]) -> list[Any]:
-    """Return a table per pair of runs with their layers at the same relative depth."""
-    pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in rows))
-    return [_agreement_table([row for row in rows if (row["model_a"], row["model_b"]) == pair]) for pair in pairs]
+
+def agreement_tables(rows: Sequence[Row], top: int) -> list[Any]:
+    """Return a table per pair of runs with their layers at the same relative depth; the last one has the legend.
+
+    Args:
+        rows: Rows of `agreement.csv`.
+        top: Number of first neurons whose overlap is measured.
+    """
+    tables = [_agreement_table(of_pair) for of_pair in _by_pair(rows).values()]
+    nulls = dict.fromkeys(NULLS[row["null"]] for row in rows if row["statistic"] == "spearman")
+    if tables:
+        legend = [
+            say("note_of_overlap", top=top),
+            say("note_of_chance", null=" or ".join(nulls)),
+            say("note_of_match"),
+        ]
+        tables[-1].caption, tables[-1].caption_justify = "\n".join(legend), "left"
+    return tables
+
+
+def _by_pair(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["model_a"], row["model_b"]), []).append(row)
+    return found
+
+
+def same_depth(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    """Return the layers of a pair of runs that are at the same relative depth."""
+    layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
+    return [(layers_a[i], layers_b[j]) for i, j in aligned(layers_a, layers_b)]
+
+
+def verdicts(rows: Sequence[Row], accuracy_of_run: Mapping[str, Sequence[Row]], top: int) -> dict[str, str]:
+    """Return a sentence for each pair of runs on whether they rank the same neurons first.
+
+    Args:
+        rows: Rows of `agreement.csv`.
+        accuracy_of_run: The rows of `accuracy.csv` of each run, by its name in the tables.
+        top: Number of first neurons whose overlap was measured.
+    """
+    unread = {
+        (label, row["layer"])
+        for label, of_run in accuracy_of_run.items()
+        for row in of_run
+        if UNINFORMATIVE in row.get("flag", "")
+    }
+    return {f"{a}, {b}": _verdict(a, b, of_pair, unread, top) for (a, b), of_pair in _by_pair(rows).items()}
+
+
+def _verdict(a: str, b: str, rows: Sequence[Row], unread: Collection[tuple[str, int]], top: int) -> str:
+    read = [(i, j) for i, j in same_depth(rows) if (a, i) not in unread and (b, j) not in unread]
+    found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
+    overlaps, spearmans = ([found[i, j, of] for i, j in read if (i, j, of) in found] for of in ("overlap", "spearman"))
+    if not overlaps:
+        return say("no_verdict", a=a, b=b)
+    beyond = [[row.get("p_value", math.nan) <= ALPHA for row in of] for of in (overlaps, spearmans)]
+    k = min(top, *(row["n_neurons"] for row in overlaps))
+    is_same = all(map(all, beyond)) and all(row["value"] >= SAME for row in overlaps)
+    name = "same_neurons" if is_same else "partly_same" if any(map(any, beyond)) else "no_more_than_chance"
+    numbers = say(
+        "agreement",
+        shared=_span([k * row["value"] for row in overlaps], "{:.0f}"),
+        top=k,
+        chance=_span([k * end for row in overlaps for end in ends(row, "chance") or ()], "{:.0f}"),
+        n_overlap=sum(beyond[0]),
+        pairs=count(len(read), "pair"),
+        values=_span([row["value"] for row in spearmans], "{:.2f}"),
+        n_spearman=sum(beyond[1]),
+    )
+    return say(name, a=a, b=b, numbers=numbers)
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    """Return the lowest and the highest of some numbers, or one if they look the same; NaN are left out."""
+    known = [value + 0.0 for value in values if math.isfinite(value)]
+    low, high = (form.format(end(known, default=math.nan)) for end in (min, max))
+    return low if low == high else f"{low} to {high}"
 
 
 def sites_lines(site_of_run: Mapping[str, str]) -> list[str]:
@@ -47,6 +128,22 @@ def unread_lines(accuracy_of_run: Mapping[str, Sequence[Row]]) -> list[str]:
     return lines
 
 
+def everywhere_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return a table of the neurons at the top of every run with all their columns, if there are any.
+
+    Args:
+        rows: Rows of `top_everywhere.csv`.
+    """
+    if not rows:
+        return []
+    table = plain_table("Neurons at the top of every run; layer, neuron and rank without a name are of the first run")
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="left" if TOP_EVERYWHERE.type_of(name) is str else "right")
+    for row in rows:
+        table.add_row(*(f"{cell:.2g}" if isinstance(cell, float) else str(cell) for cell in row.values()))
+    return [table]
+
+
 def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int, is_evidence: bool = True) -> str:
     """Say how many neurons are at the top of every run, compared with how many are there with shuffled labels.
 
@@ -71,15 +168,11 @@ def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int, is_evidence
 
 
 def _agreement_table(rows: Sequence[Row]) -> Any:
-    from probing.models.layers import aligned
-
-    layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
     found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
     table = plain_table(f"{rows[0]['model_a']} (a) and {rows[0]['model_b']} (b), matched by {rows[0]['matching']}")
     for heading in ("layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA"):
         table.add_column(heading, justify="right")
-    for i, j in aligned(layers_a, layers_b):
-        layers = layers_a[i], layers_b[j]
+    for layers in same_depth(rows):
         overlap, spearman, match, cka = (
             found.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
         )

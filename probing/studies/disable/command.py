@@ -77,7 +77,7 @@ def disable(
         prune_share: Share of all heads, or layers, that is disabled in addition at each step of --prune; 0 disables one
             more at each step.
         seed: Seed of every random draw: the split, the sentences that are read, tokens that replace others, random
-            weights.
+            initialisation.
         name: Name of this run; MODEL-disable-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached activations and finished passes; $PROBING_CACHE or RUNS/cache by default.
 

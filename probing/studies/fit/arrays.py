@@ -41,8 +41,8 @@ def probe(
     """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
 
     Args:
-        X: Activations, shape (n_rows, d_model), or a dict of such an array for each layer number: NumPy arrays, memory
-            maps or tensors. A neuron is a column.
+        X: Activations, shape (n_rows, d_model), or a dict of such an array for each layer number or name, in the order
+            of the layers: NumPy arrays, memory maps or tensors. A neuron is a column.
         y: Label of each row, a whole number or a string. Every label of a training row is a class. Or a number for each
             row that is to be predicted, by a ridge probe; see `numbers`.
         groups: Group of each row, such as its sentence, document or speaker. Rows of a group are on the same side of
@@ -52,7 +52,7 @@ def probe(
             the train side, and 10% each on the others.
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.
         replicates: Number of probes trained on bootstrap samples of the training groups; 0 trains none.
-        controls: `all`, `none` or `shuffled` (labels permuted); the other controls of `fit` need a model.
+        controls: `all`, `none` or `shuffled` (shuffled labels); the other controls of `fit` need a model.
         evidence: `all` retrains the probe without each of the first neurons and under other penalties; `none` does not.
         mdl: Also measure the length in bits of the training labels, encoded online with each layer's activations.
         seed: Seed of every random draw.
@@ -63,7 +63,7 @@ def probe(
             lives as long as the returned object.
         trainer: Arguments of Lightning's Trainer.
         probe: How the probe is trained.
-        logger: Lightning logger for the training curves.
+        logger: Lightning logger for the training curves, of `pytorch_lightning` or of `lightning`.
         quiet: Whether to show no progress and say nothing; results are in the returned run in any case.
         numbers: Whether labels are numbers to predict as such, and not classes; if None, they are where at least one
             has a fraction.
@@ -77,8 +77,8 @@ def probe(
     Raises:
         UserError: If the arrays do not fit together, a value is infinite or not a number, or an option is out of range.
     """
-    options, tracked, seed, replicates, evidence, mdl, quiet = _converted(
-        probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, quiet=quiet
+    options, tracked, seed, replicates, evidence, mdl, quiet, trainer = _converted(
+        probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, quiet=quiet, trainer=trainer
     )
     wanted = chosen("controls", controls, list(CONTROLS), "none")
     formats, place = figure_formats(figure_format), _place(runs, name)
@@ -96,8 +96,8 @@ def probe(
         arrays = _description(sides.train.store)
         sides, others, fitted = _read(sides, layers, options, wanted, given, seed)
         config = {
-            "arrays": arrays, "model": model, "layer": layers, "corpus": "arrays", "test_corpus": None, "task": task,
-            "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers, "replicates": replicates,
+            "arrays": arrays, "model": model, "layer": [*map(int, layers)], "corpus": "arrays", "test_corpus": None,
+            "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers, "replicates": replicates,
             "controls": wanted, "evidence": evidence, "mdl": mdl, "transform": "none", "seed": seed,
             "given": None if given is None else GIVEN, "trainer": dict(trainer or {}), "probe": asdict(options),
         }  # fmt: skip
@@ -160,6 +160,12 @@ def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:
 
 
 def _problems_with_tracking(options: WandbOptions, place: Path | None, logger: Any) -> list[str]:
+    # The two packages have a class of loggers each; what a Trainer needs of one is the same.
+    loggers = logger if isinstance(logger, list | tuple) else [] if logger is None else [logger]
+    if wrong := [one for one in loggers if not hasattr(one, "log_metrics")]:
+        return [
+            f"`logger` is {wrong[0]!r:.60}: expected a logger of Lightning, such as pytorch_lightning.loggers.CSVLogger"
+        ]
     if resolve_mode(options.mode) == "disabled":
         return []
     problems = []

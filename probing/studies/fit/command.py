@@ -79,7 +79,7 @@ def fit(
         mdl: Also measure the minimum description length of the training labels, in bits: they are encoded online.
         transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the
             untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
-        seed: Seed of every draw: the split, permuted labels and tokens, bootstraps, adam's batches, random weights.
+        seed: Seed of every draw: split, shuffled labels, permuted tokens, bootstraps, batches, random initialisation.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
         given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are

@@ -93,7 +93,7 @@ def geometry(
             its task are then read (--corpus and --model say where these are, if they have moved).
         kind: What replaces the neurons: mean (over training tokens), zero, resample (their values at a random token of
             another sentence), direction (their values after linear erasure, by LEACE, of the task of --from_run, or of
-            the position without it), shuffled (as direction, but for permuted labels, as a control), translate (their
+            the position without it), shuffled (as direction, but for shuffled labels, as a control), translate (their
             values moved by the difference between the means of another class and of their own), interchange (their
             values at the same token of the other sentence of --pairs); some of these, or all but the last one.
         pairs: File of pairs that --kind interchange exchanges neurons between: `sentence TAB counterfactual`, read by
@@ -112,7 +112,7 @@ def geometry(
             probes read positions, and the loss of masked words.
         path: Also follow outliers along the residual stream, from the embeddings through the terms that blocks add to
             it and their norms, on the first token and on words.
-        seed: Seed of every random draw: tokens, neurons, sentences and random weights.
+        seed: Seed of every random draw: tokens, neurons, sentences and random initialisation.
         name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
 
     Returns:

@@ -41,7 +41,7 @@ def hierarchy(
         test_sentences: Number of validation sentences, on which the penalty is chosen, and also of test sentences; both
             are of the same kind as the training sentences.
         generalisation_sentences: Number of sentences in which the two rules differ.
-        seed: Seed of every random draw: the sentences, permuted tokens, adam's batches, random weights.
+        seed: Seed of every random draw: the sentences, permuted tokens, adam's batches, random initialisation.
         name: Name of this run; MODEL-hierarchy-YYYYMMDD-HHMMSS by default.
         trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
 

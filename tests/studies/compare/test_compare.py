@@ -104,7 +104,10 @@ def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys:
     assert run(COMMANDS, [*args, "disabled"]) == 0
     output = capsys.readouterr()
     assert "lineage" not in output.err
-    assert "bert (a) and again (b), matched by index" in output.out
+    (verdict,) = load_run(runs / "c").answer()
+    assert output.out.startswith(f"{verdict}\nbert (a) and again (b), matched by index")
+    assert "\ntop overlap: share of the first 10 neurons" in output.out
+    assert "\nFurther tables: --verbose" in output.out
     assert "Results: " in output.out
     found = rows(runs / "c", "spearman")
     assert set(found) == {(a, b) for a in range(4) for b in (0, 2)}
@@ -121,10 +124,27 @@ def test_a_model_with_itself_goes_by_index_and_has_intervals(runs: Path, capsys:
 
 
 @pytest.mark.slow
+def test_a_run_and_its_copy_have_the_same_neurons_and_the_table_of_them_is_shown_if_asked_for(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(tmp_path), "layer": "0", **QUICKLY}
+    made = fit(model=str(checkpoints["bert"]), name="bert", **options)
+    copy = shutil.copytree(made.folder, tmp_path / "copy")
+    found = compare([made, copy], matching="correlation", top=5, runs=str(tmp_path), wandb=NO_WANDB, verbose=True)
+    assert "bert and copy have the same neurons at the top" in found.answer()[0]
+    output = capsys.readouterr().out
+    assert "Neurons at the top of every run; layer, neuron and rank" in output
+    assert "copy neuron" in output
+    assert "Further tables" not in output
+
+
+@pytest.mark.slow
 def test_a_randomly_initialised_model_ranks_no_more_alike_than_chance(strangers: Result) -> None:
     assert {row["matching"] for row in strangers.agreement} == {"correlation"}
     for statistic in ("overlap", "rbo", "spearman", "kendall"):
         assert min(row["p_value"] for row in rows(strangers.folder, statistic).values()) > 0.05
+    assert "are not shown to rank the same neurons first" in strangers.answer()[0]
+    assert strangers.conclusions()[0] == strangers.answer()[0]
 
 
 @pytest.mark.slow

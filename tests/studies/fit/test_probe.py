@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from pytorch_lightning.loggers import CSVLogger
 from scipy.stats import pearsonr
 
 import probing
@@ -254,7 +255,7 @@ def test_a_run_is_logged_to_wandb_as_one_of_fit_is(planted: Any, tmp_path: Path,
     assert logged.config["task"] == "label"
     assert logged.summary["layer_00/accuracy"] == pytest.approx(run.accuracy[0]["accuracy"])
     assert logged.rows("train/layer_00/objective")
-    for logger, words in ((None, "give `name` or `runs`"), (object(), "`logger` and `wandb`")):
+    for logger, words in ((None, "give `name` or `runs`"), (CSVLogger("unused"), "`logger` and `wandb`")):
         with pytest.raises(UserError, match=words):
             probe(X, y, wandb={"mode": "offline"}, logger=logger, **FAST)
     with pytest.raises(UserError, match=r"`wandb\.modus` is not an option"):
@@ -369,7 +370,10 @@ def test_whole_numbers_are_classes_unless_they_are_said_to_be_numbers(measured: 
         ({"probe": {"solver": "adam"}}, "`--probe.solver adam` does not apply: the task predicts numbers"),
         ({"probe": {"l1": 0.1}}, "`--probe.l1 0.1` does not apply"),
         ({"trainer": {"max_epochs": 5}}, "`--trainer.max_epochs 5` does not apply"),
-        ({"logger": object()}, "`logger` does not apply: a ridge probe in closed form has no training curves"),
+        (
+            {"logger": CSVLogger("unused")},
+            "`logger` does not apply: a ridge probe in closed form has no training curves",
+        ),
     ],
 )
 def test_what_does_not_apply_to_numbers_is_refused(how: dict[str, Any], message: str) -> None:

@@ -148,7 +148,7 @@ def test_the_loss_without_the_first_neuron_is_beside_the_most_that_a_matched_one
     rows = [
         removed(0, 1, 0.001, "top"), removed(1, 1, 0.03, "top"), removed(1, 9, 0.01, "matched"),
         removed(2, 1, 0.02, "top"), removed(2, 2, 0.5, "top"), removed(2, 9, 0.015, "matched, negligible"),
-        ranked(2, 10, 10, cross_entropy_without="", removed="matched, below resolution"),
+        ranked(2, 10, 10, cross_entropy_without="", removed="matched, unresolved"),
     ]  # fmt: skip
     found = measures.loss_without_first(subject(neurons=rows))
     assert (found.value, found.low, found.high) == (0.02, 0.02 - 0.001, 0.02 + 0.001)
