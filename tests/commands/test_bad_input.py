@@ -241,7 +241,6 @@ CASES: list[tuple[str, ...]] = [
     ("fit --probe \"{'l2': 1, 'l9': 2}\"", "`--probe.l9` is not an option"),
     ("fit --trainer fast", "`--trainer fast`: expected names with values"),
     ("fit --task_args [1]", "`--task_args [1]`: expected names with values"),
-    ("fit --wandb.tags one", "`--wandb.tags one`: expected a list such as [a, b]"),
     ("fit --wandb.mode sometimes", "`--wandb.mode sometimes`", "auto, online, offline or disabled"),
     ("fit --wandb.tag one", "`--wandb.tag` is not an option", "`--wandb.tags`"),
     ("WANDB_MODE=sometimes fit --wandb.mode auto", "WANDB_MODE is 'sometimes'", "unset it"),

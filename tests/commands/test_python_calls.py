@@ -80,7 +80,7 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"wandb": "disabled"}, "wandb.tags, as in wandb={'mode': ...}"),
+        ({"wandb": "disabled"}, "wandb.job_type, as in wandb={'mode': ...}"),
         ({"probe": {"l2": "strong"}}, "`probe.l2=strong`: expected a number or auto"),
         ({"probe": {"l3": 1}}, "`probe.l3` is not an option of fit (did you mean `probe.l2`?)"),
         ({"probe": 3}, "`probe=3`: expected some of probe.l1"),

@@ -15,8 +15,7 @@ from probing.errors import UserError
 from probing.models.layers import site_of
 
 if TYPE_CHECKING:
-    from probing.runs.checks import has_intercept
-from probing.runs.run import Run
+    from probing.runs.run import Run
 
 # The columns of `neurons.csv` that are rankings.
 RANKINGS = ("contribution", "contribution_centred", "eta_squared")
@@ -63,7 +62,7 @@ class PositionRun:
                 f"{typed} has `--site {site_of(config)}` and `--transform {run.transform}`, and position heads read "
                 "hidden states as they are; give a run with `--site residual` and `--transform none`."
             )
-        if has_intercept(config):
+        if config["probe"].get("bias"):
             raise UserError(
                 f"{typed} has `--probe.bias true`, and position heads are compared with probes without an intercept; "
                 "give a run without it."
