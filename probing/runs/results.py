@@ -275,7 +275,7 @@ def penalty_rows(penalty: Mapping[str, Any]) -> list[Row]:
     for name in ("validation_cross_entropy", "validation_r2"):
         for layer, values in penalty.get(f"{name}_by_layer", {}).items():
             for row, value in zip(rows, values, strict=True):
-                row[f"layer_{int(layer):02d}/{name}"] = value
+                row[f"layer_{int(layer):02d}/{name}" if layer.isdecimal() else f"{layer}/{name}"] = value
     return list(rows)
 
 
