@@ -112,4 +112,4 @@ def test_the_tutorial_runs(checkpoints: dict[str, Path], corpus_file: Path, tmp_
 
 
 def _git(*args: str, at: Path) -> str:
-    return subprocess.run(["git", *args], cwd=at, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(["git", *args], cwd=at, check=True, capture_output=True, encoding="utf-8").stdout

@@ -55,7 +55,8 @@ def test_names_are_shown_and_numbers_stay_in_files(y: Any, tmp_path: Path, capsy
         table = (tmp_path / "named" / f"{file}.csv").read_text(encoding="utf-8").splitlines()
         assert table[0].startswith("layer,layer_name,")
         assert table[1].startswith(f"0,{LATE},")
-    assert json.loads((tmp_path / "named" / "results.json").read_text(encoding="utf-8"))["layers"][1]["layer_name"] == EARLY
+    kept = json.loads((tmp_path / "named" / "results.json").read_text(encoding="utf-8"))
+    assert kept["layers"][1]["layer_name"] == EARLY
     page = (tmp_path / "named" / "report.html").read_text(encoding="utf-8")
     assert f'<option value="1" selected>{EARLY}</option>' in page
     assert "layer 0" not in re.sub(r"<script.*", "", page, flags=re.DOTALL).lower()
