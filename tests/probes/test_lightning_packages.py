@@ -33,7 +33,9 @@ def lightning() -> Any:
 def test_a_logger_of_either_package_gets_the_curves(lightning: Any, tmp_path: Path) -> None:
     for package, place in ((lightning, "lightning"), (pl, "pytorch_lightning")):
         probe(X, Y, logger=package.loggers.CSVLogger(tmp_path / place, name="", version=""), **QUICK)
-    curves = [(tmp_path / place / "metrics.csv").read_text() for place in ("lightning", "pytorch_lightning")]
+    curves = [
+        (tmp_path / place / "metrics.csv").read_text(encoding="utf-8") for place in ("lightning", "pytorch_lightning")
+    ]
     assert curves[0] == curves[1]
     assert "train/optimality_gap" in curves[0]
 
