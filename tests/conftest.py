@@ -238,3 +238,12 @@ def builtin_cache(part_of_builtin: Path, tmp_path_factory: pytest.TempPathFactor
         corpus = load_corpus(str(part_of_builtin))
         activations(Request(resolve_model("minilm"), corpus, [0, 3, 6]), cache, {"accelerator": "cpu"})
     return cache
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A headless Chromium that reaches no network."""
+    from browsers import headless_browser
+
+    with headless_browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened

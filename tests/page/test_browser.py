@@ -9,18 +9,10 @@ from typing import Any
 
 import pytest
 
-from browsers import headless_browser
 from probing import load_run, report
 from report_runs import make_run, make_survey
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A headless Chromium that reaches no network."""
-    with headless_browser(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

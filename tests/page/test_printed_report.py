@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from browsers import headless_browser
 from probing import report
 from probing.page.classes import LONGEST
 from probing.page.neurons import shaded_map
@@ -67,13 +66,6 @@ for (let i = 0; i < texts.length; i++) for (let j = 0; j < i; j++) {
 }
 return faults;
 """
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A headless Chromium that reaches no network."""
-    with headless_browser(tmp_path_factory.mktemp("browser")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")
