@@ -10,7 +10,7 @@ from typing import Any
 
 from probing import WandbOptions, attention, fit, report
 from probing.downstream.names import SPACES
-from probing.results.schema import LAYER_NAME, Row
+from probing.results.schema import Row
 from probing.statistics.sample_size import SIZE_COLUMNS
 from probing.studies.compare.tables import AGREEMENT
 from probing.studies.geometry.schema import (
@@ -28,7 +28,7 @@ from probing.studies.similarity.tables import STS, STS_CHOSEN, WIC, WIC_CHOSEN
 from probing.tables.columns import UNRESOLVED
 from probing.tables.first_token import TOKENS
 from probing.tables.schema import ACCURACY, GIVEN, HEADS, NEURONS
-from written import complete, read_csv, type_of, write_csv
+from written import columns_of, complete, read_csv, type_of, write_csv
 
 # Looser than usual: these probes only have to be there.
 QUICKLY: dict[str, Any] = {
@@ -94,14 +94,12 @@ def make_page(model: Path, corpus: Path, place: Path) -> Path:
     """Write a page that shows all that a page can show."""
     first = make_run(model, corpus, place, "first")
     accuracy = read_csv(first / "accuracy.csv")
-    whole: list[dict[str, Any]] = [
-        {**_numbers_of([name for name in ACCURACY.types if name != LAYER_NAME]), **row} for row in accuracy
-    ]
+    whole: list[dict[str, Any]] = [{**_numbers_of(columns_of(ACCURACY)), **row} for row in accuracy]
     write_csv(first / "accuracy.csv", whole)
     held_fixed = _numbers_of([*[column.name for column in GIVEN], "control_task_share", "selectivity"])
     neurons = [{**row, "head": row["neuron"] // 8, **held_fixed} for row in read_csv(first / "neurons.csv")]
     write_csv(first / "neurons.csv", neurons)
-    assert set(read_csv(first / "neurons.csv")[0]) == set(NEURONS.types) - {LAYER_NAME}
+    assert set(read_csv(first / "neurons.csv")[0]) == set(columns_of(NEURONS))
     heads = [
         {**_numbers_of(tuple(HEADS.types)), "layer": layer, "head": head, "first_neuron": 8 * head, "n_neurons": 8,
          "n_random": 10, "above_chance": "no"}

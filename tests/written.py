@@ -9,7 +9,7 @@ from typing import Any
 
 from probing.results import rows as csv_files
 from probing.results.rows import Table
-from probing.results.schema import Schema, Type
+from probing.results.schema import LAYER_NAME, Schema, Type
 from probing.runs.registry import study_names, study_of, study_of_kind
 from probing.runs.study import Result
 from probing.tables.schema import NUMBER_NEURONS, NUMBERS, PREDICTIONS
@@ -22,6 +22,11 @@ def schemas() -> list[Schema]:
         NUMBER_NEURONS,
         PREDICTIONS,
     ]
+
+
+def columns_of(schema: Schema) -> tuple[str, ...]:
+    """Return the columns of rows whose layers have no names."""
+    return tuple(name for name in schema.types if name != LAYER_NAME)
 
 
 def schema_of(name: str, columns: Collection[str]) -> Schema:

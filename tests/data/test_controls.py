@@ -30,6 +30,7 @@ from probing.probes.training import train_controls, train_probes
 from probing.runs.results import Measured
 from probing.tables.schema import GIVEN, NEURONS
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
+from written import columns_of
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 
@@ -309,7 +310,7 @@ def test_controls_stand_beside_the_accuracy_of_every_layer(made: Run) -> None:
 def test_all_evidence_is_in_the_tables_by_default(made: Run) -> None:
     # The residual stream has no heads, nothing was held fixed, and positions have no control task.
     others = {"head", *[column.name for column in GIVEN], "control_task_share", "selectivity"}
-    assert set(NEURONS.types) - others == set(made.neurons[0])
+    assert set(columns_of(NEURONS)) - others == set(made.neurons[0])
     assert {"bootstrap_overlap", "more_penalty_overlap", "less_penalty_spearman"} <= set(made.accuracy[0])
     for row in made.accuracy:
         top = made.top(row["layer"], 16)

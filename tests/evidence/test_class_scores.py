@@ -13,7 +13,7 @@ from probing.evidence.by_class import class_scores, confusions, position_line, p
 from probing.statistics.intervals import accuracy_interval
 from probing.tables.schema import POSITIONS
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
-from written import read_csv
+from written import columns_of, read_csv
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 LENGTHS = np.random.default_rng(0).integers(4, 12, 300).tolist()
@@ -117,7 +117,7 @@ def made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pyte
 @pytest.mark.slow
 def test_a_run_of_positions_has_the_table_and_the_figure(made: Run) -> None:
     rows = read_csv(made.folder / "positions.csv")
-    assert tuple(rows[0]) == tuple(POSITIONS.types)
+    assert tuple(rows[0]) == columns_of(POSITIONS)
     assert made.positions == rows or len(made.positions) == len(rows)
     classes = made.results["classes"]
     assert [(row["layer"], row["position"]) for row in rows] == [(layer, i) for layer in (0, 2) for i in classes]

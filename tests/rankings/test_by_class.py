@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from probing.rankings.contributions import MOST, MagnitudeAccumulator, class_rows
-from probing.results.schema import LAYER_NAME
 from probing.tables.schema import CLASSES
+from written import columns_of
 
 pytestmark = pytest.mark.numeric
 
@@ -28,7 +28,7 @@ def test_each_class_has_its_own_ranking() -> None:
         own = [row for row in rows if row["class"] == label]
         assert [row["neuron"] for row in own] == np.argsort(-expected)[:MOST].tolist()
         for rank, row in enumerate(own, start=1):
-            assert tuple(row) == tuple(name for name in CLASSES.types if name != LAYER_NAME)
+            assert tuple(row) == columns_of(CLASSES)
             assert (row["layer"], row["rank"], row["n_test_tokens"]) == (5, rank, 20)
             np.testing.assert_allclose(row["contribution"], expected[row["neuron"]])
             np.testing.assert_allclose(row["share"], expected[row["neuron"]] / expected.sum())

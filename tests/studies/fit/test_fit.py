@@ -32,6 +32,7 @@ from probing.tables.schema import ACCURACY, NEURONS
 from rendering import rendered
 from wandb_reader import read_offline_runs
 from wandb_server import WandbServer
+from written import columns_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -99,12 +100,12 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
     }  # fmt: skip
     with (run.folder / "accuracy.csv").open(encoding="utf-8") as file:
         # Controls, which come after, have a file of tests of their own.
-        names = [name for name in ACCURACY.types if name != "layer_name"]
-        measured = tuple(names[: names.index("n_classes") + 1])
+        names = columns_of(ACCURACY)
+        measured = names[: names.index("n_classes") + 1]
         assert tuple(next(csv.reader(file))) == (*measured, "flag")
     with (run.folder / "neurons.csv").open(encoding="utf-8") as file:
         assert tuple(next(csv.reader(file))) == tuple(
-            column for column in tuple(NEURONS.types) if column not in {*RETRAINED, "head", "layer_name"}
+            column for column in columns_of(NEURONS) if column not in {*RETRAINED, "head"}
         )
     assert set(run.results["timings"]) == {"extract_s", "probe_s", "evidence_s", "rank_s", "total_s"}
     # The version of torch can name its build, as in 2.13.0+cu130, where that of its package does not.
