@@ -100,8 +100,8 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
     }  # fmt: skip
     with (run.folder / "accuracy.csv").open(encoding="utf-8") as file:
         # Controls, which come after, have a file of tests of their own.
-        names = columns_of(ACCURACY)
-        measured = names[: names.index("n_classes") + 1]
+        columns = columns_of(ACCURACY)
+        measured = columns[: columns.index("n_classes") + 1]
         assert tuple(next(csv.reader(file))) == (*measured, "flag")
     with (run.folder / "neurons.csv").open(encoding="utf-8") as file:
         assert tuple(next(csv.reader(file))) == tuple(
