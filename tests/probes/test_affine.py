@@ -130,6 +130,15 @@ def test_clipping_sets_the_neurons_and_nothing_else_and_twice_is_once(states: Te
     assert clip.clipped == [3, 7]
 
 
+def test_centred_neurons_have_mean_0_and_dead_ones_are_exactly_0(states: Tensor) -> None:
+    states[:, 5] = 1e4 + 1e-4 * states[:, 5]  # it varies by less than float32 tells apart around its mean
+    images = transforms.center(moments(states))(states)
+    assert not images[:, 5].any()
+    assert images.mean(0).abs().max() < 1e-9
+    live = [neuron for neuron in range(D) if neuron != 5]
+    torch.testing.assert_close(images[:, live], states[:, live] - states[:, live].mean(0))
+
+
 def test_standardised_neurons_have_mean_0_and_sd_1_and_dead_ones_are_0(states: Tensor) -> None:
     states[:, 5] = 7 + 1e-9 * states[:, 5]
     y = transforms.standardise(moments(states))(states).numpy()

@@ -68,10 +68,13 @@ def test_where_neurons_say_nothing_it_answers_as_often_as_the_classes_are() -> N
     draw = np.random.default_rng(1)
     x, y = draw.normal(0, 1, (N, D)).astype(np.float32), draw.choice(3, N, p=[0.7, 0.2, 0.1])
     (without,) = fitted(x, y, probe=probing.ProbeOptions(l2=L2)).accuracy
-    (with_bias,) = fitted(x, y).accuracy
+    (with_bias,) = fitted(x, y, mdl=True).accuracy
     prior = with_bias["prior_cross_entropy"]
     assert without["cross_entropy"] > prior + 0.15  # without an intercept it cannot say that a class is rare
     assert with_bias["cross_entropy"] == pytest.approx(prior, abs=0.03)
+    # So do probes of parts of the rows, whose moments are measured again.
+    bits = with_bias["online_code_bits"] / with_bias["n_train_tokens"]
+    assert bits < 1.35  # the entropy of the classes is 1.16, and that of a uniform guess 1.58
     assert with_bias["above_shuffled_low"] < 0 < with_bias["above_shuffled_high"] + 0.02
 
 
