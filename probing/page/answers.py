@@ -7,7 +7,7 @@ from probing.page.sources import Sources, Subject
 from probing.results.schema import Row
 from probing.results.shown import count, layers_named, listed
 from probing.runs.checks import has_intercept
-from probing.tables.answers import accuracies, ceiling
+from probing.tables.answers import accuracies
 from probing.tables.columns import R2, score_of
 from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps, scope
 from probing.tables.evidence_sentences import say
@@ -74,12 +74,12 @@ def answer(subject: Subject) -> str:
     """Return the answer of a run, in a paragraph."""
     over = scope(subject.run.results, subject.run.config.get("test_corpus"))
     last = subject.run.accuracy[-1]
-    sentences = [accuracies(subject.run.accuracy), held_against(last), ceiling(last, subject.task), over]
+    sentences = [accuracies(subject.run.accuracy), held_against(last, subject.task), over]
     sentences.append(_on_neurons(subject, subject.layers[-1]))
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:
         sentences.append(say("stopped_short_report", layers=layers_named(short)))
-    sentences += basis(subject.run.accuracy, subject.task)
+    sentences += basis(subject.run.accuracy)
     sentences.append(held_fixed(subject.run.results, subject.run.config))
     return " ".join(
         sentence for sentence in [*sentences, *transform_sizes(subject.run.transform, subject.run.accuracy)] if sentence

@@ -119,16 +119,17 @@ def keep_inputs(config: dict[str, Any], model: str, folder: RunFolder) -> list[P
     return files
 
 
-def say_where(folder: Path, where: str | None) -> None:
-    """Print where the results are, the last line of every command that writes some.
+def say_where(folder: Path, where: str | None, in_full: str = "") -> None:
+    """Print where the results are, the last lines of every command that writes some.
 
     Args:
         folder: Folder on disk.
         where: Address on Weights & Biases, or the command that uploads them; None if they are not tracked.
+        in_full: What shows what was not printed; empty if all was.
     """
-    is_sent = where is not None and where.startswith("http")
-    there = f"; {'on' if is_sent else 'to upload to'} Weights & Biases: {where}" if where else ""
-    print(f"Results: {folder}{there}")
+    print(f"Results: {folder}{f' (in full: {in_full})' if in_full else ''}")
+    if where:
+        print(f"{'On' if where.startswith('http') else 'To upload to'} Weights & Biases: {where}")
 
 
 def say_results(made: Result, where: str | None, quiet: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from probing.runtime.terminal import visible
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 LONGEST_NUMBER = 24
 # A column of text is at least this wide, or as wide as its longest cell.
 LEAST_TEXT = 16
+# More characters than any table has in a line.
+_ENDLESS = 100_000
 # This many columns at the left say what a row is of; they stay.
 OF_THE_ROW = 2
 
@@ -42,6 +45,14 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
         def add_row(self, *cells: Any, **options: Any) -> None:
             super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
+        def width_of_all(self, console: Console, whole_lines: bool = False) -> int:
+            """Return the number of characters a line of all columns has; cells are broken where they can be."""
+            from rich.measure import Measurement
+
+            table = self if whole_lines else _with(self, self.columns, broken=True)
+            width = Measurement.get(console, console.options.update(width=_ENDLESS), table)
+            return width.maximum if whole_lines else width.minimum
+
         def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
             fitted, width = _fitted(self, console, options, leave_out)
             yield from Table.__rich_console__(fitted, console, options.update(width=max(width, options.max_width)))
@@ -54,23 +65,22 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
     """Return a table that fits into the width, or is as narrow as it can be, and its least width."""
     from rich.measure import Measurement
 
-    endless = options.update(width=100_000)
+    endless = options.update(width=_ENDLESS)
     if Measurement.get(console, endless, table).maximum <= options.max_width:
         return table, 0
     columns: list[Column] = list(table.columns)
     names = [str(column.header) for column in columns]
     first_out = [names.index(name) for name in leave_out if name in names]
     others = [i for i in range(len(names) - 2, OF_THE_ROW - 1, -1) if i not in first_out]
-    gone: list[int] = []
-    for broken, i in [(False, None), (True, None), *((True, i) for i in (*first_out, *others))]:
-        gone += [] if i is None else [i]
+    out = [*first_out, *others]
+    for n_gone, broken in product(range(len(out) + 1), (False, True)):
+        gone = out[:n_gone]
         fitted = _with(table, [column for k, column in enumerate(columns) if k not in gone], broken)
         width = Measurement.get(console, endless, fitted).minimum
         if width <= options.max_width:
             break
     else:  # no choice of columns fits: all of them, over the width
-        gone, fitted = [], _with(table, columns, broken=True)
-        width = Measurement.get(console, endless, fitted).minimum
+        gone, fitted, width = [], _with(table, columns, broken=True), table.width_of_all(console)
     if gone:
         left_out = [names[k] for k in sorted(gone)]
         said = f"left out for lack of room: {', '.join(left_out)}"

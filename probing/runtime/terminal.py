@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from textwrap import fill
 from typing import Any, TextIO, cast
@@ -146,7 +146,7 @@ def once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 def render(*tables: Any) -> str:
     """Return tables as plain text."""
-    console = _console(width=PLAIN_WIDTH, color_system=None)
+    console = _plain_console(tables)
     with console.capture() as capture:
         for table in tables:
             console.print(table, crop=False)
@@ -160,15 +160,15 @@ def show(*tables: Any, whole_lines: bool = False) -> None:
         tables: The tables.
         whole_lines: Whether no row is broken over lines, however long, where the output is not a terminal.
     """
-    from rich.measure import Measurement
-
-    console = _console() if sys.stdout.isatty() else _console(width=PLAIN_WIDTH, color_system=None)
-    if whole_lines and not sys.stdout.isatty():
-        endless = console.options.update(width=sys.maxsize)
-        widest = max(Measurement.get(console, endless, table).maximum for table in tables)
-        console = _console(width=max(PLAIN_WIDTH, widest), color_system=None)
+    console = _console() if sys.stdout.isatty() else _plain_console(tables, whole_lines)
     for table in tables:
         console.print(table, crop=False)
+
+
+def _plain_console(tables: Sequence[Any], whole_lines: bool = False) -> Any:
+    """Return a console in which tables have all of their columns."""
+    widths = [table.width_of_all(_console(color_system=None), whole_lines) for table in tables]
+    return _console(width=max(PLAIN_WIDTH, *widths), color_system=None)
 
 
 def tell(*sentences: str) -> None:

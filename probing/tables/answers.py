@@ -13,8 +13,8 @@ from probing.tables.conclusions import basis, conclusion, given_words, held_agai
 from probing.tables.evidence_sentences import say
 
 Rows = Sequence[Row]
-# Where the rest is of what was left out.
-MORE = "All tables and sentences: --verbose, or report.html there."
+# What shows the tables and sentences that are not printed.
+IN_FULL = "--verbose, report.html"
 
 
 def accuracies(rows: Rows) -> str:
@@ -45,7 +45,7 @@ def _share(row: Row) -> str:
 
 
 def answer(accuracy: Rows, neurons: Rows, task: str, config: Mapping[str, Any]) -> list[str]:
-    """Return how well the task is read, beside its controls, and of a single layer which neuron contributes most.
+    """Return how well the task is read, of a single layer which neuron contributes most, and the controls beside it.
 
     Args:
         accuracy: Rows of `accuracy.csv`.
@@ -54,17 +54,9 @@ def answer(accuracy: Rows, neurons: Rows, task: str, config: Mapping[str, Any]) 
         config: The resolved configuration.
     """
     last = accuracy[-1]
-    against = " ".join(filter(None, [held_against(last), ceiling(last, task)]))
-    said = [accuracies(accuracy), against]
-    if len(accuracy) == 1:
-        said.append(conclusion(neurons, task, last, given_words(config)))
+    of_neuron = conclusion(neurons, task, last, given_words(config)) if len(accuracy) == 1 else ""
+    said = [accuracies(accuracy), of_neuron, held_against(last, task)]
     return [sentence for sentence in said if sentence]
-
-
-def ceiling(row: Row, task: str) -> str:
-    """Return what it means that a randomly initialised model is read better; empty where it is not."""
-    high = row.get("above_untrained_high")
-    return say("ceiling", task=task) if isinstance(high, float) and high < 0 else ""
 
 
 def distrust(
@@ -87,5 +79,5 @@ def distrust(
         said.append(say("unread_layers", layers=layers_named(poor)))
     if short := [row["layer"] for row in results["layers"] if not row.get("converged", True)]:
         said.append(say("stopped_short_report", layers=layers_named(short)))
-    said += [*basis(accuracy, task), held_fixed(results, config), scope(results, config["test_corpus"])]
+    said += [*basis(accuracy), held_fixed(results, config), scope(results, config["test_corpus"])]
     return [sentence for sentence in said if sentence]

@@ -45,7 +45,9 @@ def conclusion(
     if top["flag"] == UNINFORMATIVE:
         measure = "R²" if score_of_neurons(top) is R2 else "nats"
         return say("unread", layer=top["layer"], measure=measure, task=task)
-    who = say("most", layer=top["layer"], neuron=top["neuron"], ratio=top["ratio"], range=_range(top))
+    who = say(
+        "most", layer=top["layer"], neuron=top["neuron"], ratio=top["ratio"], share=top["share"], range=_range(top)
+    )
     said = [
         who, _of_itself(top, task, layer), _without_it(rows), _given(top, task, given), *_confounds(layer, task, given),
         _first_unflagged(rows), _in_control_tasks(top), _not_measured(top),
@@ -86,9 +88,8 @@ def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | Non
         return say(name, centred=_centred(top, "only "), explained=explained, task=task)
     centred = _centred(top)
     return say(
-        "carries" if carries else "varies", Centred=f"{centred[0].upper()}{centred[1:]}", explained=explained,
-        task=task, share=top["share"],
-    )  # fmt: skip
+        "carries" if carries else "varies", Centred=f"{centred[0].upper()}{centred[1:]}", explained=explained, task=task
+    )
 
 
 def carries_it(row: Mapping[str, Any]) -> bool:
@@ -239,14 +240,13 @@ def overlaps(layer: Mapping[str, Any], n_neurons: int) -> str:
     return say("overlaps", layer=layer["layer"], parts="; ".join(parts)) if parts else ""
 
 
-def basis(rows: Sequence[Mapping[str, Any]], task: str) -> list[str]:
+def basis(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Say that rankings are of one basis among many; nothing where no ranking is to be read.
 
     Args:
         rows: Rows of `accuracy.csv`.
-        task: What the probe predicts.
     """
-    return [] if all(row.get("flag") == UNINFORMATIVE for row in rows) else [say("basis", task=task)]
+    return [] if all(row.get("flag") == UNINFORMATIVE for row in rows) else [say("basis")]
 
 
 def known(row: Mapping[str, Any], column: str) -> bool:
@@ -255,13 +255,14 @@ def known(row: Mapping[str, Any], column: str) -> bool:
     return isinstance(value, float | int) and math.isfinite(value)
 
 
-def held_against(row: Mapping[str, Any]) -> str:
+def held_against(row: Mapping[str, Any], task: str) -> str:
     """Compare a layer's accuracy with each control, by the interval of the difference.
 
     Where there are no intervals, only the controls and their accuracies are listed.
 
     Args:
         row: The layer's row of `accuracy.csv`.
+        task: What the probe predicts.
     """
     score = score_of(row).name
     if not controls_of([row]):
@@ -269,6 +270,8 @@ def held_against(row: Mapping[str, Any]) -> str:
     named = {name: f"{_called(name)} ({row[f'{name}_{score}']:.3f})" for name in controls_of([row])}
     if ends(row, score) is None:
         return say("compare_it", layer=row["layer"], names=listed(list(named.values())))
+    if _side(row, "untrained") == "below":  # what is said of it ends the sentence
+        named["untrained"] = named.pop("untrained") + say("ceiling", task=task)
     sides: dict[str, list[str]] = {}
     for name, said in named.items():
         sides.setdefault(_side(row, name), []).append(said)
@@ -293,7 +296,7 @@ def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 # Results of comparing a score with that of a control, by the names of their words in `SENTENCES`.
-SIDES = ("above", "below", "alike")
+SIDES = ("above", "alike", "below")
 
 
 def _side(row: Mapping[str, Any], name: str) -> str:
@@ -375,5 +378,5 @@ def ranking_conclusions(
         lines += [conclusion(ranked, task, row, given_words(config)), overlaps(row, len(ranked))]
         if not fitted["converged"]:
             lines.append(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))
-    lines += [*basis(accuracy, task), held_fixed(results, config), scope(results, config["test_corpus"])]
+    lines += [*basis(accuracy), held_fixed(results, config), scope(results, config["test_corpus"])]
     return [line for line in lines if line]

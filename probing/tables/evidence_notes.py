@@ -34,30 +34,23 @@ NOTES: dict[str, Sentence] = {
         "Flag `uninformative`.",
         TABLES,
     ),
-    "note_of_range": Sentence(
-        "range: best and worst rank over this probe and its bootstraps", "There were bootstraps.", TABLES
-    ),
+    "note_of_range": Sentence("range: best and worst rank over the bootstraps", "There were bootstraps.", TABLES),
     "note_of_eta": Sentence(
-        "eta sq.: share of variance that the class explains, minus the share expected by chance",
+        "eta sq.: variance that the class explains beyond chance",
         "Labels are classes.",
         TABLES,
     ),
-    "note_of_z": Sentence(
-        "z: how far the labels explain more than by chance, in standard deviations", "Labels are classes.", TABLES
-    ),
+    "note_of_z": Sentence("z: how far that is beyond chance, in standard deviations", "Always.", TABLES),
     "note_of_eta_of_numbers": Sentence(
-        "eta sq.: squared correlation with the number, minus that expected by chance",
+        "eta sq.: squared correlation with the number beyond chance",
         "Labels are numbers.",
         TABLES,
-    ),
-    "note_of_z_of_numbers": Sentence(
-        "z: how far the numbers explain more than by chance, in standard deviations", "Labels are numbers.", TABLES
     ),
     "note_of_given": Sentence(
         "given: eta sq. among training tokens with the same value of what --given names", "`--given`.", TABLES
     ),
     "note_of_loss": Sentence(
-        "without it: {unit} that a probe retrained without the neuron loses (below 0, gains)",
+        "without it: {unit} lost by a retrained probe",
         "Neurons were removed.",
         TABLES,
     ),

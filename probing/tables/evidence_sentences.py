@@ -78,7 +78,8 @@ SENTENCES: dict[str, Sentence] = {
         _WHOLE_LAYER,
     ),
     "most": Sentence(
-        "Layer {layer}: neuron {neuron} contributes most, {ratio:.1f} times the layer's mean{range}.",
+        "Layer {layer}: neuron {neuron} contributes most, {share:.1%} of the total and {ratio:.1f} times the "
+        "mean{range}.",
         "Always, unless one of the first two is said.",
         _NEURON,
     ),
@@ -105,12 +106,12 @@ SENTENCES: dict[str, Sentence] = {
         _NEURON,
     ),
     "carries": Sentence(
-        "{Centred}, and {explained}: it carries {task} and makes up {share:.1%} of the layer's total contribution.",
+        "{Centred}, and {explained}: it carries {task}.",
         f"No flag; {_CORRECTED}.",
         _NEURON,
     ),
     "varies": Sentence(
-        "{Centred}, and {explained}: it varies with {task} and makes up {share:.1%} of the layer's total contribution.",
+        "{Centred}, and {explained}: it varies with {task}.",
         "No flag, and not all that the sentence before needs.",
         _NEURON,
     ),
@@ -189,10 +190,9 @@ SENTENCES: dict[str, Sentence] = {
     "alike": Sentence("not told apart from {names}", "It contains 0.", _CONTROLS),
     "held_against": Sentence("In layer {layer} it is {sides}.", "There are intervals.", _CONTROLS),
     "ceiling": Sentence(
-        "Being below the randomly initialised model is no failure of the probe: that model passes {task} on as it "
-        "comes in, and training may have mixed it with other things. It is a ceiling, not a floor.",
+        ", a ceiling, not a floor: it passes {task} on as it comes in",
         "The interval of the difference to the randomly initialised model is below 0.",
-        _CONTROLS,
+        _PARTS,
     ),
     "compare_it": Sentence("In layer {layer}, compare it with {names}.", "There are none.", _CONTROLS),
     "not_above": Sentence(
@@ -201,25 +201,23 @@ SENTENCES: dict[str, Sentence] = {
         _CONTROLS,
     ),
     "overlaps": Sentence(
-        "Layer {layer}: how far the ranking depends on choices: {parts}.",
+        "Layer {layer}, first neurons: {parts}.",
         "Bootstraps or probes under other penalties were trained, and the layer is informative.",
         _RANKING,
     ),
     "overlap_of_penalties": Sentence(
-        "with ten times the penalty {more:.0%} of its first {top} neurons remain among them and with a tenth "
-        "{less:.0%} (Spearman over all neurons {spearman_more:.2f} and {spearman_less:.2f})",
+        "{more:.0%} of {top} stay with ten times the penalty, {less:.0%} with a tenth (Spearman of all "
+        "{spearman_more:.2f} and {spearman_less:.2f})",
         "Probes under other penalties were trained.",
         _RANKING,
     ),
     "overlap_of_bootstraps": Sentence(
-        "two bootstraps of the training part have {share:.0%} of their first {top} in common on average",
+        "two bootstraps share {share:.0%} of {top}",
         "Bootstraps were trained.",
         _RANKING,
     ),
     "basis": Sentence(
-        "Rankings are of this basis: a linear probe reads any rotation of these neurons as well, and directions of a "
-        "random basis can be found to carry {task}, too. Whether these neurons stand out from random directions was "
-        "not measured.",
+        "A ranking is of one basis: random directions were not measured beside it.",
         "A ranking is said to be read in at least one layer.",
         _RANKING,
     ),
@@ -341,8 +339,8 @@ SENTENCES: dict[str, Sentence] = {
         "Part of sentences that need a share of variance that is significant at a false discovery rate of 1%.",
         _PARTS,
     ),
-    "one_rank": Sentence(" (rank {rank} in this probe and all its bootstraps)", "There were bootstraps.", _PARTS),
-    "ranks": Sentence(" (rank {low} to {high} over this probe and its bootstraps)", "There were bootstraps.", _PARTS),
+    "one_rank": Sentence(" (rank {rank} in all bootstraps)", "There were bootstraps.", _PARTS),
+    "ranks": Sentence(" (rank {low} to {high} over its bootstraps)", "There were bootstraps.", _PARTS),
     "left_with_intercept": Sentence(
         "in a probe with an intercept {only}{left:.0%} of its contribution is left",
         "The neuron's mean is more than 3 standard deviations from 0.",

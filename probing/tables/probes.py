@@ -200,7 +200,9 @@ def controls_table(rows: Sequence[Row]) -> Any:
     return table
 
 
-def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 0, by: Order = "contribution") -> Any:
+def neurons_table(
+    rows: Sequence[Row], site: str = "residual", n_removed: int = 0, by: Order = "contribution", in_full: bool = True
+) -> Any:
     """Return the first neurons of one layer's ranking as a rich table, which says what a neuron is at this site.
 
     Args:
@@ -208,6 +210,7 @@ def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 
         site: Where the neurons are, as in `--site`.
         n_removed: Number of neurons of the layer that a probe was retrained without, one at a time.
         by: The order of the rows.
+        in_full: Whether the notes also say what a neuron of the residual stream is, and what intervals are worth.
     """
     score = score_of_neurons(rows[0])
     least = ("share", "z", "ratio", "range", "given", "head")
@@ -237,25 +240,22 @@ def neurons_table(rows: Sequence[Row], site: str = "residual", n_removed: int = 
             *([_without(row)] if has_removals else []),
             row["flag"],
         )
-    captions = [what_is_a_neuron(site)]
+    captions = [what_is_a_neuron(site)] * (in_full or site != "residual")
     captions += [say("note_of_range")] * has_range
-    if score is R2:
-        captions += [say("note_of_eta_of_numbers"), say("note_of_z_of_numbers")]
-    else:
-        captions += [say("note_of_eta"), say("note_of_z")]
+    captions += [say("note_of_eta_of_numbers" if score is R2 else "note_of_eta"), say("note_of_z")]
     captions += [say("note_of_given")] * has_given
     lost = "R²" if score is R2 else "nats"
     captions += [say("note_of_loss", unit=lost)] * has_removals
     if any(NEGLIGIBLE in str(row.get("removed")) for row in rows):
         captions.append(say("note_of_negligible", word=NEGLIGIBLE, least=NEGLIGIBLE_NATS))
-    captions += [say("several_intervals", n=n_removed)] * bool(n_removed)
+    captions += [say("several_intervals", n=n_removed)] * bool(in_full and n_removed)
     if far := [row for row in rows if _is_far(row)]:
         from probing.tables.columns import FAR
 
         is_known = all(with_intercept(row) is not None for row in far)
         instead = "value from a probe with an intercept" if is_known else "unreliable"
         captions.append(say("note_of_far", far=FAR, instead=instead))
-    table.caption = "\n".join(captions)
+    table.caption = "; ".join(captions)
     table.caption_justify = "left"
     return table
 

@@ -560,8 +560,8 @@ def test_an_accuracy_is_above_below_or_not_told_apart_from_each_control(runs: Pa
     found.run.accuracy[-1].update(row)
     said = answers.answer(found)
     assert (
-        "In layer 2 it is above the majority class (0.100); below the randomly initialised model (0.900); "
-        "not told apart from labels shuffled (0.490)." in said
+        "In layer 2 it is above the majority class (0.100); not told apart from labels shuffled (0.490); below the "
+        "randomly initialised model (0.900), a ceiling, not a floor: it passes position on as it comes in." in said
     )
     assert "0.500 (0.450 to 0.550) in layer 2" in said
     first = {**row, "layer": 1, "above_shuffled_low": 0.1}

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from probing.runtime.plain_tables import plain_table
+from probing.runtime.terminal import render, show
 
 
 def shown(table: Any, width: int) -> list[str]:
@@ -77,3 +78,14 @@ def test_text_is_broken_between_words_alone() -> None:
         words = " ".join(shown(table, width)).split()
         assert "left" in words or {"1.234", "position", "counted", long, "offset"} <= set(words), width
         assert "…" not in " ".join(words)
+
+
+def test_where_the_output_is_no_terminal_no_column_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    table = plain_table("Wide")
+    for k in range(30):
+        table.add_column(f"column {k}", justify="right")
+    table.add_row(*(str(10.0**k) for k in range(10, 40)))
+    show(table)
+    for text in (capsys.readouterr().out, render(table)):
+        assert "left out" not in text
+        assert [float(cell) for cell in text.splitlines()[-2].split()] == [10.0**k for k in range(10, 40)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,8 @@ def spoken(kind: str, **options: Any) -> str:
     return " ".join(
         sentence
         for sentence in (
-            conclusion(made.top(0, D), "label", layer), overlaps(layer, D), *basis(made.accuracy, "label"),
-            held_against(layer), *not_above(made.accuracy), scope(made.results, None),
+            conclusion(made.top(0, D), "label", layer), overlaps(layer, D), *basis(made.accuracy),
+            held_against(layer, "label"), *not_above(made.accuracy), scope(made.results, None),
         )
         if sentence
     )  # fmt: skip
@@ -242,11 +243,29 @@ def test_a_probe_that_was_stopped_is_said_to_fall_short(capsys: pytest.CaptureFi
         assert said("stopped_short_report", answer(source_of(made).subjects[0])) is is_short
 
 
+@pytest.mark.parametrize(("kind", "n"), [("planted", 33), ("offset_signal", 35), ("noise", 33)])
+def test_a_layer_is_told_in_35_lines_and_the_answer_in_the_first_three(
+    kind: str, n: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a terminal of 80 columns; up to two lines more say where a tracked run is, two what is wrong with a class."""
+    made = run(kind)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    _report(made, None, quiet=False, verbose=False)
+    lines = capsys.readouterr().out.rstrip("\n").splitlines()
+    assert sum(max(1, math.ceil(len(line.rstrip()) / 80)) for line in lines) <= n, "\n".join(lines)
+    first = " ".join(lines[:3])
+    assert f"reaches an accuracy of {made.accuracy[0]['accuracy']:.3f}" in first
+    is_read = made.accuracy[0]["flag"] != UNINFORMATIVE
+    assert (f"neuron {made.top(0, 1)[0]['neuron']} contributes most" if is_read else "do not read its ranking") in first
+
+
 @pytest.mark.parametrize(("kind", "side"), [("planted", "above"), ("noise", "alike")])
 def test_the_side_of_a_control_is_that_of_the_paired_interval(kind: str, side: str) -> None:
     (layer,) = run(kind).accuracy
     assert ends(layer, "above_shuffled") is not None
-    assert held_against(layer).startswith(f"In layer 0 it is {say(side, names='the majority class')}")
+    assert held_against(layer, "label").startswith(f"In layer 0 it is {say(side, names='the majority class')}")
 
 
 def against_token(shift: float) -> dict[str, Any]:
@@ -263,7 +282,7 @@ def test_where_the_token_is_enough_no_neuron_carries_anything(shift: float, is_e
     text = conclusion(run("planted").top(0, D), "label", against_token(shift))
     assert said("token_is_enough", text) is is_enough
     assert said("carries", text) is not is_enough
-    assert said("below", held_against(against_token(shift))) is (shift < 0)
+    assert said("below", held_against(against_token(shift), "label")) is (shift < 0)
 
 
 def confounded(beyond: float, generator: np.random.Generator) -> Run:
@@ -322,7 +341,7 @@ def test_few_test_rows_give_no_interval_and_the_reason() -> None:
         X.astype(np.float32), y, split=split, quiet=True, probe={"l2": 1e-3}, replicates=0
     )  # fmt: skip
     assert said("few", scope(made.results, None))
-    assert said("compare_it", held_against(made.accuracy[0]))
+    assert said("compare_it", held_against(made.accuracy[0], "label"))
     assert said("unread", conclusion(made.top(0, D), "label", made.accuracy[0]))
     assert few_clusters(run("planted").results) is None
     assert not said("compare_it", spoken("planted"))

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from probing.runtime.terminal import render
-from probing.tables.answers import accuracies, answer, ceiling, distrust
+from probing.tables.answers import accuracies, answer, distrust
 from probing.tables.columns import UNINFORMATIVE
+from probing.tables.conclusions import held_against
 from probing.tables.probes import layers_table
 
 
@@ -41,9 +42,19 @@ def test_the_answer_begins_with_how_well_the_task_is_read(scores: list[float], s
 
 @pytest.mark.parametrize(("low", "high", "is_said"), [(-0.4, -0.2, True), (-0.1, 0.1, False), (0.1, 0.2, False)])
 def test_a_randomly_initialised_model_that_is_read_better_is_explained(low: float, high: float, is_said: bool) -> None:
-    row = layer(0, 0.5, untrained_accuracy=0.9, above_untrained_low=low, above_untrained_high=high)
-    assert ("no failure of the probe" in ceiling(row, "position")) is is_said
-    assert ceiling(layer(0, 0.5), "position") == ""
+    beside = {"untrained_accuracy": 0.9, "above_untrained_low": low, "above_untrained_high": high}
+    said = held_against(layer(0, 0.5, **beside, above_majority_low=0.1, above_majority_high=0.2), "position")
+    end = "the randomly initialised model (0.900), a ceiling, not a floor: it passes position on as it comes in."
+    assert said.endswith(end) is is_said
+    assert ("ceiling" in said) is is_said
+    assert "ceiling" not in held_against(layer(0, 0.5), "position")
+
+
+def test_the_ceiling_is_the_last_of_the_controls_that_are_not_beaten() -> None:
+    low = {"low": -0.4, "high": -0.2}
+    beside = {f"above_{name}_{end}": value for name in ("untrained", "token") for end, value in low.items()}
+    said = held_against(layer(0, 0.5, untrained_accuracy=0.9, token_accuracy=0.8, **beside), "position")
+    assert "below the token alone (0.800) and the randomly initialised model (0.900), a ceiling" in said
 
 
 def test_each_layer_has_one_line_with_its_first_neurons_and_the_first_one_without_a_flag() -> None:

@@ -248,7 +248,7 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
         last = rows[-1]["layer"]
         scores = run.scores_of(last)
         removed = sum(bool(row.get("removed")) for row in run.top(last, len(neurons)))
-        ranked = probes.neurons_table(run.top(last, by=sort), site_of(run.config), removed, sort)
+        ranked = probes.neurons_table(run.top(last, by=sort), site_of(run.config), removed, sort, verbose)
         if verbose:
             terminal.show(ranked, probes.accuracy_table(run.results["layers"]))
             if scores:
@@ -263,9 +263,8 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
             terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in said))
         else:
             terminal.tell(*answers.distrust(rows, neurons, run.class_scores, task, run.results, run.config))
-            print(answers.MORE)
     terminal.tell(*probes.transform_lines(run.transform, rows))
-    say_where(run.folder, where)
+    say_where(run.folder, where, "" if quiet or verbose else answers.IN_FULL)
 
 
 @command

@@ -250,7 +250,7 @@ def test_options_are_checked(planted: Any, tmp_path: Path, options: dict[str, An
 def test_a_run_is_logged_to_wandb_as_one_of_fit_is(planted: Any, tmp_path: Path, capsys: Any) -> None:
     X, y, groups = planted
     run = probe(X, y, groups, runs=tmp_path, name="logged", wandb={"mode": "offline", "project": "arrays"}, **FAST)
-    assert f"Results: {run.folder}; to upload to Weights & Biases: cd" in capsys.readouterr().out
+    assert f"Results: {run.folder}\nTo upload to Weights & Biases: cd" in capsys.readouterr().out
     (logged,) = read_offline_runs(run.folder)
     assert logged.config["task"] == "label"
     assert logged.summary["layer_00/accuracy"] == pytest.approx(run.accuracy[0]["accuracy"])
