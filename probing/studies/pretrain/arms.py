@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,19 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from probing.runtime.draws import seed_of
+from probing.runtime.kept_training import save_model
 from probing.studies.pretrain.options import Encoder
-
-
-def seed_of(*parts: int | str) -> int:
-    """Return a seed that depends on these parts alone."""
-    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
-
-
-def generator_of(*parts: int | str) -> torch.Generator:
-    """Return a generator whose draws depend on these parts alone."""
-    return torch.Generator().manual_seed(seed_of(*parts))
-
 
 _TABLE = "embeddings.position_embeddings.weight"
 
@@ -161,9 +149,4 @@ def checkpoint_folder(folder: Path, arm: str, seed: int, step: int, steps: int) 
 def save_checkpoint(folder: Path, arm: str, model: Any, tokenizer: Any) -> None:
     """Write a model and its tokenizer as a folder that `from_pretrained` reads; an older one is replaced."""
     make_ordinary(arm, model)
-    partial = folder.with_name(f"{folder.name}.partial")
-    for left in (partial, folder):
-        shutil.rmtree(left, ignore_errors=True)
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    partial.rename(folder)
+    save_model(folder, model, tokenizer)

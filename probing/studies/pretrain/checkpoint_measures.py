@@ -23,9 +23,9 @@ from probing.models import load_encoder
 from probing.probes.penalty_path import training_of
 from probing.probes.recipe import CONTROL_TOLERANCE, Training
 from probing.probes.training import train_controls, train_probes
+from probing.runtime.draws import generator_of
 from probing.runtime.processes import is_main_process, sum_over_ranks
 from probing.statistics.outliers import Profile, ProfileAccumulator, by_mean_profile
-from probing.studies.pretrain.arms import generator_of
 from probing.tasks import load_task
 
 # Options of the probes, as in `disable`: at this tolerance accuracy no longer changes, and one penalty for all

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, Wandb, chosen
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
-from probing.corpus import Corpus, load_corpus
-from probing.errors import UserError, out_of_range
+from probing.corpus import load_corpus
+from probing.errors import out_of_range
 from probing.runs.call import Call, Measured
-from probing.runs.folder import ResumableFolder, free_name
+from probing.runs.continued import check_several, continuable, folder_of_trainings
+from probing.runs.folder import free_name
 from probing.runs.registry import study_of
 from probing.runs.study import Result
 from probing.runtime import terminal
-from probing.runtime.processes import interrupt_behind, is_main_process
+from probing.runtime.processes import is_main_process
 from probing.studies.pretrain.options import (
     ARMS,
     EncoderGroup,
@@ -30,9 +28,6 @@ from probing.studies.pretrain.options import (
     recipe_problems,
 )
 from probing.tracking import Tracker
-
-# Options that decide how a run is made or shown, and not what is in it.
-_NOT_OF_THE_RUN = ("quiet", "cache", "runs", "wandb", "figure_format")
 
 
 @configured
@@ -79,21 +74,22 @@ def pretrain(
     wanted = chosen("--arms", arms, ARMS)
     text = load_corpus(corpus)
     with terminal.quiet_libraries():
+        from probing.runtime.kept_training import Places
         from probing.runtime.trainer import check_trainer_options
-        from probing.studies.pretrain.experiment import Asked, check, measure_all, packed_text, train_all
+        from probing.studies.pretrain.experiment import Asked, measure_all, packed_text, train_all
         from probing.studies.pretrain.results import measured
         from probing.studies.pretrain.training import Job
-        from probing.studies.pretrain.training import Places as Written
 
         check_trainer_options(trainer or {}, "pretraining")
-        check(trainer or {}, name is not None)
-        folder = _folder(call.place, name or free_name(call.place, f"pretrain-{size}"), config, text)
+        check_several(trainer or {}, name is not None)
+        named = name or free_name(call.place, f"pretrain-{size}")
+        folder = folder_of_trainings(call.place, named, config, {"corpus": text})
         jobs = [Job(arm, number) for number in range(seed, seed + seeds) for arm in wanted]
         asked = Asked(jobs, shape, recipe, sentences, seed, trainer or {})
         first = is_main_process()
         call.expect(len(jobs) + 2)
-        written = Written(folder.path, first)
-        with folder.locked() if first else nullcontext(), _continuable(folder, first):
+        written = Places(folder.path, first)
+        with continuable(folder, first):
             rows = packed_text(text, asked, written)
 
             def measure(tracker: Tracker | None) -> Measured | None:
@@ -103,29 +99,3 @@ def pretrain(
                 return measured({"arms": layers, "losses": losses}, text, config["corpus"], rows) if first else None
 
             return call.carry_out(folder if first else None, measure)
-
-
-def _folder(place: Path, name: str, config: dict[str, Any], text: Corpus) -> ResumableFolder:
-    """Return the run's folder; sentences that were given as a list are named by their file in it.
-
-    Raises:
-        UserError: If the name is taken.
-    """
-    if not isinstance(config["corpus"], str):
-        config["corpus"] = str(place / name / "corpus.txt")
-    definition = {k: v for k, v in config.items() if k not in _NOT_OF_THE_RUN}
-    return ResumableFolder(place, name, {**definition, "fingerprint": text.fingerprint})
-
-
-@contextmanager
-def _continuable(folder: ResumableFolder, first: bool) -> Iterator[None]:
-    """After an interrupt, say how to continue; after a refused request, leave no folder behind."""
-    try:
-        yield
-    except BaseException as error:
-        if interrupt := interrupt_behind(error):
-            left = f"the unfinished run is {folder.path}; the same command with --name {folder.final.name} continues it"
-            raise type(interrupt)(left) from None
-        if isinstance(error, UserError) and first:
-            folder.discard()
-        raise

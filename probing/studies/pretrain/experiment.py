@@ -11,16 +11,16 @@ from typing import Any
 import pytorch_lightning as pl
 
 from probing.corpus import Corpus
-from probing.errors import UserError
 from probing.results.shown import count
 from probing.runtime.files import replacing
+from probing.runtime.kept_training import Places
 from probing.runtime.progress import stage
 from probing.runtime.terminal import silence
 from probing.studies.pretrain.arms import checkpoint_folder, checkpoint_steps
 from probing.studies.pretrain.batches import PackedText, as_fast, prepare
 from probing.studies.pretrain.checkpoint_measures import Subject, measure
 from probing.studies.pretrain.options import Encoder, Recipe
-from probing.studies.pretrain.training import Job, Places, train
+from probing.studies.pretrain.training import Job, train
 
 Row = dict[str, Any]
 
@@ -79,8 +79,8 @@ def train_all(
     """
     rows: list[Row] = []
     for job in asked.jobs:
-        if not places.curve(job).is_file():
-            how = "goes on" if places.state(job).is_file() else "begins"
+        if not places.curve(job.name).is_file():
+            how = "goes on" if places.state(job.name).is_file() else "begins"
             say(f"{job.name}: the training {how} ({asked.recipe.steps} steps)")
         with stage(f"training of {job.name}"):
             rows += train(job, text, asked.shape, asked.recipe, asked.trainer, places, logger, callbacks)
@@ -123,19 +123,3 @@ def measure_all(
             rows += [{**own, **row} for row in found]
             advance(1)
     return rows
-
-
-def check(trainer: Mapping[str, Any], named: bool) -> None:
-    """Refuse what several processes cannot do.
-
-    Raises:
-        UserError: If several processes are asked for without a name, by which all of them know the folder.
-    """
-    from probing.runtime.processes import launched
-
-    several = bool(launched()) or str(trainer.get("devices", 1)) != "1" or str(trainer.get("num_nodes", 1)) != "1"
-    if several and not named:
-        raise UserError(
-            "`--trainer.devices` and `--trainer.num_nodes`: several processes need a name by which all of them know "
-            "the run's folder; give --name."
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from probing.errors import UserError
-from probing.studies.pretrain.arms import seed_of, told
+from probing.runtime.draws import seed_of
+from probing.runtime.kept_training import share_of_rate
+from probing.studies.pretrain.arms import told
 from probing.studies.pretrain.batches import Batch
 from probing.studies.pretrain.options import Recipe
 
@@ -82,14 +84,3 @@ class MaskedLanguageModel(pl.LightningModule):
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate(recipe.steps, recipe.warm_up))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def share_of_rate(steps: int, warm_up: int) -> Callable[[int], float]:
-    """Return what share of the highest learning rate each step has, counted from 0."""
-
-    def share(step: int) -> float:
-        if step < warm_up:
-            return (step + 1) / (warm_up + 1)
-        return max(0.0, (steps - step) / (steps - warm_up)) if steps > warm_up else 1.0
-
-    return share

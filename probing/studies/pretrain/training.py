@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import pytorch_lightning as pl
 import torch
 
-from probing.runtime.files import replacing
+from probing.runtime.kept_training import Places, Row, mean_over_processes
 from probing.runtime.processes import interrupts_pass
 from probing.runtime.progress import steps_counted
 from probing.runtime.trainer import build_trainer
@@ -23,8 +21,6 @@ from probing.studies.pretrain.options import Encoder, Recipe
 # Points of the curve of the training loss.
 POINTS = 200
 CLIP = 0.5
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,32 +41,6 @@ class Job:
         return f"{self.arm}-seed{self.seed}"
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where trainings write.
-
-    Args:
-        folder: The run's folder.
-        writes: Whether this process writes there: the first one alone does.
-    """
-
-    folder: Path
-    writes: bool = True
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of all checkpoints."""
-        return self.folder / "checkpoints"
-
-    def state(self, job: Job) -> Path:
-        """The file of the last state of an unfinished training."""
-        return self.folder / "state" / f"{job.name}.ckpt"
-
-    def curve(self, job: Job) -> Path:
-        """The file with the curve of a finished training."""
-        return self.folder / "state" / f"{job.name}.json"
-
-
 def train(
     job: Job, text: PackedText, shape: Encoder, recipe: Recipe, options: Mapping[str, Any], places: Places,
     logger: Any, callbacks: Sequence[pl.Callback] = (),
@@ -87,8 +57,7 @@ def train(
         logger: Lightning logger of the curves, if any.
         callbacks: Further callbacks of Lightning.
     """
-    if places.curve(job).is_file():
-        curve = cast(list[Row], json.loads(places.curve(job).read_text(encoding="utf-8")))
+    if (curve := places.finished(job.name)) is not None:
         if logger:
             _log_again(logger, job, curve)
         return curve
@@ -99,7 +68,7 @@ def train(
     own = {"max_steps": recipe.steps, "max_epochs": -1}
     callbacks = [keeper, steps_counted(), *callbacks]
     trainer = build_trainer({**defaults, **options, **own}, None, callbacks, str(places.folder))
-    state = places.state(job)
+    state = places.state(job.name)
     with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         trainer.fit(module, datamodule=rows, ckpt_path=state if state.is_file() else None)
     return keeper.curve
@@ -151,23 +120,18 @@ class Keeper(pl.Callback):
         if step in self.checkpoints or step % every == 0:
             self._record(trainer, module, step)
         if step % self.recipe.save_every == 0 and step < self.recipe.steps:
-            self._save_state(trainer)
+            self.places.keep(self.job.name, trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the curve, which says that the training is finished, and remove its state."""
-        if self.places.writes and trainer.global_step >= self.recipe.steps:
-            path = self.places.curve(self.job)
-            path.parent.mkdir(exist_ok=True)
-            with replacing(path) as partial:
-                partial.write_text(json.dumps(self.curve), encoding="utf-8")
-            self.places.state(self.job).unlink(missing_ok=True)
+        if trainer.global_step >= self.recipe.steps:
+            self.places.finish(self.job.name, self.curve)
 
     def _record(self, trainer: pl.Trainer, module: MaskedLanguageModel, step: int) -> None:
         """Add a row to the curve; at a checkpoint, also write it and measure the held-out loss."""
         row: Row = {"arm": self.job.arm, "seed": self.job.seed, "step": step, "unigram_loss": self.unigram_loss}
         if self.losses:
-            mean = torch.tensor(sum(self.losses) / len(self.losses), dtype=torch.float64, device=module.device)
-            row["train_loss"] = float(trainer.strategy.reduce(mean, reduce_op="mean"))
+            row["train_loss"] = mean_over_processes(trainer, self.losses, module.device)
             self.losses = []
         if step in self.checkpoints:
             if self.places.writes:
@@ -180,16 +144,6 @@ class Keeper(pl.Callback):
         self.curve.append(row)
         if self.logger:
             _log_again(self.logger, self.job, [row])
-
-    def _save_state(self, trainer: pl.Trainer) -> None:
-        """Write the state from which a killed training is continued; the file is replaced as a whole."""
-        path = self.places.state(self.job)
-        if not self.places.writes:
-            trainer.save_checkpoint(path)  # takes part in what the first process writes
-            return
-        path.parent.mkdir(exist_ok=True)
-        with replacing(path) as partial:
-            trainer.save_checkpoint(partial)
 
 
 def _log_again(logger: Any, job: Job, curve: Sequence[Row]) -> None:

@@ -13,10 +13,11 @@ import torch
 
 from conftest import make_sentences
 from probing.corpus import from_sentences
+from probing.runtime.kept_training import Places
 from probing.studies.pretrain.checkpoint_measures import equivariance
 from probing.studies.pretrain.experiment import Asked, packed_text, train_all
 from probing.studies.pretrain.options import Encoder, Recipe
-from probing.studies.pretrain.training import Job, Places
+from probing.studies.pretrain.training import Job
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
