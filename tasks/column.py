@@ -75,7 +75,9 @@ class WordLabels(Task):
         """
         rows = corpus.columns.get(self.column)
         if rows is None:
-            raise UserError(f"`--corpus {corpus.name}`: the task reads the column {self.column} and {_there(corpus)}.")
+            raise UserError(
+                f"`--corpus {corpus.name}`: the task reads the column {self.column} and {_there(corpus, self.column)}."
+            )
         n_words = [0] * len(rows) if corpus.words is None else [len(words) for words in corpus.words]
         for i in (i for i, row in enumerate(rows) if len(row) != n_words[i]):
             raise UserError(
@@ -93,9 +95,16 @@ class WordLabels(Task):
         return found
 
 
-def _there(corpus: Corpus) -> str:
+def _there(corpus: Corpus, asked: str) -> str:
     """Return which columns of words a corpus has, and what to do, as the end of a message."""
     if not corpus.columns:
+        if of_sentences := [name for name in corpus.sentence_columns if name != "label"] or [*corpus.sentence_columns]:
+            name = asked if asked in corpus.sentence_columns else of_sentences[0]
+            named = "" if name == "label" else f" --task_args.column {name}"
+            return (
+                f"the corpus has none of words, but columns of sentences ({', '.join(of_sentences)}); "
+                f"`--task sentence_label{named}` predicts these"
+            )
         return (
             "the corpus has none; give a .conllu file, or for the task label a .tsv or .jsonl file of words and labels"
         )

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.corpus.rows import label_of
-from probing.errors import UserError
+from probing.errors import UserError, did_you_mean
 from probing.tasks import SentenceTask
 
 from .column import number_in
+
+
+def _there(columns: Mapping[str, Sequence[Any]], asked: str) -> str:
+    """Return which columns of sentences a corpus has, and what to do, as the end of a message."""
+    # The column that was taken for the labels is there twice.
+    twice = any(columns[name] == columns.get("label") for name in columns if name != "label")
+    own = [name for name in columns if name != "label" or not twice]
+    if not own:
+        return (
+            "has none; give a .csv file with a line of names such as text,label, or a .jsonl file of lines such as "
+            '{"text": "A sentence.", "label": "short"}'
+        )
+    meant = did_you_mean(asked, own)
+    recurring = [name for name in own if 2 * len(set(columns[name])) <= len(columns[name])]
+    return f"has {', '.join(own)}{meant}; name one of them, such as `--task_args.column {(recurring or own)[0]}`"
 
 
 @dataclass(frozen=True)
@@ -44,11 +60,9 @@ class SentenceLabel(SentenceTask):
         """
         columns, name = corpus.sentence_columns, self.column_of(corpus)
         if name is None:
-            there = f"has {', '.join(columns)}" if columns else "has none"
             raise UserError(
                 f"`--corpus {corpus.name}`: the task reads the column {self.column} of its sentences and the corpus "
-                f'{there}; give a data set with one, or a .jsonl file of lines such as {{"text": "A sentence.", '
-                '"label": "short"}.'
+                f"{_there(columns, self.column)}."
             )
         values = columns[name]
         if self.numbers:

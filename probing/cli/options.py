@@ -187,6 +187,9 @@ DESCRIPTIONS = {
     "activation function (mlp), or a coordinate of a head's output inside block k (attention).",
     "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; "
     "also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.",
+    "test_corpus": "Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.",
+    "group_by": "Unit that the split keeps whole and that intervals treat as independent: sentence or document; auto "
+    "is document where the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt).",
     "first_token": "Whether the first token of each sequence is measured: include or exclude; the model reads it in "
     "both cases. In decoders the first token often attracts much attention and has outliers of its own.",
     "max_length": "Maximum length of a tokenised sentence, special tokens included; longer ones are truncated. The "

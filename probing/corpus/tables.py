@@ -44,6 +44,11 @@ def read_table(lines: Sequence[str], typed: str, delimiter: str | None = None) -
         raise UserError(f"`{typed}`: {found} is not clear which holds the sentences; give {_HEADER}.")
     others = {name: list(cells) for name, cells in columns.items() if name != text}
     label = _named(others, _LABEL) or _only(others) or _only(n for n, cells in others.items() if _recur(cells))
+    if label is not None and label.casefold() not in _LABEL and label in others[label] and " " in text.strip():
+        raise UserError(
+            f"`{typed}`: its first line, `{', '.join(names):.60}`, looks like a sentence with its label; put "
+            f"{_HEADER}, before it."
+        )
     if label is not None and label not in _LABEL:
         others["label"] = others[label]
     guessed = [f"its sentences are in the column {text}"] * (text.casefold() not in _TEXT)

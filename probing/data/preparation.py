@@ -20,7 +20,7 @@ from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split, intervals_by_document, splits_by_document
 from probing.data import controls
 from probing.data.controls import check_given, permuted_within, values_of, with_given
-from probing.data.examples import Examples, Sides, read
+from probing.data.examples import Activations, Examples, Sides, read
 from probing.data.labelling import (
     choose_classes,
     class_of_tokens,
@@ -62,7 +62,7 @@ def n_heads_of(store: ActivationStore) -> int | None:
 
 
 def label_sides(
-    stores: Sequence[ActivationStore],
+    stores: Sequence[Activations],
     corpora: Sequence[Corpus],
     splits: Sequence[Sequence[Split]],
     task: TokenTask,

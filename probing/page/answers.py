@@ -9,7 +9,8 @@ from probing.results.shown import count, layers_named, listed
 from probing.runs.checks import has_intercept
 from probing.tables.answers import accuracies
 from probing.tables.columns import R2, score_of
-from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps, scope
+from probing.tables.conclusions import basis, conclusion, given_words, held_fixed, overlaps, scope
+from probing.tables.controls import held_against_by_layer
 from probing.tables.evidence_sentences import say
 from probing.tables.probes import transform_sizes
 
@@ -73,8 +74,7 @@ def _predicted(row: Row) -> str:
 def answer(subject: Subject) -> str:
     """Return the answer of a run, in a paragraph."""
     over = scope(subject.run.results, subject.run.config.get("test_corpus"))
-    last = subject.run.accuracy[-1]
-    sentences = [accuracies(subject.run.accuracy), held_against(last, subject.task), over]
+    sentences = [accuracies(subject.run.accuracy), held_against_by_layer(subject.run.accuracy, subject.task), over]
     sentences.append(_on_neurons(subject, subject.layers[-1]))
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:

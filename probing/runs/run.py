@@ -86,7 +86,8 @@ class Fit(Study):
     def conclusions(self, made: Result) -> list[str]:
         """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
         from probing.evidence.by_class import position_line
-        from probing.tables.conclusions import not_above, ranking_conclusions
+        from probing.tables.conclusions import ranking_conclusions
+        from probing.tables.controls import not_above
         from probing.tables.probes import penalty_lines
 
         assert isinstance(made, Run)

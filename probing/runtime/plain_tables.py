@@ -27,7 +27,8 @@ def plain_table(title: str | None, leave_out: Sequence[str] = (), **options: Any
     """Return an empty rich table in the style of all tables of this project, whose cells are made visible.
 
     Where there is no room for all of it, headings are broken between words, and then columns are left out and named
-    below the table; what still has no room goes over the width.
+    below the table; what still has no room goes over the width. A column whose heading recurs, such as an interval, is
+    never without the column to its left.
 
     Args:
         title: Its title.
@@ -75,6 +76,9 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
     out = [*first_out, *others]
     for n_gone, broken in product(range(len(out) + 1), (False, True)):
         gone = out[:n_gone]
+        for k in range(1, len(names)):  # a heading that recurs says what it is by the column to its left
+            if names.count(names[k]) > 1 and k - 1 in gone and k not in gone:
+                gone.append(k)
         fitted = _with(table, [column for k, column in enumerate(columns) if k not in gone], broken)
         width = Measurement.get(console, endless, fitted).minimum
         if width <= options.max_width:
@@ -82,11 +86,16 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
     else:  # no choice of columns fits: all of them, over the width
         gone, fitted, width = [], _with(table, columns, broken=True), table.width_of_all(console)
     if gone:
-        left_out = [names[k] for k in sorted(gone)]
+        left_out = [_called(names, k) for k in sorted(gone)]
         said = f"left out for lack of room: {', '.join(left_out)}"
         fitted.caption = "\n".join([*_legend(str(fitted.caption or ""), left_out), said])
         fitted.caption_justify = "left"
     return fitted, width
+
+
+def _called(names: Sequence[str], k: int) -> str:
+    """Return what a column is called below its table."""
+    return f"{names[k]} of {names[k - 1]}" if names.count(names[k]) > 1 and k else names[k]
 
 
 def _legend(caption: str, left_out: Sequence[str]) -> list[str]:

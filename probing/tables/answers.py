@@ -9,7 +9,8 @@ from probing.results.schema import Row
 from probing.results.shown import in_brackets, interval, layers_named
 from probing.tables.classes import worst_class
 from probing.tables.columns import R2, UNINFORMATIVE, score_of
-from probing.tables.conclusions import basis, conclusion, given_words, held_against, held_fixed, overlaps, scope
+from probing.tables.conclusions import basis, conclusion, given_words, held_fixed, overlaps, scope
+from probing.tables.controls import held_against_by_layer
 from probing.tables.evidence_sentences import say
 
 Rows = Sequence[Row]
@@ -53,9 +54,8 @@ def answer(accuracy: Rows, neurons: Rows, task: str, config: Mapping[str, Any]) 
         task: Name of the task.
         config: The resolved configuration.
     """
-    last = accuracy[-1]
-    of_neuron = conclusion(neurons, task, last, given_words(config)) if len(accuracy) == 1 else ""
-    said = [accuracies(accuracy), of_neuron, held_against(last, task)]
+    of_neuron = conclusion(neurons, task, accuracy[0], given_words(config)) if len(accuracy) == 1 else ""
+    said = [accuracies(accuracy), of_neuron, held_against_by_layer(accuracy, task)]
     return [sentence for sentence in said if sentence]
 
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.results.schema import Row
-from probing.results.shown import ends, in_brackets, interval, layers_named, listed, shown
+from probing.results.shown import ends, in_brackets, interval, listed, shown
 from probing.statistics.intervals import few_sentences
 from probing.statistics.rank_similarity import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES
 from probing.tables.columns import (
@@ -17,11 +16,11 @@ from probing.tables.columns import (
     R2,
     UNINFORMATIVE,
     UNRESOLVED,
-    controls_of,
     score_of,
     score_of_neurons,
     with_intercept,
 )
+from probing.tables.controls import side_of
 from probing.tables.evidence_sentences import ALPHA, say
 
 # A centred contribution within this share of the contribution itself counts as nearly unchanged.
@@ -111,7 +110,7 @@ _ALONE = {"token": "token_is_enough", "given": "given_is_enough"}
 
 
 def _is_enough(layer: Mapping[str, Any] | None, control: str) -> bool:
-    return layer is not None and _side(layer, control) in ("below", "alike")
+    return layer is not None and side_of(layer, control) in ("below", "alike")
 
 
 def _confounds(layer: Mapping[str, Any] | None, task: str, given: str) -> list[str]:
@@ -253,62 +252,6 @@ def known(row: Mapping[str, Any], column: str) -> bool:
     """Return whether a row has a finite number in a column."""
     value = row.get(column)
     return isinstance(value, float | int) and math.isfinite(value)
-
-
-def held_against(row: Mapping[str, Any], task: str) -> str:
-    """Compare a layer's accuracy with each control, by the interval of the difference.
-
-    Where there are no intervals, only the controls and their accuracies are listed.
-
-    Args:
-        row: The layer's row of `accuracy.csv`.
-        task: What the probe predicts.
-    """
-    score = score_of(row).name
-    if not controls_of([row]):
-        return ""
-    named = {name: f"{_called(name)} ({row[f'{name}_{score}']:.3f})" for name in controls_of([row])}
-    if ends(row, score) is None:
-        return say("compare_it", layer=row["layer"], names=listed(list(named.values())))
-    if _side(row, "untrained") == "below":  # what is said of it ends the sentence
-        named["untrained"] = named.pop("untrained") + say("ceiling", task=task)
-    sides: dict[str, list[str]] = {}
-    for name, said in named.items():
-        sides.setdefault(_side(row, name), []).append(said)
-    parts = [say(side, names=listed(sides[side])) for side in SIDES if side in sides]
-    return say("held_against", layer=row["layer"], sides="; ".join(parts))
-
-
-def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each control that is not beaten in some layer, by the interval of the difference.
-
-    Args:
-        rows: Rows of `accuracy.csv`, ascending by layer.
-    """
-    what = "R²" if score_of(rows[0]) is R2 else "accuracy"
-    found = []
-    for name, words in controls_of(rows).items():
-        for side in ("below", "alike"):
-            if layers := [row["layer"] for row in rows if _side(row, name) == side]:
-                beside = say(side, names=say("the_control", control=words))
-                found.append(say("not_above", layers=layers_named(layers), what=what, side=beside))
-    return found
-
-
-# Results of comparing a score with that of a control, by the names of their words in `SENTENCES`.
-SIDES = ("above", "alike", "below")
-
-
-def _side(row: Mapping[str, Any], name: str) -> str:
-    """Return how a layer's score lies to a control's; empty where there are no intervals."""
-    if (apart := ends(row, f"above_{name}")) is None:
-        return ""
-    return "above" if apart[0] > 0 else "below" if apart[1] < 0 else "alike"
-
-
-def _called(name: str) -> str:
-    """Return the name of a control in a sentence."""
-    return "the majority class" if name == "majority" else {**CONTROLS, **ADDED_CONTROLS}[name].called
 
 
 def few_clusters(results: Mapping[str, Any]) -> str | None:

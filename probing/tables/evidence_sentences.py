@@ -194,6 +194,9 @@ SENTENCES: dict[str, Sentence] = {
         "The interval of the difference to the randomly initialised model is below 0.",
         _PARTS,
     ),
+    "in_every_layer": Sentence("In every layer it is {sides}.", "Several layers; there are intervals.", _CONTROLS),
+    "in_some_layers": Sentence("It is {parts}.", "The layers are not all on the same side of a control.", _CONTROLS),
+    "side_in": Sentence("{side} in {layers}", "Part of the sentence before.", _PARTS),
     "compare_it": Sentence("In layer {layer}, compare it with {names}.", "There are none.", _CONTROLS),
     "not_above": Sentence(
         "In {layers} the {what} is {side}.",

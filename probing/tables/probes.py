@@ -167,7 +167,9 @@ def layers_table(accuracy: Sequence[Row], neurons: Sequence[Row], by: Order = "c
     controls, score = controls_of(accuracy), score_of(accuracy[0])
     with_f1 = any(are_unequal(row) for row in accuracy)
     title = f"Layers: test {score.words} of the probe and of its controls, and its first neurons"
-    table = plain_table(title, leave_out=tuple(controls.values())[::-1])
+    # What the task may be confused with stays longest.
+    least = sorted(controls, key=lambda name: name in ("token", "given"))
+    table = plain_table(title, leave_out=tuple(controls[name] for name in least))
     beside = ["macro F1"] * with_f1 + [*controls.values()]
     for heading in ("layer", score.words, RANGE, *beside, "first neurons", "unflagged"):
         table.add_column(heading, justify="left" if heading == "first neurons" else "right")

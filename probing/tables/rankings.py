@@ -81,8 +81,8 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
     )
     table.add_column("ranking", no_wrap=True)
     for heading in ("top", "bottom", "bits"):
-        for i, k in enumerate(sizes):
-            table.add_column(str(k) if i else f"{heading} {k}", justify="right")
+        for k in sizes:
+            table.add_column(f"{heading} {k}", justify="right")
     for ranking in dict.fromkeys(row["ranking"] for row in rows):
         of_ranking = [row for row in rows if row["ranking"] == ranking]
         ends = [[row for row in of_ranking if row["from"] in (end, "random")] for end in ("top", "bottom")]
@@ -172,7 +172,7 @@ def _curves_table(rows: Sequence[Row], random: Sequence[Row]) -> Any:
     table = plain_table(
         f"Layer {rows[0]['layer']}, {rows[0]['ranking']}: accuracy by number of neurons, random draws: {n_draws}"
     )
-    for heading in ("k", "only top", "random", "bottom", "without top", "random", "bottom"):
+    for heading in ("k", "only top", "only random", "only bottom", "without top", "without random", "without bottom"):
         table.add_column(heading, justify="right", no_wrap=True)
     # Of the numbers that bisection tried, only the one it found is shown.
     tried = {row["k"] for row in rows}

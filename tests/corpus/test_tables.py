@@ -140,3 +140,29 @@ def test_labels_that_are_not_used_are_said(
     run = fit(**how, task="sentence_label", wandb=WandbOptions(mode="disabled"))
     assert run.results["classes"] == ["a", "b"]
     assert "not used" not in capsys.readouterr().err
+
+
+def test_a_table_without_names_of_columns_does_not_lose_its_first_row(tmp_path: Path) -> None:
+    rows = [[text, label] for text, label in ROWS]
+    with pytest.raises(UserError, match=r"its first line, `Sentence 0, of some words., good`, looks like a sentence"):
+        load_corpus(written(tmp_path / "own.csv", rows[0], rows[1:]))
+    # A name that no row has as its label is a name.
+    assert len(load_corpus(written(tmp_path / "named.csv", ["What they said", "quality"], rows)).sentences) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("task", "column", "words"),
+    [
+        ("sentence_label", {}, r"reads the column label .* has id, year, genre; .* `--task_args.column year`"),
+        ("sentence_label", {"column": "gnre"}, r"\(did you mean `genre`\?\); name one of them"),
+        ("label", {}, r"columns of sentences \(id, year, genre\); `--task sentence_label --task_args.column id`"),
+        ("column", {"column": "genre"}, r"`--task sentence_label --task_args.column genre` predicts these"),
+    ],
+)
+def test_a_column_that_is_not_there_or_of_sentences_is_said_with_the_way_to_it(
+    tmp_path: Path, task: str, column: dict[str, str], words: str, checkpoints: dict[str, Path]
+) -> None:
+    rows = [[str(i), text, str(2000 + i % 2), label] for i, (text, label) in enumerate(ROWS)]
+    path = written(tmp_path / "own.csv", ["id", "text", "year", "genre"], rows)
+    with pytest.raises(UserError, match=words):
+        fit(model=str(checkpoints["bert"]), corpus=path, task=task, task_args=column, layer=0, runs=str(tmp_path))

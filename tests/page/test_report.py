@@ -63,7 +63,7 @@ from probing.studies.similarity.tables import (
     wic_lines,
     wic_tables,
 )
-from probing.tables.conclusions import not_above
+from probing.tables.controls import held_against, not_above
 from report_runs import QUICKLY, make_run
 from written import complete, read_csv, write_csv
 
@@ -558,12 +558,11 @@ def test_an_accuracy_is_above_below_or_not_told_apart_from_each_control(runs: Pa
         "untrained_accuracy": 0.9, "above_untrained_low": -0.5, "above_untrained_high": -0.3,
     }  # fmt: skip
     found.run.accuracy[-1].update(row)
-    said = answers.answer(found)
-    assert (
+    assert held_against(found.run.accuracy[-1], "position") == (
         "In layer 2 it is above the majority class (0.100); not told apart from labels shuffled (0.490); below the "
-        "randomly initialised model (0.900), a ceiling, not a floor: it passes position on as it comes in." in said
+        "randomly initialised model (0.900), a ceiling, not a floor: it passes position on as it comes in."
     )
-    assert "0.500 (0.450 to 0.550) in layer 2" in said
+    assert "0.500 (0.450 to 0.550) in layer 2" in answers.answer(found)
     first = {**row, "layer": 1, "above_shuffled_low": 0.1}
     assert not_above([first, row]) == [
         'In layer 2 the accuracy is not told apart from the control "labels shuffled".',

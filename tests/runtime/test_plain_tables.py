@@ -89,3 +89,16 @@ def test_where_the_output_is_no_terminal_no_column_is_left_out(capsys: pytest.Ca
     for text in (capsys.readouterr().out, render(table)):
         assert "left out" not in text
         assert [float(cell) for cell in text.splitlines()[-2].split()] == [10.0**k for k in range(10, 40)]
+
+
+@pytest.mark.parametrize("width", range(20, 90, 3))
+def test_a_column_whose_heading_recurs_is_never_without_the_column_that_it_is_of(width: int) -> None:
+    table = plain_table("Intervals")
+    for heading in ("layer", "kind", "accuracy", "95% range", "recall", "95% range", "precision", "95% range", "flag"):
+        table.add_column(heading, justify="right")
+    table.add_row("6", "all", "0.111", "0.112-0.113", "0.221", "0.222-0.223", "0.331", "0.332-0.333", "")
+    text = "\n".join(shown(table, width))
+    for number, its_range in (("0.111", "0.112"), ("0.221", "0.222"), ("0.331", "0.332")):
+        assert number in text or its_range not in text
+    if "0.221" in text and "0.222" not in text:
+        assert "95% range of recall" in " ".join(text.split())

@@ -27,17 +27,8 @@ from probing.studies.compare.tables import everywhere_sentence, unread_lines, ve
 from probing.studies.fit.command import _report
 from probing.tables import probes
 from probing.tables.columns import UNINFORMATIVE
-from probing.tables.conclusions import (
-    basis,
-    carries_it,
-    conclusion,
-    few_clusters,
-    held_against,
-    held_fixed,
-    not_above,
-    overlaps,
-    scope,
-)
+from probing.tables.conclusions import basis, carries_it, conclusion, few_clusters, held_fixed, overlaps, scope
+from probing.tables.controls import held_against, not_above
 from probing.tables.evidence_sentences import SENTENCES, say
 from probing.tables.probes import transform_lines
 from probing.tables.rankings import evaluation_tables

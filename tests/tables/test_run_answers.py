@@ -9,7 +9,7 @@ import pytest
 from probing.runtime.terminal import render
 from probing.tables.answers import accuracies, answer, distrust
 from probing.tables.columns import UNINFORMATIVE
-from probing.tables.conclusions import held_against
+from probing.tables.controls import held_against, held_against_by_layer
 from probing.tables.probes import layers_table
 
 
@@ -73,3 +73,26 @@ def test_layers_whose_rankings_are_not_to_be_read_are_named_once() -> None:
     said = distrust(accuracy, [], [], "position", results, {"test_corpus": None})
     assert said[0].startswith("Do not read the rankings of layers 1 and 2:") or "layers 1-2" in said[0]
     assert "layer 2" in said[1]
+
+
+def test_every_layer_is_held_against_each_control() -> None:
+    """The layers that beat a control are named, and not only the last one."""
+
+    def beside(token: float, untrained: float) -> dict[str, float]:
+        apart = {"majority": 0.3, "token": token, "untrained": untrained}
+        scores = {f"{name}_accuracy": 0.5 for name in ("token", "untrained")}
+        ends = {
+            f"above_{name}_{end}": value + by
+            for name, value in apart.items()
+            for end, by in (("low", -0.05), ("high", 0.05))
+        }
+        return {**scores, **ends}
+
+    rows = [layer(i, 0.6, **beside(*apart)) for i, apart in enumerate([(0.0, -0.2), (0.2, -0.2), (-0.2, -0.2)])]
+    assert held_against_by_layer(rows, "position") == (
+        "In every layer it is above the majority class; below the randomly initialised model, a ceiling, not a floor: "
+        "it passes position on as it comes in. It is above the token alone in layer 1, not told apart from it in layer "
+        "0 and below it in layer 2."
+    )
+    few = [{"layer": i, "accuracy": 0.6, "majority_accuracy": 0.1} for i in range(2)]
+    assert held_against_by_layer(few, "position") == "In layer 1, compare it with the majority class (0.100)."

@@ -63,9 +63,6 @@ def fit(
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
     Args:
-        test_corpus: Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.
-        group_by: Unit that the split keeps whole and that intervals treat as independent: sentence or document; auto
-            is document where the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt).
         task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS for one of your own; from
             Python also an object.
         task_args: Options of the task, such as --task_args.special_tokens include.
