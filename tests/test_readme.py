@@ -75,6 +75,8 @@ def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monk
     (tmp_path / "pairs.tsv").write_text("".join(f"{first}\t{second}\n" for first, second in pairs), encoding="utf-8")
     (tmp_path / "minimal.tsv").write_text("The [MASK] reads a layer.\tprobe\ttoken\tsubject\n", encoding="utf-8")
     reviews = ({"text": text, "label": "LONG" if len(text) > 150 else "SHORT"} for text in sentences)
+    lines = (f'"{text}",{"LONG" if len(text) > 150 else "SHORT"}\n' for text in sentences)
+    (tmp_path / "reviews.csv").write_text("".join(["text,label\n", *lines]), encoding="utf-8")
     (tmp_path / "reviews.jsonl").write_text("".join(f"{json.dumps(review)}\n" for review in reviews), encoding="utf-8")
     ratings = ({"text": text, "label": len(text) / 10} for text in sentences)
     (tmp_path / "ratings.jsonl").write_text("".join(f"{json.dumps(rating)}\n" for rating in ratings), encoding="utf-8")
@@ -160,6 +162,8 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
         args += ["--model", str(toy)] + ([] if {"--corpus", "--pairs"} & {*args} else ["--corpus", corpus])
     if args[0] == "pretrain":
         args += TOY_ENCODER
+    if args[0] == "finetune":
+        args += ["--model", str(toy), "--seeds=1", "--orders=1", "--tuning.epochs=1", "--task_args.min_count=5"]
     if args[0] == "disable" or {"--neurons", "--from_run"} & {*args}:  # for each of many passes
         args += ["--tokens", "300", "--retrain", "0"]
     if {"--neurons", "--from_run"} & {*args}:

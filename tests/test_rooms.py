@@ -72,7 +72,7 @@ FLOORS = (
     {"page", "readouts"},
     {"disabling"},
     {"studies.attention", "studies.cloze", "studies.disable", "studies.fit", "studies.geometry", "studies.hierarchy",
-     "studies.pretrain", "studies.similarity"},
+     "studies.finetune", "studies.pretrain", "studies.similarity"},
     # Studies of the runs of others, and the commands that are no studies.
     {"studies.claims", "studies.compare", "studies.series", "studies.sweep", "commands"},
 )  # fmt: skip

@@ -7,7 +7,7 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from probing.errors import UserError, as_clause
 from probing.models.forward_cost import weight_bytes
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import nn
+
+# What a head of transformers is of.
+HeadOf = Literal["tokens", "sentences"]
 
 
 def load_config(source: ModelSource) -> Any:
@@ -162,6 +165,53 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     _check_memory(source, config, torch.float32)
     model, report = _read_weights(AutoModelForMaskedLM, source, config, torch.float32)
     return None if report["missing_keys"] or report["mismatched_keys"] else model.eval()
+
+
+def load_with_head(source: ModelSource, of: HeadOf, n_outputs: int, seed: int, random_weights: bool = False) -> Any:
+    """Load a model with a new head of `transformers`, to be tuned.
+
+    Args:
+        source: The model's files.
+        of: What the head is of: tokens or sentences.
+        n_outputs: Number of classes, or 1 for a number.
+        seed: Seed of the head, and of whatever else the checkpoint lacks, such as a pooler.
+        random_weights: Whether the model itself is randomly initialised, too, by the seed.
+
+    Returns:
+        The model, in float32 and evaluation mode.
+
+    Raises:
+        UserError: If the family has no such head, if the model is an encoder-decoder, or if it cannot be loaded.
+    """
+    import torch
+    import transformers
+
+    config = deepcopy(load_config(source))
+    families: Any = {
+        "tokens": transformers.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+        "sentences": transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    }[of]
+    if config.is_encoder_decoder or type(config) not in families:
+        raise UserError(
+            f"`--model {source.name}` ({config.model_type}): transformers has no head of {of} for it that reads its "
+            "encoder alone; choose another model, such as BERT."
+        )
+    config.num_labels = n_outputs
+    config.problem_type = None
+    _check_memory(source, config, torch.float32)
+    with torch.random.fork_rng(devices=[]), building(source):
+        torch.manual_seed(seed)
+        model: Any = families[type(config)]._from_config(config)
+        base = model.base_model
+        if not random_weights:
+            weights = load_encoder(source).state_dict()
+            if lacking := sorted(set(base.state_dict()) - set(weights)):
+                raise UserError(
+                    f"`--model {source.name}` ({config.model_type}): the model under a head of {of} has a part that "
+                    f"the model by itself has not ({lacking[0]}); choose another model."
+                )
+            base.load_state_dict({name: weights[name] for name in base.state_dict()})
+    return model.float().eval()
 
 
 def _check_full_precision(source: ModelSource, config: Any) -> None:

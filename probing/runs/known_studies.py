@@ -14,6 +14,7 @@ STUDIES = {
     "hierarchy": "probing.studies.hierarchy.study:HIERARCHY",
     "cloze": "probing.studies.cloze.study:CLOZE",
     "pretrain": "probing.studies.pretrain.study:PRETRAIN",
+    "finetune": "probing.studies.finetune.study:FINETUNE",
     "series": "probing.studies.series.study:SERIES",
     "wic": "probing.studies.similarity.study:WIC",
     "sts": "probing.studies.similarity.study:STS",

@@ -37,6 +37,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, sentences:
     for part in ("train", "dev"):
         write_wic(place / "wic", part, word_pairs(40, len(part)))
     write_sts(place / "sts", 20)
+    rows = [f'"{text}",{"long" if len(text) > 100 else "short"}\n' for text in sentences]
+    (place / "labelled.csv").write_text("".join(["text,label\n", *rows]), encoding="utf-8")
     (place / "sweep.yaml").write_text(
         yaml.safe_dump({"method": "grid", "parameters": {"probe.l2": {"values": [1e-2, 1e-1]}}}), encoding="utf-8"
     )
@@ -57,6 +59,10 @@ def made(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, sentences:
         "cloze": lambda: command.cloze(**{name: value for name, value in read.items() if name != "cache"}),
         "pretrain": lambda: command.pretrain(
             corpus=str(corpus_file), arms="none", sentences=100, training={"steps": 2, "warm_up": 1, "batch_size": 4},
+            **usual,
+        ),
+        "finetune": lambda: command.finetune(
+            model=model, corpus=str(place / "labelled.csv"), seeds=1, orders=2, starts="all", tuning={"epochs": 1},
             **usual,
         ),
         "series": lambda: command.series(

@@ -1,0 +1,141 @@
+"""How much a score varies with the seed of a training, with the order of its data, and with the test sample.
+
+Trainings are crossed: each seed is trained with each order. A score is a ratio of sums over clusters of the test part,
+such as an accuracy over sentences. `docs/finetune.md` derives what is computed here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from probing.statistics.intervals import LEVEL, MIN_SENTENCES
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean score of trainings, and the variance of a single one by its sources.
+
+    Args:
+        mean: Mean score of all trainings.
+        low: Lower end of the 95% interval of the mean, over other seeds, orders and test clusters; NaN if there are
+            fewer than two trainings or too few clusters.
+        high: Its upper end.
+        variances: Variance that each source gives to the score of a single training: `seed` and `order` alone, and
+            `rest`, what they do together beyond the sum of both, each on a test part without end; and `test`, the
+            choice of test clusters. A source that was not varied is NaN.
+    """
+
+    mean: float
+    low: float
+    high: float
+    variances: Mapping[str, float]
+
+    @property
+    def sds(self) -> dict[str, float]:
+        """Standard deviation that each source gives to the score of a single training."""
+        return {name: math.sqrt(value) for name, value in self.variances.items()}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of each source in the sum of their variances; NaN where the sum is 0."""
+        total = sum(value for value in self.variances.values() if value == value)
+        return {name: value / total if total else math.nan for name, value in self.variances.items()}
+
+
+def spread(numerators: Floats, denominators: Floats) -> Spread:
+    """Return the mean score and what its variance consists of, by analysis of variance with random effects.
+
+    With one order, what seed and order do together belongs to the seed; with one seed, to the order.
+
+    Args:
+        numerators: What each training has in each cluster, such as tokens that are right; of a comparison, the
+            difference of two. Shape (n_seeds, n_orders, n_clusters).
+        denominators: What a score is a share of, such as tokens, shape (n_clusters,).
+    """
+    n, total = numerators.shape[2], denominators.sum()
+    scores = numerators.sum(2) / total
+    # How far each cluster moves each score: the mean over clusters is 0.
+    pseudo = n * (numerators - scores[..., None] * denominators) / total
+    of_clusters = _of_clusters(pseudo)
+    seen = _of_trainings(*_mean_squares(scores), *scores.shape)
+    # What trainings differ by on the same few clusters is in part the choice of these.
+    variances = {name: max(value - of_clusters[name] / n, 0.0) for name, value in seen.items()}
+    test = float((pseudo**2).sum(2).mean()) / max(n - 1, 1) / n
+    low, high = _interval(scores, max(of_clusters["mean"], 0.0) / n, n)
+    return Spread(float(scores.mean()), low, high, {**variances, "test": test if n > 1 else math.nan})
+
+
+def _mean_squares(scores: Floats) -> tuple[float, float, float]:
+    """Return the mean squares of rows, of columns and of the residual; NaN for one of a single level."""
+    n_seeds, n_orders = scores.shape
+    mean, rows, columns = scores.mean(), scores.mean(1, keepdims=True), scores.mean(0, keepdims=True)
+    rest = scores - rows - columns + mean
+    squares = (
+        (n_orders * ((rows - mean) ** 2).sum(), n_seeds - 1),
+        (n_seeds * ((columns - mean) ** 2).sum(), n_orders - 1),
+        ((rest**2).sum(), (n_seeds - 1) * (n_orders - 1)),
+    )
+    of_rows, of_columns, of_rest = (float(square) / free if free else math.nan for square, free in squares)
+    return of_rows, of_columns, of_rest
+
+
+def _of_trainings(rows: float, columns: float, rest: float, n_seeds: int, n_orders: int) -> dict[str, float]:
+    """Return the variances of seed, of order and of both together, given their mean squares; none is cut off at 0."""
+    if n_orders == 1 or n_seeds == 1:
+        return {"seed": rows, "order": columns, "rest": math.nan}
+    return {"seed": (rows - rest) / n_orders, "order": (columns - rest) / n_seeds, "rest": rest}
+
+
+def _of_clusters(pseudo: Floats) -> dict[str, float]:
+    """Return the variances over clusters: of the mean of all trainings, and of what trainings differ by.
+
+    Args:
+        pseudo: How far each cluster moves each score, with mean 0 over clusters, shape (n_seeds, n_orders, n_clusters).
+    """
+    n_seeds, n_orders, n = pseudo.shape
+    free = max(n - 1, 1)
+    mean, of_seed, of_order = pseudo.mean((0, 1)), pseudo.mean(1), pseudo.mean(0)
+    square = float(n_seeds * n_orders * (mean**2).sum() / free)
+    rest = pseudo - of_seed[:, None] - of_order[None] + mean
+    squares = (
+        (n_orders * ((of_seed - mean) ** 2).sum(), n_seeds - 1),
+        (n_seeds * ((of_order - mean) ** 2).sum(), n_orders - 1),
+        ((rest**2).sum(), (n_seeds - 1) * (n_orders - 1)),
+    )
+    rows, columns, both = (float(one) / levels / free if levels else math.nan for one, levels in squares)
+    known = [one for one in (rows, columns) if one == one]
+    of_mean = square - sum(known) + (both if len(known) == 2 else 0.0)
+    return {"mean": of_mean / (n_seeds * n_orders), **_of_trainings(rows, columns, both, n_seeds, n_orders)}
+
+
+def _interval(scores: Floats, test: float, n: int) -> tuple[float, float]:
+    """Return the interval of the mean: Student's t with the degrees of freedom of Satterthwaite (1946)."""
+    if scores.size < 2 or n < MIN_SENTENCES:
+        return math.nan, math.nan
+    n_seeds, n_orders = scores.shape
+    rows, columns, rest = _mean_squares(scores)
+    parts = [(test, n - 1)]
+    if n_orders == 1:
+        parts.append((rows / n_seeds, n_seeds - 1))
+    elif n_seeds == 1:
+        parts.append((columns / n_orders, n_orders - 1))
+    else:
+        # The mean square of a source that seems to vary less than the rest is that of the rest.
+        size, free = scores.size, (n_seeds - 1) * (n_orders - 1)
+        parts += [
+            (max(rows, rest) / size, n_seeds - 1), (max(columns, rest) / size, n_orders - 1), (-rest / size, free)
+        ]  # fmt: skip
+    variance = sum(part for part, _ in parts)
+    if not variance > 0:
+        return float(scores.mean()), float(scores.mean())
+    freedom = variance**2 / sum(part**2 / free for part, free in parts)
+    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(variance)
+    return float(scores.mean()) - reach, float(scores.mean()) + reach

@@ -1,0 +1,89 @@
+"""`finetune`: a model tuned on a task from several starts, with several seeds and orders."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Model, Source, Wandb, chosen
+from probing.cli.options import WandbOptions, as_options
+from probing.cli.python_calls import configured
+from probing.corpus.splits import GroupBy, read_corpora
+from probing.errors import out_of_range
+from probing.runs.call import Call, Measured
+from probing.runs.continued import check_several, continuable, folder_of_trainings
+from probing.runs.folder import free_name
+from probing.runs.registry import study_of
+from probing.runs.study import Result
+from probing.runtime import terminal
+from probing.runtime.processes import is_main_process
+from probing.studies.finetune.options import STARTS, TuningGroup, TuningOptions
+from probing.tasks import TokenTask, described, load_task
+from probing.tracking import Tracker
+
+
+@configured
+def finetune(
+    config: dict[str, Any],
+    model: Model = "minilm", revision: str | None = None, corpus: Source = "builtin", test_corpus: Source | None = None,
+    task: str | TokenTask = "sentence_label", task_args: dict[str, Any] | None = None, group_by: GroupBy = "auto",
+    starts: str | list[str] = "pretrained,random", seeds: int = 3, orders: int = 2, max_length: int | None = None,
+    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None, tuning: TuningGroup = TuningOptions(), wandb: Wandb = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT, verbose: bool = False,
+) -> Result | None:  # fmt: skip
+    """Tune a model on a task, and say how much the score owes to pretraining, seed, order and test sentences.
+
+    Args:
+        task: What is predicted: the name of a task, such as sentence_label or upos, or FILE.py:CLASS for one of your
+            own. A task of sentences is given a head of sentences, every other one a head of tokens.
+        task_args: Options of the task, such as --task_args.min_count 20.
+        starts: From where the model starts: all, or some of pretrained, random (the same model, randomly initialised).
+        seeds: Number of seeds of the head, and of what is randomly initialised, from --seed on.
+        orders: Number of orders of the training sentences, each with its own dropout, from --seed on. Every seed is
+            tuned with every order.
+        seed: Seed of the split, first seed of the head, and first order.
+        name: Name of this run; MODEL-finetune-YYYYMMDD-HHMMSS by default. A killed run of this name goes on where it
+            stopped.
+        trainer: Arguments of Lightning's Trainer, such as --trainer.devices 2, --trainer.precision bf16-mixed or
+            --trainer.accumulate_grad_batches 4.
+        tuning: How the model is tuned.
+        verbose: Also print a row for each tuning, and all differences.
+
+    Returns:
+        The tables of the run; None on ranks other than the first.
+    """
+    recipe = as_options(TuningOptions, tuning, "tuning")
+    config |= {"tuning": asdict(recipe), **described(task, task_args)}
+    problems = [*out_of_range("seeds", seeds, 1, 1000), *out_of_range("orders", orders, 1, 1000), *recipe.problems()]
+    # An unfinished run of the name is continued, so that whether the name is taken is found later.
+    call = Call.of(study_of("finetune"), config, None, wandb, problems)
+    wanted = chosen("--starts", starts, STARTS)
+    token_task = load_task(task, task_args)
+    text = read_corpora(corpus, test_corpus, seed, call.say, group_by)
+    with terminal.quiet_libraries():
+        from probing.models import find_model
+        from probing.runtime.kept_training import Places
+        from probing.runtime.trainer import check_trainer_options
+        from probing.studies.finetune.experiment import Asked, carry_out, jobs_of
+        from probing.studies.finetune.results import measured
+
+        check_trainer_options(trainer or {}, "pretraining")
+        check_several(trainer or {}, name is not None)
+        source = find_model(model, revision, None)
+        named = name or free_name(call.place, f"{source.short_name}-finetune")
+        texts = {"corpus": text[0][0], "test_corpus": text[0][1] if len(text[0]) > 1 else None}
+        config["model"] = source.name
+        folder = folder_of_trainings(call.place, named, config, texts)
+        jobs = jobs_of(wanted, seed, seeds, orders)
+        asked = Asked(jobs, token_task, group_by, max_length, recipe, trainer or {}, seed)
+        first = is_main_process()
+        call.expect(len(jobs) + 1 + first)
+        places = Places(folder.path, first)
+        with continuable(folder, first):
+
+            def measure(tracker: Tracker | None) -> Measured | None:
+                tables, examples = carry_out(source, text, asked, places, tracker and tracker.logger, call.say)
+                return measured(tables, examples, texts, config, source) if first else None
+
+            return call.carry_out(folder if first else None, measure)

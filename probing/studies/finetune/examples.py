@@ -1,0 +1,223 @@
+"""The labelled text that a model is tuned on: its tokens, and what is to be predicted of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache import Request, tokens_of
+from probing.cache.plan import Plan, Shard, divide
+from probing.cache.reading import padded_index
+from probing.cache.source import say_what_was_left_out
+from probing.cache.tokens import Tokens
+from probing.cli.options import ProbeOptions
+from probing.corpus import Corpus
+from probing.corpus.splits import GroupBy, Split, intervals_by_document
+from probing.data.examples import Examples, Sides
+from probing.data.labelling import Standard
+from probing.data.preparation import example_checks, label_sides
+from probing.models import ModelSource, load_config, load_tokenizer
+from probing.models.loading import HeadOf
+from probing.tasks import SentenceTask, TokenTask
+
+# Label of what is not to be predicted, as losses of torch know it.
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """Behaves like a store whose tokens no model has read.
+
+    Args:
+        tokens: The table of tokens.
+    """
+
+    tokens: Tokens
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Shards of a few thousand tokens."""
+        return Plan({}, 0, 1, "float32", 0, divide(self.tokens.lengths, 2**15))
+
+    def shard_tokens(self, shard: Shard) -> slice:
+        """Return the shard's rows of the table of tokens."""
+        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """There are no hidden states."""
+        raise NotImplementedError
+
+
+@dataclass
+class Batch:
+    """Padded sentences, or none, and what is to be predicted.
+
+    Args:
+        inputs: What the model is given by name, shape (n_sentences, n_positions) each.
+        targets: Of token tasks the class or number of each token, shape (n_sentences, n_positions); of sentence tasks
+            of each sentence, shape (n_sentences,). A class is `IGNORED`, and a number NaN, where nothing is predicted.
+        n: Number of targets in all parts of a step: of all processes, and of all parts whose gradients accumulate.
+        sentences: Index of each sentence in its corpus, shape (n_sentences,).
+    """
+
+    inputs: dict[str, Tensor]
+    targets: Tensor
+    n: int
+    sentences: Tensor
+
+    def to(self, device: Any, **options: Any) -> Batch:
+        """Return the batch on a device; Lightning calls this."""
+        moved = {name: values.to(device, **options) for name, values in self.inputs.items()}
+        return Batch(moved, self.targets.to(device, **options), self.n, self.sentences)
+
+
+@dataclass(frozen=True)
+class Side:
+    """The labelled sentences of one side of the split.
+
+    Args:
+        tokens: Tokens of the side's corpus.
+        examples: The examples of the side.
+        targets: The class of each token or sentence, or its standardised number, and `IGNORED` or NaN without one.
+        of: What is labelled.
+        given: What the model is given of each token, by name, shape (n_tokens,).
+        pad_token_id: Id of the padding token.
+    """
+
+    tokens: Tokens
+    examples: Examples
+    targets: Tensor
+    of: HeadOf
+    given: dict[str, Tensor]
+    pad_token_id: int
+
+    @cached_property
+    def sentences(self) -> NDArray[np.int64]:
+        """The sentences with at least one target, ascending."""
+        return self.examples.sentences().astype(np.int64)
+
+    def batch(self, sentences: NDArray[np.int64], n: int | None = None) -> Batch:
+        """Return some sentences as a batch, in this order.
+
+        Args:
+            sentences: Indices in the corpus.
+            n: Number of targets that the loss is a mean over; those of the batch by default.
+        """
+        index, mask = padded_index(self.tokens.lengths, sentences)
+        inputs = {
+            name: torch.where(mask, values[index], self.pad_token_id if name == "input_ids" else 0)
+            for name, values in self.given.items()
+        }
+        inputs["attention_mask"] = mask.long()
+        if self.of == "sentences":
+            targets = self.targets[torch.from_numpy(sentences)]
+        else:
+            nothing = torch.nan if self.targets.is_floating_point() else IGNORED
+            targets = torch.where(mask, self.targets[index], nothing)
+        own = int(is_target(targets).sum())
+        return Batch(inputs, targets, own if n is None else n, torch.from_numpy(sentences))
+
+
+def is_target(targets: Tensor) -> Tensor:
+    """Return where something is predicted."""
+    return ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a model is tuned and tested on.
+
+    Args:
+        train: Sentences that are trained on.
+        validation: Sentences whose loss is shown while the model is tuned; possibly none.
+        test: Sentences that it is tested on.
+        sides: The same examples, for baselines.
+        classes: The label of each class; none for numbers.
+        standard: Mean and deviation of training numbers; None for classes.
+        tokenizer: The model's tokenizer.
+        of: What is labelled.
+        n_truncated: Number of training and test sentences that were cut.
+    """
+
+    train: Side
+    validation: Side
+    test: Side
+    sides: Sides
+    classes: Sequence[Any]
+    standard: Standard | None
+    tokenizer: Any
+    of: HeadOf
+    n_truncated: int
+
+    @property
+    def n_outputs(self) -> int:
+        """Number of outputs of the head."""
+        return 1 if self.standard else len(self.classes)
+
+
+def labelled(
+    source: ModelSource, corpora: Sequence[Corpus], splits: Sequence[Sequence[Split]], task: TokenTask,
+    group_by: GroupBy, max_length: int | None, say: Callable[[str], None],
+) -> Task:  # fmt: skip
+    """Tokenise the corpora and label them, and say what was left out.
+
+    Args:
+        source: The model, whose tokenizer is used.
+        corpora: The corpora; with two, the second is the test side.
+        splits: Side of each sentence of each corpus.
+        task: The task, which gives the labels.
+        group_by: The option's value: what is independent, sentences or documents.
+        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
+        say: Takes messages.
+
+    Raises:
+        UserError: If training or test part have no examples, or fewer than two classes.
+    """
+    intervals_by_document(group_by, corpora)
+    tokenizer, config = load_tokenizer(source), load_config(source)
+    tables = [tokens_of(Request(source, corpus, [0], max_length=max_length), tokenizer) for corpus in corpora]
+    # Nothing is chosen on validation sentences, so that there may be none.
+    probe = ProbeOptions(l2=1.0)
+    for tokens, check in zip(tables, example_checks(task, corpora, splits, probe, say), strict=True):
+        check(tokens)
+    say_what_was_left_out(corpora, tables, say)
+    sides = label_sides([TokenTable(tokens) for tokens in tables], corpora, splits, task, group_by)
+    of: HeadOf = "sentences" if isinstance(task, SentenceTask) else "tokens"
+    standard = Standard.of(sides.train) if sides.numbers else None
+    pad = padding_id(config, tokenizer)
+
+    def side(examples: Examples, tokens: Tokens) -> Side:
+        return Side(tokens, examples, _targets(examples, standard), of, _given(tokens, config), pad)
+
+    return Task(
+        side(sides.train, tables[0]), side(sides.validation, tables[0]), side(sides.test, tables[-1]), sides,
+        sides.classes.tolist(), standard, tokenizer, of, sum(tokens.n_truncated for tokens in tables),
+    )  # fmt: skip
+
+
+def padding_id(config: Any, tokenizer: Any) -> int:
+    """Return the id of the padding token; of a model without one, that of a token that no sentence has inside."""
+    known = (getattr(config, "pad_token_id", None), tokenizer.pad_token_id, getattr(config, "eos_token_id", None))
+    return next((int(token) for token in known if isinstance(token, int)), 0)
+
+
+def _targets(examples: Examples, standard: Standard | None) -> Tensor:
+    labels = torch.from_numpy(examples.labels.astype(np.int64))
+    if standard is None:
+        return labels.where(labels >= 0, IGNORED)
+    return standard.table(examples).float()[labels.clamp(min=0)].where(labels >= 0, torch.nan)
+
+
+def _given(tokens: Tokens, config: Any) -> dict[str, Tensor]:
+    given = {"input_ids": torch.from_numpy(tokens.input_ids.astype(np.int64))}
+    types = tokens.types_for(getattr(config, "type_vocab_size", None) or 0)
+    if types is not None:
+        given["token_type_ids"] = torch.from_numpy(types.astype(np.int64))
+    return given

@@ -1,0 +1,194 @@
+"""Columns, tables and sentences of `finetune`, for files, the terminal and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.results.schema import Schema, number, text, whole
+from probing.results.schema import measured as with_interval
+from probing.results.shown import ends, in_brackets, interval, listed
+from probing.statistics.intervals import few_sentences
+
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+
+# What models are compared with.
+MAJORITY, CONSTANT, BAG = "majority", "mean", "bag"
+CALLED = {
+    "pretrained": "the pretrained model",
+    "random": "the randomly initialised model",
+    MAJORITY: "the majority class",
+    CONSTANT: "the mean of the training numbers",
+    BAG: "a bag of static vectors",
+}
+# What varies the score of one tuning.
+SOURCES = {
+    "seed": "the seed",
+    "order": "the order of the data",
+    "rest": "seed and order together",
+    "test": "the choice of test sentences",
+}
+
+_SHORT = {MAJORITY: "majority class", CONSTANT: "mean of training", BAG: "static vectors"}
+
+_START = text("start", "From where the model starts: `pretrained`, or `random` (the same model, randomly initialised).")
+_SEED = whole("seed", "Seed of the head, and of all that is randomly initialised.")
+_ORDER = whole("order", "Seed of the order of the training sentences and of dropout.")
+TUNINGS = Schema("tunings", "a row per start, seed and order", (
+    _START, _SEED, _ORDER,
+    with_interval("score", "Accuracy on test examples, or R² where numbers are predicted."),
+    number("cross_entropy", "Mean cross-entropy of test examples, in nats."),
+    number("macro_f1", "Mean F1 over classes.", "macro F1"),
+    whole("steps", "Number of steps of the optimiser.", form=","),
+))  # fmt: skip
+SCORES = Schema("scores", "a row per start, and one per baseline", (
+    text("answer", "Whose answers are scored: a start, over all its tunings; `majority` is the most frequent training "
+         "class and `mean` the mean of training numbers; `bag` is a linear probe of the model's own input embeddings, "
+         "of the token or of their mean over the sentence.", labels=_SHORT),
+    whole("n_tunings", "Number of tunings.", "tunings"),
+    with_interval("score", "Mean accuracy, or R²; the interval is over test sentences, or documents, alone."),
+    number("overall_low", "Lower end of the interval of the mean score over other seeds, orders and test sentences.",
+           "overall low"),
+    number("overall_high", "Its upper end.", "overall high"),
+    *(number(f"sd_{name}", f"Standard deviation that {words} gives to one tuning's score.", f"sd of {name}", ".4f")
+      for name, words in SOURCES.items()),
+    *(number(f"share_{name}", f"Share of {words} in the variance of one tuning's score.", f"share of {name}", ".0%")
+      for name, words in SOURCES.items()),
+))  # fmt: skip
+DIFFERENCES = Schema("differences", "a row per pair of answers", (
+    text("a", "Whose score is compared.", labels=_SHORT),
+    text("b", "With whose it is compared; starts are compared at the same seed and order.", labels=_SHORT),
+    number("difference", "Score of the first less that of the second, with its interval over other seeds, orders and "
+           "test sentences.", form="+.3f", interval=""),
+))  # fmt: skip
+CURVES = Schema("tuning_curves", "a row per tuning and step at which a loss was noted", (
+    _START, _SEED, _ORDER, whole("step", "Number of steps of the optimiser.", form=","),
+    number("train_loss", "Mean training loss since the row before, in nats, or squared error in sd."),
+    number("validation_loss", "The same of validation sentences, without dropout, at the end of each epoch."),
+))  # fmt: skip
+
+
+def starts_of(rows: Sequence[Row]) -> list[str]:
+    """Return the starts, in the order of the rows of `scores.csv`."""
+    return [row["answer"] for row in rows if row.get("n_tunings")]
+
+
+def score_words(is_number: bool) -> str:
+    """Return what a score is."""
+    return "R²" if is_number else "accuracy"
+
+
+def answer(made: Tables, model: str, is_number: bool) -> list[str]:
+    """Return how well each start does, and whether pretraining helps.
+
+    Args:
+        made: The tables.
+        model: The model's name.
+        is_number: Whether numbers are predicted.
+    """
+    what = score_words(is_number)
+    lines = []
+    for row in made["scores"]:
+        if row.get("n_tunings"):
+            overall = interval(row, "overall", " to ")
+            over = in_brackets(f"{overall} over seeds, orders and sentences" if overall else "")
+            lines.append(f"{model}, tuned from {CALLED[row['answer']]}: {what} {row['score']:.3f}{over}.")
+    if verdict := pretraining_verdict(made["differences"], what):
+        lines.append(verdict)
+    return lines
+
+
+def pretraining_verdict(rows: Sequence[Row], what: str) -> str:
+    """Return whether the pretrained model does better than the randomly initialised one; empty if one is missing."""
+    for row in rows:
+        if (row["a"], row["b"]) == ("pretrained", "random"):
+            apart = ends(row)
+            if apart is None:
+                return ""
+            between = f"{row['difference']:+.3f} {what}, {apart[0]:+.3f} to {apart[1]:+.3f}"
+            if apart[0] > 0:
+                return f"Pretraining helps: {between}."
+            if apart[1] < 0:
+                return f"Pretraining does harm: {between}."
+            return f"Whether pretraining helps is not resolved: {between}."
+    return ""
+
+
+def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
+    """Return what tunings are held against, what varies their scores, and what intervals hold for.
+
+    Args:
+        made: The tables.
+        results: The content of `results.json`.
+    """
+    lines = [_held_against(made["differences"], start) for start in starts_of(made["scores"])]
+    lines += [_variance(row) for row in made["scores"] if row.get("n_tunings")]
+    over = results["intervals_over"]
+    lines.append(
+        few_sentences(over["n"], f"test {over['unit']}")
+        or f"Intervals are over {over['n']:,} test {over['unit']}s, and those over seeds and orders also over other "
+        "draws of these, which are few: they are wide where one source has two or three draws."
+    )
+    return [line for line in lines if line]
+
+
+def _held_against(rows: Sequence[Row], start: str) -> str:
+    """Return on which side of each baseline a start is."""
+    sides: dict[str, list[str]] = {}
+    for row in rows:
+        if row["a"] == start and row["b"] not in ("pretrained", "random") and (apart := ends(row)):
+            side = "above" if apart[0] > 0 else "below" if apart[1] < 0 else "not told apart from"
+            between = f"{CALLED[row['b']]} ({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
+            sides.setdefault(side, []).append(between)
+    said = "; ".join(f"{side} {listed(names)}" for side, names in sides.items())
+    return f"{CALLED[start][0].upper()}{CALLED[start][1:]}, tuned, is {said}." if said else ""
+
+
+def _variance(row: Row) -> str:
+    """Return what the variance of a single tuning's score consists of; empty with one tuning."""
+    shares = {name: row.get(f"share_{name}") for name in SOURCES}
+    known = {name: share for name, share in shares.items() if isinstance(share, float) and share == share}
+    if len(known) < 2:
+        return ""
+    listed_shares = listed([f"{share:.0%} is of {SOURCES[name]}" for name, share in known.items()])
+    sd = sum(row[f"sd_{name}"] ** 2 for name in known) ** 0.5
+    lacking = [SOURCES[name] for name in ("seed", "order") if name not in known]
+    unknown = f"; {listed(lacking)} was not varied" if lacking else ""
+    return (
+        f"Of {CALLED[row['answer']]}, the score of one tuning varies by {sd:.4f} (sd), and of that variance "
+        f"{listed_shares}{unknown}."
+    )
+
+
+def tables(made: Tables) -> list[Any]:
+    """Return the scores of starts and baselines as a rich table."""
+    from probing.runtime.plain_tables import plain_table
+
+    table = plain_table("Scores on the test part, beside what needs no tuned model")
+    headings = ("answer", "tunings", "score", "95% range", "overall", *(f"sd of {name}" for name in SOURCES))
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "answer" else "right")
+    for row in made["scores"]:
+        table.add_row(
+            SCORES["answer"].show(row), SCORES["n_tunings"].show(row), SCORES["score"].show(row),
+            interval(row, "score"), interval(row, "overall"), *(_known(row, name) for name in SOURCES),
+        )  # fmt: skip
+    table.caption = (
+        "95% range: over test sentences alone; overall: also over other seeds and orders; "
+        "sd: of the score of one tuning, by what varies"
+    )
+    table.caption_justify = "left"
+    return [table]
+
+
+def _known(row: Row, name: str) -> str:
+    value = row.get(f"sd_{name}")
+    return SCORES[f"sd_{name}"].show(row) if isinstance(value, float) and value == value else ""
+
+
+def more_tables(made: Tables) -> list[Any]:
+    """Return each tuning, and all differences."""
+    from probing.results.shown import shown_table
+
+    return [shown_table(TUNINGS, made["tunings"]), shown_table(DIFFERENCES, made["differences"])]

@@ -1,0 +1,203 @@
+"""Tunes a model once with Lightning: its curve, its answers on the test part, and states to continue from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+
+from probing.models import ModelSource
+from probing.models.loading import load_with_head
+from probing.runtime.draws import seed_of
+from probing.runtime.files import replacing
+from probing.runtime.kept_training import Places, Row, mean_over_processes, save_model
+from probing.runtime.processes import interrupts_pass
+from probing.runtime.progress import steps_counted
+from probing.runtime.trainer import build_trainer
+from probing.studies.finetune.batches import TuningData, in_batches
+from probing.studies.finetune.examples import Side, Task
+from probing.studies.finetune.module import Answers, TunedModel
+from probing.studies.finetune.options import TuningOptions
+
+# Points of the curve of the training loss.
+_POINTS = 100
+
+
+@dataclass(frozen=True)
+class Job:
+    """One tuning.
+
+    Args:
+        start: `pretrained` or `random`.
+        seed: Seed of the head, and of all weights that are random.
+        order: Seed of the order of the text and of dropout.
+    """
+
+    start: str
+    seed: int
+    order: int
+
+    @property
+    def name(self) -> str:
+        """Its name, in folders and curves."""
+        return f"{self.start}-seed{self.seed}-order{self.order}"
+
+    @property
+    def row(self) -> Row:
+        """The columns that say which tuning a row is of."""
+        return {"start": self.start, "seed": self.seed, "order": self.order}
+
+
+def tune(
+    job: Job, source: ModelSource, task: Task, recipe: TuningOptions, options: Mapping[str, Any], places: Places,
+    logger: Any,
+) -> list[Row]:  # fmt: skip
+    """Tune a model from its start or from its last state, unless that is finished; return its curve.
+
+    Args:
+        job: Which tuning.
+        source: The model.
+        task: What it is tuned on.
+        recipe: How.
+        options: Arguments of Lightning's Trainer.
+        places: Where to write.
+        logger: Lightning logger of the curves, if any.
+    """
+    if (curve := places.finished(job.name)) is not None:
+        _log(logger, job, curve)
+        return curve
+    # A seed of its own, so that the draws have nothing in common with those of other parts.
+    model = load_with_head(source, task.of, task.n_outputs, seed_of(job.seed, "head") % 2**63, job.start == "random")
+    _name_outputs(model, task)
+    data = TuningData(
+        task.train, recipe.batch_tokens, recipe.epochs, job.order, int(options.get("accumulate_grad_batches", 1))
+    )
+    module = TunedModel(model, recipe, len(data.steps), job.order)
+    keeper = Keeper(job, task, recipe, data, places, logger)
+    if not data.steps:
+        keeper.finish(module)
+        return keeper.curve
+    defaults = {"gradient_clip_val": recipe.clip or None, "limit_val_batches": 0}
+    own = {"max_steps": len(data.steps), "max_epochs": -1}
+    trainer = build_trainer({**defaults, **options, **own}, None, [keeper, steps_counted()], str(places.folder))
+    state = places.state(job.name)
+    with interrupts_pass(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        module.model.train()
+        trainer.fit(module, datamodule=data, ckpt_path=state if state.is_file() else None)
+    return keeper.curve
+
+
+def _name_outputs(model: Any, task: Task) -> None:
+    """Note what the outputs of the head are, and the padding token, in the configuration that is saved."""
+    names = [str(label) for label in task.classes] or ["number"]
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: i for i, name in enumerate(names)}
+    model.config.problem_type = "regression" if task.standard else None
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = task.train.pad_token_id
+
+
+class Keeper(pl.Callback):
+    """Writes the states, the curve, the answers and the model of a tuning, and logs the curve.
+
+    Args:
+        job: Which tuning.
+        task: What it is tuned on.
+        recipe: How.
+        data: The training batches.
+        places: Where to write.
+        logger: Lightning logger of the curves, if any.
+    """
+
+    def __init__(
+        self, job: Job, task: Task, recipe: TuningOptions, data: TuningData, places: Places, logger: Any
+    ) -> None:  # fmt: skip
+        self.job, self.task, self.recipe, self.data, self.places, self.logger = job, task, recipe, data, places, logger
+        self.curve: list[Row] = []
+        self.losses: list[float] = []
+        self.done = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the curve so far."""
+        return {"curve": self.curve, "losses": self.losses}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the curve."""
+        self.curve, self.losses = list(state_dict["curve"]), list(state_dict["losses"])
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Of a continued training, log the curve so far."""
+        self.done = trainer.global_step
+        if self.done:
+            _log(self.logger, self.job, self.curve)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
+        """After a step of the optimiser, note what is due."""
+        module, step, steps = cast(TunedModel, pl_module), trainer.global_step, len(self.data.steps)
+        self.losses.append(module.last_loss)
+        if step == self.done:  # gradients are still accumulated
+            return
+        self.done = step
+        if step in self.data.ends or step % max(1, steps // _POINTS) == 0:
+            self._note(trainer, module, step)
+        if step % self.recipe.save_every == 0 and step < steps:
+            self.places.keep(self.job.name, trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Test the model, and write it with its answers and its curve."""
+        if trainer.global_step >= len(self.data.steps):
+            self.finish(cast(TunedModel, pl_module))
+
+    def finish(self, module: TunedModel) -> None:
+        """Test the model, and write it with its answers and its curve, which says that the tuning is finished."""
+        if not self.places.writes:
+            return
+        tested = answers_of(module, self.task.test, self.task, self.recipe.batch_tokens)
+        self.places.checkpoints.mkdir(parents=True, exist_ok=True)
+        save_model(self.places.checkpoints / self.job.name, module.model, self.task.tokenizer)
+        write_answers(self.places, self.job, tested)
+        self.places.finish(self.job.name, self.curve)
+
+    def _note(self, trainer: pl.Trainer, module: TunedModel, step: int) -> None:
+        """Add a row to the curve; at the end of an epoch, also with the loss on validation sentences."""
+        mean = mean_over_processes(trainer, self.losses, module.device)
+        row: Row = {**self.job.row, "step": step, "train_loss": mean}
+        self.losses = []
+        if step in self.data.ends and len(self.task.validation.sentences):
+            found = answers_of(module, self.task.validation, self.task, self.recipe.batch_tokens)
+            row["validation_loss"] = float(found.loss.sum()) / self.task.validation.examples.n_tokens
+        self.curve.append(row)
+        _log(self.logger, self.job, [row])
+
+
+def answers_of(module: TunedModel, side: Side, task: Task, batch_tokens: int) -> Answers:
+    """Return what a model answers on a side."""
+    batches = in_batches(side, batch_tokens)
+    return module.answers(batches, side.tokens.n_sentences, len(task.classes) if task.standard is None else 0)
+
+
+def write_answers(places: Places, job: Job, answers: Answers) -> None:
+    """Write what a tuned model answers on the test part."""
+    path = places.curve(job.name).with_suffix(".npz")
+    path.parent.mkdir(exist_ok=True)
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez(file, right=answers.right, loss=answers.loss, confusion=answers.confusion)
+
+
+def read_answers(places: Places, job: Job) -> Answers:
+    """Read what `write_answers` wrote."""
+    with np.load(places.curve(job.name).with_suffix(".npz"), allow_pickle=False) as found:
+        arrays: dict[str, NDArray[Any]] = {name: found[name] for name in ("right", "loss", "confusion")}
+    return Answers(**arrays)
+
+
+def _log(logger: Any, job: Job, curve: list[Row]) -> None:
+    """Log rows of a curve."""
+    for row in curve if logger else ():
+        names = [name for name in ("train_loss", "validation_loss") if name in row]
+        logger.log_metrics({f"{name}/{job.name}": row[name] for name in names}, step=row["step"])

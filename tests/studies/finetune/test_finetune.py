@@ -1,0 +1,247 @@
+"""`finetune`, from a labelled text to scores by start, seed and order."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import make_sentences
+from probing import UserError, finetune, fit, load_run
+from probing.models import load_encoder, resolve_model
+from probing.models.loading import load_with_head
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+FAST: dict[str, Any] = {"learning_rate": 3e-3, "epochs": 12, "batch_tokens": 100}
+NO_WANDB = {"mode": "disabled"}
+OPTIONS: dict[str, Any] = {"seeds": 1, "orders": 1, "starts": "pretrained", "quiet": True, "wandb": NO_WANDB}
+
+
+def written(path: Path, rows: list[tuple[str, str]]) -> str:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    return str(path)
+
+
+def with_word(n: int = 240) -> list[tuple[str, str]]:
+    """Return sentences, half of which have the word `probe` at the end, with a label that says so."""
+    plain = [" ".join(word for word in text.split() if word != "probe") for text in make_sentences(n, longest=8)]
+    return [(f"{text} probe", "yes") if i % 2 else (f"{text} layer", "no") for i, text in enumerate(plain)]
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return written(tmp_path_factory.mktemp("planted") / "planted.csv", with_word())
+
+
+@pytest.fixture(scope="module")
+def made(checkpoints: dict[str, Path], planted: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return finetune(
+        model=str(checkpoints["bert"]), corpus=planted, runs=str(tmp_path_factory.mktemp("runs")), name="planted",
+        tuning=FAST, **{**OPTIONS, "orders": 2, "starts": "all"},
+    )  # fmt: skip
+
+
+def test_a_label_that_is_a_word_is_learnt(made: Any) -> None:
+    assert len(made.tunings) == 4
+    assert [row["score"] for row in made.tunings if row["start"] == "pretrained"] == [1.0] * 2
+    by_answer = {row["answer"]: row for row in made.scores}
+    assert by_answer["majority"]["score"] < by_answer["bag"]["score"] < 1
+    (row,) = [row for row in made.differences if (row["a"], row["b"]) == ("pretrained", "majority")]
+    assert row["low"] > 0
+    assert any("above the majority class" in sentence for sentence in made.conclusions())
+
+
+def test_shuffled_labels_are_not_learnt(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    generator, rows = np.random.default_rng(0), with_word()
+    labels = generator.permutation([label for _, label in rows]).tolist()
+    path = written(tmp_path / "shuffled.csv", list(zip([text for text, _ in rows], labels, strict=True)))
+    found = finetune(
+        model=str(checkpoints["bert"]),
+        corpus=path,
+        runs=str(tmp_path),
+        tuning={**FAST, "epochs": 4},
+        **{**OPTIONS, "seeds": 3},
+    )
+    (row,) = [row for row in found.differences if row["b"] == "majority"]
+    assert row["low"] < 0.1
+    for tuned in found.tunings:
+        assert tuned["score_low"] < 0.65
+
+
+def test_a_checkpoint_is_an_ordinary_model_folder(made: Any, planted: str, tmp_path: Path) -> None:
+    """It gives the score that was noted, and other commands read it."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    from probing.corpus import load_corpus
+    from probing.corpus.splits import splits_of
+
+    folder = made.folder / "checkpoints" / "pretrained-seed0-order1"
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    corpus = load_corpus(planted)
+    right = []
+    for text, label, side in zip(
+        corpus.sentences, corpus.sentence_columns["label"], splits_of(corpus, 0), strict=True
+    ):  # fmt: skip
+        if side == "test":
+            logits = model.eval()(**tokenizer(text, return_tensors="pt")).logits
+            right.append(model.config.id2label[int(logits.argmax())] == label)
+    (row,) = [row for row in made.tunings if (row["start"], row["seed"], row["order"]) == ("pretrained", 0, 1)]
+    assert np.mean(right) == row["score"]
+    bare: dict[str, Any] = {"replicates": 0, "controls": "none", "evidence": "none", "probe": {"l2": 1e-2}}
+    run = fit(
+        model=str(folder), corpus=planted, layer=1, task="sentence_label", runs=str(tmp_path), quiet=True,
+        wandb={"mode": "disabled"}, **bare,
+    )  # fmt: skip
+    assert run.accuracy[0]["n_classes"] == 2
+
+
+def test_without_steps_the_model_is_its_start_to_the_bit(
+    checkpoints: dict[str, Path], planted: str, tmp_path: Path
+) -> None:
+    found = finetune(
+        model=str(checkpoints["bert"]), corpus=planted, runs=str(tmp_path), tuning={"epochs": 0}, **OPTIONS
+    )
+    start = load_encoder(resolve_model(str(checkpoints["bert"]))).state_dict()
+    after = load_encoder(resolve_model(str(found.folder / "checkpoints" / "pretrained-seed0-order0"))).state_dict()
+    shared = [name for name in start if "pooler" not in name]
+    assert all(torch.equal(start[name], after[name]) for name in shared)
+    assert not found.tuning_curves
+
+
+def test_each_tuning_ends_elsewhere_and_each_order_has_its_own_steps(made: Any) -> None:
+    weights = {
+        folder.name: load_file(folder / "model.safetensors") for folder in (made.folder / "checkpoints").iterdir()
+    }
+    assert len({tuple(one["classifier.weight"].flatten().tolist()) for one in weights.values()}) == 4
+    curves: dict[tuple[Any, ...], list[int]] = {}
+    for row in made.tuning_curves:
+        curves.setdefault((row["start"], row["seed"], row["order"]), []).append(row["step"])
+    # A step has the same sentences for every seed of an order, and every start.
+    assert len({tuple(steps) for (_, _, order), steps in curves.items() if order == 0}) == 1
+
+
+@pytest.mark.parametrize("of", ["tokens", "sentences"])
+def test_a_new_head_has_the_model_below_it_unchanged(of: Any, checkpoints: dict[str, Path]) -> None:
+    source = resolve_model(str(checkpoints["distilbert"]))
+    models = [load_with_head(source, of, 3, seed) for seed in (0, 0, 1)]
+    encoder = load_encoder(source).state_dict()
+    assert all(torch.equal(value, encoder[name]) for name, value in models[0].base_model.state_dict().items())
+    heads = [model.classifier.weight for model in models]
+    assert torch.equal(heads[0], heads[1])
+    assert not torch.equal(heads[0], heads[2])
+    drawn = load_with_head(source, of, 3, 0, random_weights=True)
+    assert torch.equal(drawn.classifier.weight, heads[0])
+    assert not all(torch.equal(value, encoder[name]) for name, value in drawn.base_model.state_dict().items())
+
+
+def test_frozen_layers_stay_and_others_change(checkpoints: dict[str, Path], planted: str, tmp_path: Path) -> None:
+    found = finetune(
+        model=str(checkpoints["bert"]), corpus=planted, runs=str(tmp_path),
+        tuning={**FAST, "epochs": 1, "frozen": 2, "layer_decay": 0.5}, **OPTIONS,
+    )  # fmt: skip
+    start = load_encoder(resolve_model(str(checkpoints["bert"]))).state_dict()
+    after = load_encoder(resolve_model(str(found.folder / "checkpoints" / "pretrained-seed0-order0"))).state_dict()
+    for name in start:
+        is_frozen = name.startswith(("embeddings.", "encoder.layer.0."))
+        # The bias of keys changes no attention, so that its gradient is 0 but for rounding.
+        if "pooler" not in name and "key.bias" not in name:
+            assert torch.equal(start[name], after[name]) is is_frozen, name
+
+
+def test_tokens_and_numbers_are_predicted_too(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    words = tmp_path / "words.tsv"
+    labelled = ("".join(f"{word}\t{'abc'[len(word) % 3]}\n" for word in text.split()) for text in make_sentences(150))
+    words.write_text("\n".join(labelled), encoding="utf-8")
+    options: dict[str, Any] = {"model": str(checkpoints["bert"]), "runs": str(tmp_path), "tuning": FAST, **OPTIONS}
+    of_words = finetune(corpus=str(words), task="label", name="words", **options)
+    assert of_words.tunings[0]["score"] > 0.7
+    assert of_words.scores[1]["score"] < 0.6
+    rows = [(text, str(1.0 if label == "yes" else -1.5)) for text, label in with_word()]
+    of_numbers = finetune(
+        corpus=written(tmp_path / "numbers.csv", rows), task="sentence_label", task_args={"numbers": True},
+        name="numbers", **options,
+    )  # fmt: skip
+    assert of_numbers.results["numbers"]
+    assert of_numbers.tunings[0]["score"] > 0.8
+    by_answer = {row["answer"]: row["score"] for row in of_numbers.scores}
+    assert by_answer["mean"] == 0
+    assert 0.1 < by_answer["bag"] < 1
+    assert "R²" in of_numbers.answer()[0]
+
+
+def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(
+    checkpoints: dict[str, Path], planted: str, tmp_path: Path
+) -> None:
+    def args(runs: Path) -> list[str]:
+        return [
+            sys.executable, "-m", "probing", "finetune", "--model", str(checkpoints["bert"]), "--corpus", planted,
+            "--runs", str(runs), "--name", "killed", "--seeds", "1", "--orders", "2", "--starts", "pretrained",
+            "--tuning.epochs", "4", "--tuning.save_every", "5", "--tuning.batch_tokens", "200",
+            "--wandb.mode", "disabled", "--quiet", "--trainer.accelerator", "cpu",
+        ]  # fmt: skip
+
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(args(tmp_path / "whole"), check=True, env=environment)
+    process = subprocess.Popen(args(tmp_path / "broken"), env=environment)
+    state = tmp_path / "broken" / "killed.partial" / "state"
+    begun = time.monotonic()
+    while not list(state.glob("*order1.ckpt")) and process.poll() is None and time.monotonic() - begun < 120:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (tmp_path / "broken" / "killed.partial").is_dir()
+    subprocess.run(args(tmp_path / "broken"), check=True, env=environment)
+    whole, broken = (tmp_path / place / "killed" for place in ("whole", "broken"))
+    files = sorted(str(path.relative_to(whole)) for path in whole.rglob("*") if path.suffix in (".csv", ".safetensors"))
+    assert any("checkpoints" in name for name in files)
+    for name in files:
+        assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"starts": "trained"}, r"`--starts trained`"),
+        ({"seeds": 0}, r"`--seeds 0`"),
+        ({"tuning": {"epochs": -1}}, r"`--tuning.epochs -1`"),
+        (
+            {"tuning": {"frozen": 9}},
+            r"`--tuning.frozen 9`: the model has 4 layers under its head",
+        ),
+        ({"task": "sentence_label", "task_args": {"min_count": 10_000}}, "leave 0 classes"),
+        ({"tuning": {"learning_rate": 1e20}}, "the training diverged at step"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_nothing(
+    options: dict[str, Any], words: str, checkpoints: dict[str, Path], planted: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=words):
+        finetune(**{"model": str(checkpoints["bert"]), "corpus": planted, "runs": str(tmp_path), **OPTIONS, **options})
+    assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
+
+
+def test_a_family_without_such_a_head_is_refused(checkpoints: dict[str, Path], planted: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="transformers has no head of sentences for it that reads its encoder alone"):
+        finetune(model=str(checkpoints["t5"]), corpus=planted, runs=str(tmp_path), **OPTIONS)
+
+
+def test_the_results_are_read_again(made: Any) -> None:
+    again = load_run(made.folder)
+    assert [dict(row) for row in again.scores] == [dict(row) for row in made.scores]
+    assert again.answer() == made.answer()
+    assert "static vectors" in repr(again)
+    page = again.report().read_text(encoding="utf-8")
+    assert "Fine-tuning" in page
+    assert "the score of one tuning varies by" in page
