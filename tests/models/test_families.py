@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import BARE_ARGS, N_LAYERS, ROOT
-from families import CORE, FAMILIES, page_row
+from families import CORE, FAMILIES, few_quickly, page_row
 from probing import load_run
 from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore
@@ -19,13 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.
 PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 
 
-# From one absolute table of positions to none: these stand for the others where every family would take long.
-SHOWN = ("bert", "roberta", "gpt2", "mpnet")
-
-
-@pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=() if family in SHOWN else pytest.mark.slow) for family in CORE]
-)
+@pytest.mark.parametrize("family", few_quickly(CORE))
 def test_text_becomes_a_ranked_table(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
