@@ -11,7 +11,7 @@ from probing.errors import UserError
 from probing.tables.columns import centred_of
 from synthetic import LIGHTNING_WARNINGS
 
-pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
 
 
 def fitted(folder: Path, checkpoint: Path, sentences: list[str], bias: bool, **options: object) -> probing.Run:
