@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,6 +224,17 @@ FAMILIES |= {
         _config("longformer", attention_window=8, **_ROBERTA),
     ),
 }
+
+
+# Those that `make test` takes: from one absolute table of positions to none, padded and causal.
+QUICK = ("bert", "roberta", "mpnet", "gpt2", "llama")
+
+
+def few_quickly(families: Iterable[str]) -> list[Any]:
+    """Return values of a parameter that stands for a family; `make test` takes those of `QUICK` alone."""
+    import pytest  # benchmarks, which make checkpoints too, do without
+
+    return [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in families]
 
 
 # --- checkpoints ---

@@ -96,6 +96,7 @@ def test_extras_that_pages_name_exist() -> None:
     assert named <= set(setup["options.extras_require"])
 
 
+@pytest.mark.slow
 def test_a_task_of_your_own_runs_as_its_page_shows_it(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

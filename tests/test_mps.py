@@ -72,6 +72,7 @@ def assert_same(rows: Iterable[Mapping[str, Any]], expected: Sequence[Mapping[st
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "solver", [{}, {"probe": {"solver": "adam", "l2": 1e-2}, "trainer": {"max_epochs": 2}}], ids=["lbfgs", "adam"]
 )

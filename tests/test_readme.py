@@ -32,15 +32,10 @@ PROBING = list(dict.fromkeys(line for line in LINES if line.startswith("python -
 # What takes a second or two; the others are run by `make test-all`.
 QUICK = (
     "fit --layer 6",
-    "fit --model",
     "fit --corpus words.tsv",
     "fit --task half.py",
-    "fit --corpus reviews",
     "extract",
-    "attention --corpus dev.conllu",
     "cache",
-    "sts",
-    "wic",
 )
 # An encoder that is pretrained within a second.
 TOY_ENCODER = [

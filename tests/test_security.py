@@ -329,9 +329,9 @@ def findings(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_no_source_file_could_run_what_it_reads(path: Path) -> None:
-    assert findings(path.read_text(encoding="utf-8")) == []
+def test_no_source_file_could_run_what_it_reads() -> None:
+    found = {str(path): findings(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def show(*tables: Any, whole_lines: bool = False) -> None:
 def _plain_console(tables: Sequence[Any], whole_lines: bool = False) -> Any:
     """Return a console in which tables have all of their columns."""
     widths = [table.width_of_all(_console(color_system=None), whole_lines) for table in tables]
-    return _console(width=max(PLAIN_WIDTH, *widths), color_system=None)
+    return _console(width=max([PLAIN_WIDTH, *widths]), color_system=None)
 
 
 def tell(*sentences: str) -> None:

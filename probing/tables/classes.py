@@ -84,4 +84,5 @@ def confusion_shares(scores: Rows, confusions: Rows) -> list[list[float]]:
     index, counts = {row["class"]: i for i, row in enumerate(scores)}, [[0] * len(scores) for _ in scores]
     for row in confusions:
         counts[index[row["class"]]][index[row["predicted"]]] = row["n_test_tokens"]
-    return [[n / total if (total := sum(row)) else math.nan for n in row] for row in counts]
+    totals = [sum(row) for row in counts]
+    return [[n / total if total else math.nan for n in row] for row, total in zip(counts, totals, strict=True)]

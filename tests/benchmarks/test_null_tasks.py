@@ -20,6 +20,7 @@ def null_tasks() -> ModuleType:
     return importlib.import_module("benchmarks.null_tasks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["token", "word_type"])
 def test_random_tasks_agree_where_scores_are_exchanged_and_not_beyond_shuffled_labels(
     null_tasks: ModuleType, tmp_path: Path, kind: str

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import N_LAYERS
-from families import CORE, untouched
+from families import CORE, few_quickly, untouched
 from probing import cache as cache_module
 from probing.cache import ActivationStore, Request, activations, comparison, plan, reading
 from probing.cache.comparison import drawn_sentences, typical_change
@@ -101,7 +101,7 @@ def nothing_is_kept(cache: Path) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", CORE)
+@pytest.mark.parametrize("family", few_quickly(CORE))
 def test_long_and_short_sentences_have_the_states_that_the_plain_model_gives_each_alone(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, family: str, dtype: str
 ) -> None:

@@ -26,7 +26,7 @@ from torch.testing import assert_close
 
 from conftest import N_LAYERS
 from families import FAMILIES as ALL_FAMILIES
-from families import untouched
+from families import few_quickly, untouched
 from probing import cache as cache_module
 from probing.cache import ActivationStore, Request, activations, plan, store
 from probing.cache.extraction import n_readers, share_out, trainer_keywords
@@ -110,7 +110,7 @@ def no_extraction(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", few_quickly(ALL_FAMILIES))
 @torch.inference_mode()
 def test_cached_rows_are_the_plain_forward_pass_sentence_by_sentence(
     request_for: Callable[..., Request], tmp_path: Path, family: str

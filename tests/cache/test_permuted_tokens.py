@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.testing import assert_close
 
 from conftest import N_LAYERS
-from families import CORE, untouched
+from families import CORE, few_quickly, untouched
 from probing.cache import ActivationStore, Request, activations
 from probing.cache.extraction import extract_shard
 from probing.cache.plan import Plan, divide
@@ -53,7 +53,7 @@ def places(tokens: Tokens) -> NDArray[np.int64]:
 # --- what the model reads, and where its states go ---
 
 
-@pytest.mark.parametrize("family", CORE)
+@pytest.mark.parametrize("family", few_quickly(CORE))
 @torch.inference_mode()
 def test_the_model_reads_the_moved_tokens_and_each_state_is_kept_at_its_tokens_own_row(
     family: str, request_for: Callable[..., Request], tmp_path: Path

@@ -58,6 +58,7 @@ def nothing_written(folder: Path) -> bool:
 # --- values ---
 
 
+@pytest.mark.slow
 def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_line(
     quick: Fit, checkpoints: dict[str, Path], corpus_file: Path, folder: Path
 ) -> None:
@@ -128,6 +129,7 @@ def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit)
         fit("bert", model="bert")  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_results_stand_for_their_folder(quick: Fit, folder: Path) -> None:
     first, second = quick(name="a"), quick(name="b", seed=1)
     assert os.fspath(first) == str(first.folder)
@@ -178,6 +180,7 @@ def test_a_deterministic_run_leaves_the_algorithms_of_a_notebook_as_they_were(
 # --- sentences ---
 
 
+@pytest.mark.slow
 def test_a_list_of_sentences_is_a_corpus_and_the_run_keeps_it(quick: Fit, corpus_file: Path, folder: Path) -> None:
     sentences = corpus_file.read_text(encoding="utf-8").splitlines()
     from_file, run = quick(name="file"), quick(name="list", corpus=tuple(sentences))
@@ -237,6 +240,7 @@ def test_a_model_as_an_object_gives_what_its_folder_gives(
     assert all(torch.equal(tensor, kept[name]) for name, tensor in objects["model"].state_dict().items())
 
 
+@pytest.mark.slow
 def test_the_cache_tells_weights_and_tokenizers_apart(checkpoints: dict[str, Path], folder: Path) -> None:
     objects = load(checkpoints["bert"])
     sentences = make_sentences(30)
@@ -258,6 +262,7 @@ def test_the_cache_tells_weights_and_tokenizers_apart(checkpoints: dict[str, Pat
     assert entry() not in (first, second)
 
 
+@pytest.mark.slow
 def test_the_run_says_what_the_model_was(quick: Fit, checkpoints: dict[str, Path], folder: Path) -> None:
     objects = load(checkpoints["bert"])
     run = quick(name="object", **objects, controls="untrained")

@@ -68,6 +68,7 @@ def test_the_noisier_the_copy_the_less_it_agrees() -> None:
         assert values[0] > values[2]
 
 
+@pytest.mark.slow
 def test_p_values_of_unrelated_rankings_are_uniform_and_chance_holds_them() -> None:
     # Each trial has its own permutations, so that the error of a few hundred differs between trials.
     pairs = enumerate(zip(scorings(400), scorings(400, seed=1), strict=True))
@@ -211,6 +212,7 @@ def many_to_one(seed: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     return a, of_partners[partner], partner
 
 
+@pytest.mark.slow
 def test_neurons_that_share_a_partner_do_not_multiply_the_evidence() -> None:
     p_values: dict[bool, list[list[float]]] = {True: [], False: []}
     for seed in range(200):
@@ -242,6 +244,7 @@ def test_permuting_groups_of_almost_one_gives_almost_what_permuting_neurons_give
         assert one[name].chance_high == pytest.approx(other[name].chance_high, abs=0.11 if name == "overlap" else 0.03)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_agreement_that_such_runs_have_on_average() -> None:
     generator = np.random.default_rng(0)
     n, n_sentences, truth = 30, 60, generator.exponential(size=30)

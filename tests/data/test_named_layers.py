@@ -40,6 +40,7 @@ def test_a_named_layer_is_a_number_that_is_shown_by_its_name() -> None:
         assert (again, str(again)) == (3, "block")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("y", [Y, Y + GENERATOR.standard_normal(600)], ids=["classes", "numbers"])
 def test_names_are_shown_and_numbers_stay_in_files(y: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = probe(NAMED, y, runs=tmp_path, name="named", wandb={"mode": "offline"}, **FAST)

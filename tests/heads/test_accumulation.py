@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from conftest import N_LAYERS
-from families import CORE, untouched
+from families import CORE, few_quickly, untouched
 from probing.cache import Request
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_sentences
@@ -98,7 +98,7 @@ def request_for(checkpoints: dict[str, Path], sentences: list[str]) -> Callable[
 PLAIN = BlockMeasure("plain", sums_of)
 
 
-@pytest.mark.parametrize("family", CORE)
+@pytest.mark.parametrize("family", few_quickly(CORE))
 def test_sums_are_those_of_a_loop_over_single_sentences(
     request_for: Callable[..., Request], tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], family: str
 ) -> None:

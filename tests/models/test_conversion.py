@@ -313,6 +313,7 @@ def test_output_vectors_that_are_not_the_token_vectors_are_refused(
         fetch(package, tmp_path / "models", ["rxn-bert"])
 
 
+@pytest.mark.slow
 def test_a_process_killed_in_the_middle_leaves_whole_folders_only(
     tmp_path: Path, wheels: Callable[..., list[ReactionPackage]], downloads: list[str]
 ) -> None:

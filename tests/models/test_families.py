@@ -1,4 +1,4 @@
-"""Every family of models, from text to a ranked table by the real command, and the documentation's list of them."""
+"""Every family of models is read by the real command, most to a ranked table, and the documentation lists them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from conftest import BARE_ARGS, N_LAYERS, ROOT
-from families import FAMILIES, page_row
+from families import CORE, FAMILIES, few_quickly, page_row
 from probing import load_run
 from probing.__main__ import COMMANDS
+from probing.cache import ActivationStore
 from probing.cli.commandline import run
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
@@ -18,13 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.
 PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
 
 
-# From one absolute table of positions to none: these stand for the others where every family would take long.
-SHOWN = ("bert", "roberta", "gpt2", "mpnet")
-
-
-@pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=() if family in SHOWN else pytest.mark.slow) for family in FAMILIES]
-)
+@pytest.mark.parametrize("family", few_quickly(CORE))
 def test_text_becomes_a_ranked_table(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -42,6 +37,21 @@ def test_text_becomes_a_ranked_table(
         assert sorted(row["neuron"] for row in ranked) == list(range(16))
         assert [row["contribution"] for row in ranked] == sorted((row["contribution"] for row in ranked), reverse=True)
     assert "Layers: test accuracy of the probe and of its controls" in output.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in CORE])
+def test_text_becomes_hidden_states_of_every_layer(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--model", str(checkpoints[family]), "--corpus", str(corpus_file), "--cache", str(tmp_path)]
+    status = run(COMMANDS, ["extract", *args])
+    assert status == 0, capsys.readouterr().err
+    (entry,) = tmp_path.glob("*/")
+    store = ActivationStore(entry)
+    assert store.layers() == list(range(N_LAYERS[family] + 1))
+    assert store.damaged(store.layers()) == []
+    assert len(store.tokens.sentences) > 2000
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from conftest import N_LAYERS
-from families import D_MODEL, batch_of, untouched
+from families import D_MODEL, batch_of, few_quickly, untouched
 from families import FAMILIES as ALL_FAMILIES
 from family_tokenizers import MAX_LENGTH
 from probing.errors import UserError
@@ -55,7 +55,7 @@ def states_of(encoder: nn.Module, layers: list[int], **batch: Tensor) -> dict[in
 # --- hidden states ---
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", few_quickly(ALL_FAMILIES))
 @torch.inference_mode()
 def test_every_layer_alone_is_that_of_the_untouched_model(
     checkpoints: dict[str, Path], sentences: list[str], family: str
@@ -78,7 +78,7 @@ def test_every_layer_alone_is_that_of_the_untouched_model(
             assert found[layer].std() > 0.1  # states that say something
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", few_quickly(ALL_FAMILIES))
 @torch.inference_mode()
 def test_padding_changes_no_hidden_state_or_is_known_to(
     checkpoints: dict[str, Path], sentences: list[str], family: str
@@ -95,7 +95,7 @@ def test_padding_changes_no_hidden_state_or_is_known_to(
     assert examine(encoder).padding_is_neutral == (max(changes) < 1e-4) == (family not in NOT_BESIDE_PADDING)
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", few_quickly(ALL_FAMILIES))
 @torch.inference_mode()
 def test_layer_k_runs_k_blocks(checkpoints: dict[str, Path], sentences: list[str], family: str) -> None:
     encoder = load(checkpoints[family])
@@ -246,7 +246,7 @@ def test_bfloat16_states_are_those_of_the_whole_model_in_bfloat16(
 # --- weights ---
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", few_quickly(ALL_FAMILIES))
 def test_the_randomly_initialised_model_shares_no_weight_matrix_with_the_trained_model(
     checkpoints: dict[str, Path], family: str
 ) -> None:
@@ -426,7 +426,7 @@ WITHOUT_A_TABLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ALL_FAMILIES)
+@pytest.mark.parametrize("family", few_quickly(ALL_FAMILIES))
 @torch.inference_mode()
 def test_the_longest_sequence_fits_the_model_and_one_more_token_does_not(
     checkpoints: dict[str, Path], family: str

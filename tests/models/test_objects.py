@@ -141,6 +141,7 @@ CHANGES: dict[str, Change] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_no_two_objects_that_compute_different_things_have_the_same_fingerprint(original: tuple[Any, Any]) -> None:
     found = {name: changed(original, change) for name, change in CHANGES.items()}
     assert len(found) == 23

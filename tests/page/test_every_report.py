@@ -25,6 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
 ]
 NO_WANDB: Any = {"mode": "disabled"}
+# An encoder that is pretrained within a second.
+SMALL = {"n_layers": 1, "d_model": 16, "n_heads": 2, "d_feedforward": 16, "vocabulary": 100, "row_length": 16}
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +60,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, sentences:
         "hierarchy": lambda: command.hierarchy(model=model, layer=1, probe={"l2": 1e-2}, **few, **usual),
         "cloze": lambda: command.cloze(**{name: value for name, value in read.items() if name != "cache"}),
         "pretrain": lambda: command.pretrain(
-            corpus=str(corpus_file), arms="none", sentences=100, training={"steps": 2, "warm_up": 1, "batch_size": 4},
-            **usual,
+            corpus=str(corpus_file), arms="none", size="tiny", sentences=100, encoder=SMALL,
+            training={"steps": 2, "warm_up": 1, "batch_size": 4}, **usual,
         ),
         "finetune": lambda: command.finetune(
             model=model, corpus=str(place / "labelled.csv"), seeds=1, orders=2, starts="all", tuning={"epochs": 1},

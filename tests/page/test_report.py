@@ -192,6 +192,7 @@ def test_what_users_name_is_shown_and_never_run(own: Callable[..., Path], tmp_pa
     assert [one["classes"][0].count(EVIL) for one in data] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_classes", "n_runs", "kept"), [(128, 1, 768), (510, 1, 209), (65, 3, 281)])
 def test_a_page_of_a_large_model_is_small(
     n_classes: int, n_runs: int, kept: int, own: Callable[..., Path], tmp_path: Path

@@ -159,7 +159,7 @@ def test_the_table_and_the_sentence_use_the_probe_with_an_intercept_where_centri
     shown, row = render(neurons_table(rows)), {row["neuron"]: row for row in rows}[INFORMATIVE]
     assert f" {row['contribution_companion']:.4f}*" in shown
     assert shown.count("*") == 3  # two neurons, and what the star means
-    assert "* mean more than 3 sd from 0: value from a probe with an intercept" in shown
+    assert "* mean more than 3 sd from 0: value from a probe with an intercept" in " ".join(shown.split())
     first = [row, *(other for other in rows if other is not row)]
     share = row["contribution_companion"] / row["contribution"]
     assert f"in a probe with an intercept only {share:.0%} of its contribution is left" in conclusion(first, "position")

@@ -115,6 +115,7 @@ def _scores(weight: torch.Tensor, draw: object, mean: torch.Tensor) -> np.ndarra
     return mean_contribution(weight, sums.result()).numpy()
 
 
+@pytest.mark.slow
 def test_two_tasks_that_say_nothing_agree_as_rankings_but_not_beyond_shuffled_labels(tmp_path: Path) -> None:
     # What the neurons share whatever the labels is how far their means are from 0: they serve as the intercept.
     tokens = make_tokens([9] * 80)

@@ -85,6 +85,7 @@ def test_where_everything_lay_is_noted_and_nothing_of_what_is_built_in(original:
     assert elsewhere == {"read_from": {"corpus": {"path": "/text.txt"}}}  # nothing in common with the run
 
 
+@pytest.mark.slow
 def test_run_and_text_that_moved_together_are_read_from_anywhere(moved: Path) -> None:
     for name in ("one", "two", "even", "listed"):
         assert ranked(moved / "runs" / name) == own_ranking(moved / "runs" / name)
@@ -176,6 +177,7 @@ def test_texts_that_are_given_go_to_the_runs_that_read_them(moved: Path, tmp_pat
         compare(models=["minilm", "bert"], corpus=text, **how)
 
 
+@pytest.mark.slow
 def test_commands_that_read_a_run_find_its_text_and_model(moved: Path, tmp_path: Path) -> None:
     how: dict[str, Any] = {**QUICKLY, "runs": str(moved / "new"), "wandb": NO_WANDB, "retrain": 0}
     run = moved / "runs" / "two"

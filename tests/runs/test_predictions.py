@@ -63,6 +63,7 @@ def of_run(run: Run) -> dict[int, Any]:
     return {row["layer"]: pytest.approx(row["accuracy"], abs=1e-12) for row in run.accuracy}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{"layer": "0,2"}, {"layer": "1,2", "site": "mlp", "transform": "whiten"}, {"layer": 2, "random_weights": True}],
@@ -175,6 +176,7 @@ def test_arrays_are_predicted_row_by_row(tmp_path: Path) -> None:
         run.predict(["A sentence."])
 
 
+@pytest.mark.slow
 def test_the_model_alone_is_read_again_and_refused_if_it_is_gone_or_another(
     place: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:

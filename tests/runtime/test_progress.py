@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from conftest import BARE_ARGS, ROOT
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
 from probing.runtime import stages
 from probing.runtime.progress import counted, expect, hush, note, overview, stage
 from probing.runtime.stages import BRIEF, Cost, duration, spent
@@ -62,51 +64,43 @@ def screens(seen: str) -> Iterator[list[str]]:
         yield list(lines)
 
 
-def test_a_log_has_a_line_for_each_stage_and_output_is_that_of_a_terminal(
+def test_a_log_has_a_line_for_each_stage_and_a_terminal_one_line_which_vanishes(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     words = command(checkpoints, corpus_file, tmp_path / "runs", "--controls=permuted_positions")
     done = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=ROOT, check=True)
     found = [LINE.fullmatch(line) for line in done.stderr.splitlines() if line.startswith("[")]
     assert all(found)
-    assert [(one[1], one[2], one[3]) for one in found if one] == [
-        ("1", "6", "hidden states of layers 1 and 2"),
-        ("2", "6", "hidden states for 1 control"),
-        ("3", "6", "probes of layers 1 and 2"),
-        ("4", "6", "probes of 1 control"),
-        ("5", "6", "evidence for the ranking"),
-        ("6", "6", "tables, figures and page"),
+    stages = [
+        "hidden states of layers 1 and 2",
+        "hidden states for 1 control",
+        "probes of layers 1 and 2",
+        "probes of 1 control",
+        "evidence for the ranking",
+        "tables, figures and page",
     ]
+    assert [(one[1], one[2], one[3]) for one in found if one] == [(str(n), "6", of) for n, of in enumerate(stages, 1)]
     assert all(re.fullmatch(r"[\d.]+ s", one[4]) for one in found if one)
-    (tmp_path / "runs" / "a").rename(tmp_path / "first")
+    for name in ("a", "cache"):
+        (tmp_path / "runs" / name).rename(tmp_path / name)
     seen, out = at_a_terminal(words)
     assert out == done.stdout
-    assert "probes of layers 1 and 2" in seen
+    for number, name in enumerate(stages, 1):
+        assert f"[{number}/6] {name[:20]}" in seen
+    assert max(len([line for line in screen if "/6]" in line]) for screen in screens(seen)) == 1
+    assert not any("/6]" in line for line in list(screens(seen))[-1])
 
 
-def test_a_terminal_has_one_line_which_vanishes(
-    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+def test_quiet_says_nothing(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    seen, _ = at_a_terminal(command(checkpoints, corpus_file, tmp_path))
-    for name in ("[1/4] hidden states of", "[2/4] probes of layers 1", "[3/4] evidence for", "[4/4] tables, figures"):
-        assert name in seen
-    assert max(len([line for line in screen if "/4]" in line]) for screen in screens(seen)) == 1
-    assert not any("/4]" in line for line in list(screens(seen))[-1])
-
-
-def test_quiet_says_nothing(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
     words = command(checkpoints, corpus_file, tmp_path, "--quiet")
-    assert subprocess.run(words, capture_output=True, cwd=ROOT, check=True).stderr == b""
-    (tmp_path / "a").rename(tmp_path / "b")
     seen, _ = at_a_terminal(words)
     assert seen == ""
-
-
-@pytest.mark.slow
-def test_of_several_processes_one_speaks(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
-    words = command(checkpoints, corpus_file, tmp_path, "--trainer.devices=2", "--trainer.accelerator=cpu")
-    done = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=ROOT, check=True)
-    assert [line[:5] for line in done.stderr.splitlines() if line.startswith("[")] == [f"[{n}/4]" for n in range(1, 5)]
+    for name in ("a", "cache"):
+        (tmp_path / name).rename(tmp_path / f"first-{name}")
+    assert run(COMMANDS, words[3:]) == 0
+    assert capfd.readouterr().err == ""
 
 
 # --- what is told, by a clock of our own ---

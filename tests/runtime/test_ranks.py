@@ -272,6 +272,13 @@ def _without_numbers(said: str) -> list[str]:
     return [re.sub(r"[0-9.e+-]+", "#", line)[:40] for line in said.splitlines()[:-1]]
 
 
+def assert_each_stage_is_said_once(errors: str, ended: bool = True) -> None:
+    found = re.findall(r"^\[(\d)/(\d)\] ", errors, re.MULTILINE)
+    assert [int(number) for number, _ in found] == list(range(1, len(found) + 1))
+    assert found
+    assert (len(found) == int(found[0][1])) == ended
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "args"),
@@ -300,6 +307,8 @@ def test_two_processes_make_what_one_makes_each_half_of_it(
     assert _without_numbers(said_by_two) == _without_numbers(said)
     lines = [line for line in errors.splitlines() if "OMP_NUM_THREADS" not in line]
     assert len(lines) == len(set(lines))
+    # So it does of the stages, each of which has one line.
+    assert_each_stage_is_said_once(errors)
     # Each shard is read by one rank alone, all through the training and the evidence.
     readers: dict[str, set[str]] = {}
     for line in (two.folder / "read.txt").read_text(encoding="utf-8").splitlines():
@@ -426,6 +435,7 @@ def test_a_rank_killed_in_training_ends_the_job(job: Callable[..., Job], how: st
     )
     assert "run the same command again" in errors
     assert "Traceback" not in errors
+    assert_each_stage_is_said_once(errors, ended=False)
     (partial,) = one.folder.glob("runs/*")
     assert partial.name.endswith(".partial")
 

@@ -114,6 +114,7 @@ def options(tmp_path: Path, checkpoints: dict[str, Path], tmp_path_factory: pyte
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_sts_says_on_how_many_sentences_it_whitened(
     tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

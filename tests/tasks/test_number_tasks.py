@@ -167,6 +167,7 @@ def test_the_terminal_shows_r_squared(
     assert "layer 2: R² " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_tokens_may_have_numbers_too(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
     run = made(checkpoints, corpus_file, tmp_path, task=Depth(), controls="shuffled", name="depth")
     first, last = run.accuracy

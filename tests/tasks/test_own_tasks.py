@@ -254,6 +254,7 @@ def test_a_file_gives_a_task_to_fit_rank_and_the_configuration(
     assert len(ranked.rankings["anova"]) == len(made.neurons)
 
 
+@pytest.mark.slow
 def test_an_object_gives_the_same_run_as_its_file(file: Path, bare: dict[str, Any]) -> None:
     task = load_task(f"{file}:Half", {"least": 6})
     by_object = fit(task=task, name="object", **bare)

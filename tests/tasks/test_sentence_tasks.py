@@ -189,6 +189,7 @@ def test_numbers_have_their_distances_but_no_positions(
     assert not (run.folder / "positions.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_ranked_and_compared_as_others_are(
     checkpoints: dict[str, Path], labelled: Path, tmp_path: Path
 ) -> None:

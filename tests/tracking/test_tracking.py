@@ -572,6 +572,7 @@ def test_disabled_writes_nothing_and_has_no_logger(folder: Path) -> None:
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_an_offline_run_writes_and_connects_nowhere_else(tmp_path: Path, folder: Path) -> None:
     elsewhere = {name: tmp_path / "elsewhere" / name for name in ("home", "temporary", "cwd")}
     for path in elsewhere.values():
@@ -697,6 +698,7 @@ def assert_falls_back(folder: Path) -> None:
     assert f"`wandb sync wandb/{run.folder.name}`" in warning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["runs/NAME", "another place/copy"])
 def test_the_line_for_the_user_uploads_an_offline_run_whole_wherever_it_is(
     place: str, folder: Path, tmp_path: Path, server: WandbServer
@@ -729,6 +731,7 @@ def sync(line: str | None, cwd: Path) -> None:
     subprocess.run(line, shell=True, cwd=cwd, check=True, timeout=600)
 
 
+@pytest.mark.slow
 def test_an_online_run_in_the_same_folder_takes_no_table_of_an_offline_one(
     folder: Path, tmp_path: Path, server: WandbServer
 ) -> None:

@@ -78,6 +78,7 @@ def of_links(generator: np.random.Generator, slope: float) -> tuple[np.ndarray, 
     return values.astype(np.float32), placements(stratum, linked, ways)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slope", [-1.5, 0.0, 1.0])
 def test_links_that_depend_on_the_ways_alone_are_seldom_significant_and_a_planted_head_is(slope: float) -> None:
     generator, smallest, equal_odds = np.random.default_rng(0), [], []

@@ -74,6 +74,7 @@ def made_up_maps(tokens: Tokens, seed: int) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.slow
 def test_links_at_random_have_uniform_p_values() -> None:
     tokens, upos = tokens_and_upos(0)
     maps = made_up_maps(tokens, 0)

@@ -231,6 +231,7 @@ class Stop(pl.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_a_survey_that_was_killed_goes_on_and_ends_with_the_same_tables(
     place: Path, checkpoints: dict[str, Path], made: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

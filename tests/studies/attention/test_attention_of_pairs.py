@@ -43,6 +43,7 @@ class Stop(pl.Callback):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_pairs_have_blocks_and_no_parts_of_a_treebank(
     place: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

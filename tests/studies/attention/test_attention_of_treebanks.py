@@ -75,6 +75,7 @@ def test_heads_are_chosen_on_the_corpus_and_tested_on_the_test_corpus(
     assert "Trees of head 2-" in lines
 
 
+@pytest.mark.slow
 def test_without_a_test_corpus_heads_are_tested_on_sentences_that_they_are_not_chosen_on(
     place: Path, checkpoints: dict[str, Path]
 ) -> None:

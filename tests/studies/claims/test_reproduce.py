@@ -140,6 +140,7 @@ def test_a_folder_may_hold_a_model_of_the_paper_which_then_has_a_verdict(
     assert "2 not testable here" in line
 
 
+@pytest.mark.slow
 def test_sentences_with_labels_are_read_for_the_claim_on_them(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ def made(model: Path, corpus: Path, folder: Path, **others: Any) -> Result:
     return found
 
 
+@pytest.mark.slow
 def test_pairs_are_read_in_place_of_the_corpus_and_known_by_their_content(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_pairs_are_read_in_place_of_the_corpus_and_known_by_their_content(
     assert {row["lacking"] for row in without.claims if row["id"] in (1, 2) and row["model"] != "own"} == {"`--pairs`"}
 
 
+@pytest.mark.slow
 def test_a_model_is_compared_with_the_one_that_it_was_tuned_from(
     tmp_path: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str], sentences: list[str]
 ) -> None:

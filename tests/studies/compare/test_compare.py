@@ -150,7 +150,7 @@ def test_a_randomly_initialised_model_ranks_no_more_alike_than_chance(strangers:
 @pytest.mark.slow
 def test_many_runs_of_other_families_are_compared_pair_by_pair_and_tracked(runs: Path) -> None:
     folders = [str(runs / name) for name in ("bert", "roberta", "permuted")]
-    made = compare(folders, runs=str(runs), name="e", quiet=True, wandb={"mode": "offline"})
+    made = compare(folders, null_draws=2, runs=str(runs), name="e", quiet=True, wandb={"mode": "offline"})
     pairs = {(row["model_a"], row["model_b"]) for row in made.agreement}
     names = ["tiny-bert", "tiny-roberta", "permuted-bert"]
     assert pairs == {(names[0], names[1]), (names[0], names[2]), (names[1], names[2])}
@@ -176,7 +176,8 @@ def test_layers_that_differ_do_not_make_strangers_of_one_model(
 @pytest.mark.slow
 def test_many_to_one_may_use_a_neuron_twice(runs: Path) -> None:
     folders = [str(runs / "bert"), str(runs / "twin")]
-    made = compare(folders, assignment="many_to_one", runs=str(runs), name="f", quiet=True, wandb=NO_WANDB)
+    options: dict[str, Any] = {"assignment": "many_to_one", "null_draws": 2, "quiet": True, "wandb": NO_WANDB}
+    made = compare(folders, runs=str(runs), name="f", **options)
     assert all(0 <= row["p_value"] <= 1 for row in made.agreement if row["statistic"] == "spearman")
 
 
@@ -259,7 +260,7 @@ def test_the_experiment_fits_its_models_and_compares_them(
         "--wandb.mode",
         "disabled",
     ]
-    args += ["--fit.corpus", str(corpus_file), "--runs", str(tmp_path / "runs"), "--name", "all"]
+    args += ["--fit.corpus", str(corpus_file), "--runs", str(tmp_path / "runs"), "--name", "all", "--null_draws", "2"]
     assert run(COMMANDS, args) == 0
     assert "tiny-bert (a) and wide-roberta (b), matched by correlation" in capsys.readouterr().out
     assert len(rows(tmp_path / "runs" / "all", "spearman")) > 0

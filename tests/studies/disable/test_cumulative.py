@@ -61,6 +61,7 @@ def setting(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFacto
     return Setting(Case(place / "model", place / "cache", sentences, only_some_matter), place)
 
 
+@pytest.mark.slow
 def test_the_curve_stays_flat_until_the_heads_go_that_matter(setting: Setting) -> None:
     rows, areas = setting.rows("whole")
     curve = [row for row in rows if row["order"] == "importance"]
@@ -78,6 +79,7 @@ def test_the_curve_stays_flat_until_the_heads_go_that_matter(setting: Setting) -
     assert len({row["value"] for row in rows if row["n_disabled"] == 6}) == 1
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = setting.rows("whole")  # from what is stored, or made now
     before = {name: value.clone() for name, value in setting.case.encoder.state_dict().items()}

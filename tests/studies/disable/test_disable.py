@@ -49,6 +49,7 @@ def made(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Result
     return disabled(place, checkpoints["bert"], corpus_file, name="all", wandb=WandbOptions("offline"))
 
 
+@pytest.mark.slow
 def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Result) -> None:
     expected = {
         (f"{block}-{head}", kind, layer)
@@ -77,6 +78,7 @@ def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Result) -> Non
         assert 0 < row["low"] < row["importance"] < row["high"]
 
 
+@pytest.mark.slow
 def test_results_are_read_back_shown_and_logged(made: Result) -> None:
     again = load_run(made.folder)
     assert isinstance(again, Result)
@@ -96,6 +98,7 @@ def test_results_are_read_back_shown_and_logged(made: Result) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     made: Result, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +161,7 @@ def fitted(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> Path
     return made.folder
 
 
+@pytest.mark.slow
 def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Path, tmp_path: Path) -> None:
     made = disable(run=str(fitted), runs=str(place / "runs"), kinds="mean", retrain=0, **USUAL)
     assert made is not None
@@ -203,6 +207,7 @@ def test_what_cannot_be_disabled_is_refused(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_masked_words_are_read_where_there_is_a_head(
     place: Path, corpus_file: Path, tmp_path: Path, sentences: list[str]
 ) -> None:
@@ -234,6 +239,7 @@ def test_masked_words_are_read_where_there_is_a_head(
     assert "Loss of masked words without a head, in nats, of 6 heads" in " ".join(repr(made).split())
 
 
+@pytest.mark.slow
 def test_sentence_similarity_and_word_senses_are_read_from_the_last_layer(
     place: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:

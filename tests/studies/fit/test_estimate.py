@@ -27,7 +27,7 @@ from probing.studies.fit import estimate
 from probing.studies.fit.estimate import Estimate, Probes
 from synthetic import LIGHTNING_WARNINGS
 
-pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
 
 
 @pytest.fixture(scope="module")

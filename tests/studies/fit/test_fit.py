@@ -205,12 +205,14 @@ def test_another_seed_is_another_split(run: Run) -> None:
     assert other.results["n_sentences"] != run.results["n_sentences"] or other.neurons != run.neurons
 
 
+@pytest.mark.slow
 def test_the_randomly_initialised_model_has_a_cache_of_its_own(run: Run) -> None:
     twin = again(run, random_weights=True, name="twin")
     assert twin.neurons != run.neurons
     assert twin.results["cache"]["train"]["key"]["random_weights_seed"] == 0
 
 
+@pytest.mark.slow
 def test_a_test_corpus_replaces_the_test_part(run: Run, sentences: list[str], tmp_path: Path) -> None:
     test_corpus = tmp_path / "test.txt"
     test_corpus.write_text(
@@ -230,6 +232,7 @@ def treebank(sentences: Iterable[str]) -> str:
     )
 
 
+@pytest.mark.slow
 def test_a_treebank_gives_the_ranking_of_its_running_text(run: Run, sentences: list[str], tmp_path: Path) -> None:
     corpus = tmp_path / "bank.conllu.gz"
     corpus.write_bytes(gzip.compress(treebank(sentences).encode()))
@@ -238,6 +241,7 @@ def test_a_treebank_gives_the_ranking_of_its_running_text(run: Run, sentences: l
     assert made.neurons == run.neurons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["txt", "conllu"])
 def test_sentences_longer_than_the_model_are_cut_counted_and_reported(
     run: Run, sentences: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str
@@ -264,6 +268,7 @@ def test_a_test_corpus_may_be_one_sentence(run: Run, sentences: list[str], tmp_p
     assert made.results["n_sentences"]["test"] == 1
 
 
+@pytest.mark.slow
 def test_special_tokens_are_examples_only_when_asked_for(run: Run) -> None:
     made = again(run, task_args={"min_count": 5, "special_tokens": "include"}, name="special")
     assert 0 in made.results["classes"]
@@ -271,6 +276,7 @@ def test_special_tokens_are_examples_only_when_asked_for(run: Run) -> None:
     assert made.accuracy[0]["n_train_tokens"] > run.accuracy[0]["n_train_tokens"]
 
 
+@pytest.mark.slow
 def test_adam_says_how_far_it_stayed_from_the_optimum(run: Run) -> None:
     probe = ProbeOptions(solver="adam", batch_size=64)
     made = again(run, probe=probe, layer=0, trainer={"max_epochs": 2}, name="adam")
@@ -278,6 +284,7 @@ def test_adam_says_how_far_it_stayed_from_the_optimum(run: Run) -> None:
     assert made.results["layers"][0]["converged"] is False
 
 
+@pytest.mark.slow
 def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     config = {**run.config, "trainer": {"max_epochs": 3}, "layer": 0, "quiet": False, "verbose": True, "name": "short"}
     made = fit(**{**config, "probe": ProbeOptions(), "wandb": NO_WANDB})
@@ -288,6 +295,7 @@ def test_a_probe_that_stopped_short_says_so(run: Run, capsys: pytest.CaptureFixt
     assert "may reflect the optimiser rather than the data" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [[0], [0, 1]])
 def test_nothing_is_said_twice(run: Run, layer: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     for verbose in (False, True):

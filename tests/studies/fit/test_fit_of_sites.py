@@ -110,6 +110,7 @@ def check_against_the_model(run: Run, folder: Path, corpus: Path, layer: int, si
     torch.testing.assert_close(torch.tensor([table[n] for n in range(len(size))]).double(), size, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 def test_signed_contributions_sum_to_the_centred_logits_and_make_the_table(
     made: Callable[[str], Run], checkpoints: dict[str, Path], corpus_file: Path, site: str
@@ -130,6 +131,7 @@ def test_the_built_in_model_has_both_sites(corpus_file: Path, tmp_path: Path, si
     check_against_the_model(run, resolve_model("minilm").folder, few, 3, site)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [7, 20])
 def test_a_unit_planted_in_the_mlp_is_ranked_first(
     tiny_model: Callable[..., Path], long_corpus_file: Path, tmp_path: Path, unit: int
@@ -259,6 +261,7 @@ def test_the_residual_stream_keeps_its_key(checkpoints: dict[str, Path], corpus_
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("site", SITES)
 def test_layers_are_added_and_damage_is_repaired_with_the_same_bytes(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, site: SiteName
@@ -278,6 +281,7 @@ def test_layers_are_added_and_damage_is_repaired_with_the_same_bytes(
     assert store.path(3, 0).read_bytes() == whole.path(3, 0).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("site", SITES)
 def test_half_precision_is_near_float32(
@@ -292,6 +296,7 @@ def test_half_precision_is_near_float32(
     assert 0 < (half.float() - exact).abs().mean() < (0.05 if dtype == "bfloat16" else 0.01)
 
 
+@pytest.mark.slow
 def test_controls_and_random_weights_follow_the_site(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from probing.errors import UserError
 from probing.tables.columns import centred_of
 from synthetic import LIGHTNING_WARNINGS
 
-pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
+pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]
 
 
 def fitted(folder: Path, checkpoint: Path, sentences: list[str], bias: bool, **options: object) -> probing.Run:
@@ -34,6 +34,7 @@ def made(
     return {bias: fitted(folder, checkpoints["bert"], sentences, bias, name=f"bias-{bias}") for bias in (False, True)}
 
 
+@pytest.mark.slow
 def test_it_predicts_other_text_as_it_was_tested(made: dict[bool, probing.Run]) -> None:
     run = made[True]
     rows = run.predict(run.test_sentences)
@@ -65,6 +66,7 @@ def test_commands_that_read_probes_without_an_intercept_refuse_it(made: dict[boo
         probing.hierarchy(probe=probing.ProbeOptions(bias=True))
 
 
+@pytest.mark.slow
 def test_a_transform_and_an_intercept_go_together(
     tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str]
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_draw_counts_every_pair_that_is_not_a_sentence_with_its_own_copy() -> 
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     truth = mean_cosine(gaussian(50_000, 8, mean=0.5, seed=99), [1] * 50_000, n_draws=1).estimate.value
     held = 0

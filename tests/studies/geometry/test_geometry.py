@@ -194,6 +194,7 @@ def test_wandb_has_the_tables_and_figures(made: Result) -> None:
     assert {"geometry.csv", "whiten.safetensors", "results.json"} <= {Path(name).name for name in artifact}
 
 
+@pytest.mark.slow
 def test_a_layer_is_the_same_whatever_other_layers_are_measured(made: Result) -> None:
     config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
     again = geometry(**{**config, "name": "again", "layer": "2,3", "wandb": WandbOptions("disabled")})

@@ -155,6 +155,7 @@ def test_the_report_says_what_the_terminal_says(made: Result, fitted: Path, tmp_
     assert "k neurons of layer 1 held at their mean" in page
 
 
+@pytest.mark.slow
 def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
     place: Path, model: Path, corpus_file: Path, fitted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_options_that_contradict_each_other_are_refused(
         measured(place, from_run=str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_loss_of_masked_words_is_read_where_the_model_has_a_head(
     place: Path, corpus_file: Path, sentences: list[str]
 ) -> None:
@@ -246,6 +248,7 @@ def test_the_loss_of_masked_words_is_read_where_the_model_has_a_head(
     assert "nats" in line
 
 
+@pytest.mark.slow
 def test_similarity_and_senses_are_read_from_data(place: Path, corpus_file: Path, sentences: list[str]) -> None:
     write_semeval(place / "STS12", "one", sentence_pairs(40, 0))
     for part in ("train", "dev"):

@@ -171,6 +171,7 @@ def test_all_of_a_layer_loses_its_classes_but_not_shuffled_ones(place: Path, lab
     assert {row["readout"] for row in found.neuron_interventions} == {"task"}
 
 
+@pytest.mark.slow
 def test_neurons_that_hold_no_classes_move_nothing(place: Path, labels: Path, model: Path, corpus: Path) -> None:
     """Labels without any link to the words: what is erased or moved makes no more difference than chance."""
     rows = [json.loads(line) for line in corpus.read_text(encoding="utf-8").splitlines()]
@@ -188,6 +189,7 @@ def test_neurons_that_hold_no_classes_move_nothing(place: Path, labels: Path, mo
         assert row["high"] >= -0.03
 
 
+@pytest.mark.slow
 def test_sentences_are_read_and_erased_by_their_means(place: Path, model: Path) -> None:
     """The label of a sentence is the most frequent class of its words, which their mean tells."""
     from probing.models import load_tokenizer, resolve_model
@@ -211,6 +213,7 @@ def test_sentences_are_read_and_erased_by_their_means(place: Path, model: Path) 
     assert one_row(found, kind="direction", readout="task_retrained")["n"] == true["n"]
 
 
+@pytest.mark.slow
 def test_masked_words_are_read_beside_the_task(place: Path, corpus: Path, sentences: list[str]) -> None:
     folder = masked_lm(place / "masked", "bert", sentences)
     labels = fitted(place, "of-masked", model=str(folder), corpus=str(corpus), task="label", layer="1,2,3")
@@ -224,6 +227,7 @@ def test_masked_words_are_read_beside_the_task(place: Path, corpus: Path, senten
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_has_no_classes_is_refused(
     place: Path, model: Path, labels: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +294,7 @@ def pairs(place: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_planted_neurons_carry_what_the_other_sentence_says_and_others_do_not(
     place: Path, labels: Path, pairs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

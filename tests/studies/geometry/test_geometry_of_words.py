@@ -85,6 +85,7 @@ def largest(made: Result) -> dict[str, Any]:
     return max(made.neuron_interventions, key=lambda row: row["k"])
 
 
+@pytest.mark.slow
 def test_neurons_that_the_head_reads_carry_the_odds_and_others_do_not(made: Result, options: dict[str, Any]) -> None:
     row = largest(made)
     assert (row["readout"], row["layer"], row["k"], row["intact"]) == ("words", 3, 2, 0.0)

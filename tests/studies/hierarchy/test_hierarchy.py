@@ -31,6 +31,7 @@ def options(tmp_path: Path, checkpoints: dict[str, Path], tmp_path_factory: pyte
     return {"model": model, "runs": str(tmp_path / "runs"), "cache": str(cache), "probe": {"l2": 1e-2}, **SIZES}
 
 
+@pytest.mark.slow
 @rendered()
 def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
     options: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -76,6 +77,7 @@ def test_both_tasks_with_their_controls_are_on_disk_and_repeat(
         assert (folder / name).read_bytes() == (folder.parent / "b" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_random_model_has_no_random_control_and_a_penalty_is_chosen(
     options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

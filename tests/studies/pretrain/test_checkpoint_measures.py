@@ -62,6 +62,7 @@ def test_equivariance_is_the_largest_difference_in_root_mean_squares() -> None:
     assert 0 < equivariance(model.base_model, rows, 3)[0] <= largest * 1.001
 
 
+@pytest.mark.slow
 def test_positions_are_read_off_where_the_encoder_tells_them(tmp_path: Path) -> None:
     corpus = from_sentences("text", SENTENCES)
     subject = Subject.of(

@@ -64,6 +64,7 @@ def test_the_tokenizer_has_the_size_and_reads_the_text(lowercase: bool) -> None:
     assert any(token.isupper() for token in tokenizer.get_vocab() if len(token) == 1) is not lowercase
 
 
+@pytest.mark.slow
 def test_the_same_text_gives_the_same_tokenizer_in_every_process() -> None:
     # The trainer of `tokenizers` alone numbers its pieces in an order that differs between processes.
     code = (

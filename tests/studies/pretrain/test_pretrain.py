@@ -58,6 +58,7 @@ def made(place: Path, corpus_file: Path) -> Result:
     return pretrained(place, corpus_file, name="made", wandb=WandbOptions("offline"))
 
 
+@pytest.mark.slow
 def test_there_is_a_row_for_every_arm_checkpoint_and_layer(made: Result) -> None:
     found = [(row["arm"], row["seed"], row["step"], row["layer"]) for row in made.arms]
     assert found == [(arm, 0, step, layer) for arm in ("learned", "none") for step in (0, 1, 4, 12) for layer in (0, 1)]
@@ -76,6 +77,7 @@ def test_there_is_a_row_for_every_arm_checkpoint_and_layer(made: Result) -> None
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_arms_are_trained_on_the_same_batches_from_the_same_weights(made: Result) -> None:
     import torch
     from safetensors.torch import load_file
@@ -86,6 +88,7 @@ def test_arms_are_trained_on_the_same_batches_from_the_same_weights(made: Result
     assert different == ["bert.embeddings.position_embeddings.weight"]
 
 
+@pytest.mark.slow
 def test_results_are_read_back_shown_and_logged(made: Result) -> None:
     again = load_run(made.folder)
     assert isinstance(again, Result)
@@ -99,6 +102,7 @@ def test_results_are_read_back_shown_and_logged(made: Result) -> None:
     assert logged.rows("arms")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_a_model_for_other_commands(made: Result, corpus_file: Path, place: Path) -> None:
     checkpoint = made.folder / "checkpoints" / "none-seed0" / "step12"
     fitted = fit(
@@ -109,6 +113,7 @@ def test_a_checkpoint_is_a_model_for_other_commands(made: Result, corpus_file: P
     assert fitted.accuracy[0]["accuracy"] < 0.5
 
 
+@pytest.mark.slow
 def test_checkpoints_are_a_series_with_the_losses_of_their_training(
     made: Result, corpus_file: Path, place: Path
 ) -> None:
@@ -239,6 +244,7 @@ def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(corpus_file: Path
     assert contents(tmp_path / "made") == contents(made.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -285,6 +291,7 @@ def test_two_processes_end_with_the_losses_of_one(made: Result, corpus_file: Pat
     assert [(row["step"], row["layer"]) for row in two.arms] == [(row["step"], row["layer"]) for row in arms]
 
 
+@pytest.mark.slow
 @pytest.mark.several
 def test_processes_that_the_command_starts_itself_share_a_run(made: Result, corpus_file: Path, tmp_path: Path) -> None:
     args = ["--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=two", "--trainer.devices=2"]

@@ -103,6 +103,7 @@ def test_what_is_planted_from_a_step_on_is_found_from_that_step_on(made: Result)
     )
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_commands_on_one_checkpoint(made: Result, place: Path) -> None:
     common: dict[str, Any] = {
         "model": place / f"step{HEADS}", "corpus": place / "text.txt", "runs": place / "single",

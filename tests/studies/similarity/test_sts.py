@@ -93,6 +93,7 @@ def test_sentences_that_share_words_are_alike_and_all_of_it_is_on_disk(
     assert (folder / "sts.csv").read_bytes() == (folder.parent / "b" / "sts.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_transforms_know_nothing_of_what_they_are_judged_on_unless_asked(data: Path, options: dict[str, Any]) -> None:
     def whitened(fit_on: str) -> tuple[dict[str, Any], dict[str, Any]]:
         found = sts([str(data)], layer=1, transforms="whiten", fit_on=fit_on, quiet=True, **options)
@@ -136,6 +137,7 @@ def test_a_corpus_of_ones_own_can_be_fitted_on(data: Path, options: dict[str, An
     assert {row["fitted_on"] for row in found.sts if row["transform"] != "none"} == {str(corpus_file)}
 
 
+@pytest.mark.slow
 def test_a_planted_outlier_is_clipped_of_the_average_of_two_layers_too(
     data: Path, options: dict[str, Any], tiny_model: Callable[..., Path]
 ) -> None:

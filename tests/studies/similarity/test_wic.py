@@ -169,6 +169,7 @@ def test_pairs_whose_word_is_cut_off_are_left_out_and_counted(
     assert results["n_pairs"]["dev"] == 100 - n_cut == found.wic[0]["n_pairs"]
 
 
+@pytest.mark.slow
 def test_pairs_without_a_label_or_a_known_word_are_counted(
     data: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
