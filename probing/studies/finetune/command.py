@@ -78,7 +78,7 @@ def finetune(
         jobs = jobs_of(wanted, seed, seeds, orders)
         asked = Asked(jobs, token_task, group_by, max_length, recipe, trainer or {}, seed)
         first = is_main_process()
-        call.expect(len(jobs) + 1 + first)
+        call.expect(len(jobs) + 2)
         places = Places(folder.path, first)
         with continuable(folder, first):
 

@@ -11,7 +11,6 @@ from probing.corpus.splits import GroupBy, Split
 from probing.models import ModelSource
 from probing.runtime.kept_training import Places, Row
 from probing.runtime.progress import stage
-from probing.studies.finetune.batches import TuningData
 from probing.studies.finetune.examples import Task, labelled
 from probing.studies.finetune.options import TuningOptions
 from probing.studies.finetune.results import baselines, tables_of
@@ -64,17 +63,15 @@ def carry_out(
     """
     with stage("tokens and labels of the text"):
         task = labelled(source, *text, asked.task, asked.group_by, asked.max_length, say)
-    recipe, curve = asked.recipe, []
-    accumulated = int(asked.trainer.get("accumulate_grad_batches", 1))
-    steps = len(TuningData(task.train, recipe.batch_tokens, recipe.epochs, asked.jobs[0].order, accumulated).steps)
+    curve: list[Row] = []
     for job in asked.jobs:
         if places.finished(job.name) is None and places.state(job.name).is_file():
             say(f"{job.name}: the tuning goes on")
         with stage(f"tuning of {job.name}"):
-            curve += tune(job, source, task, recipe, asked.trainer, places, logger)
+            curve += tune(job, source, task, asked.recipe, asked.trainer, places, logger)
+    with stage("baselines"):  # all processes share their passes
+        others = baselines(task, source, asked.seed, asked.trainer)
     if not places.writes:
         return {}, task
-    with stage("baselines"):
-        others = baselines(task, source, asked.seed, asked.trainer)
     answers = {job: read_answers(places, job) for job in asked.jobs}
-    return tables_of(asked.jobs, task, answers, others, curve, steps), task
+    return tables_of(asked.jobs, task, answers, others, curve), task

@@ -31,6 +31,8 @@ from probing.studies.finetune.tables import BAG, CONSTANT, MAJORITY
 from probing.studies.finetune.training import Job
 
 Row = dict[str, Any]
+# Arguments of Lightning's Trainer that say which processes there are.
+_OF_PROCESSES = ("accelerator", "devices", "num_nodes", "strategy")
 Sums = NDArray[np.float64]
 
 
@@ -119,7 +121,7 @@ def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Sums:
     """Return what a linear probe with an intercept has right of each test sentence."""
     # Without validation examples, no penalty can be chosen.
     probe = ProbeOptions(bias=True) if sides.validation.n_tokens else ProbeOptions(bias=True, l2=1e-4)
-    own = {"accelerator": trainer["accelerator"]} if "accelerator" in trainer else {}
+    own = {name: value for name, value in trainer.items() if name in _OF_PROCESSES}
     centred_sides, _, _ = centred(sides, {}, [0])
     asked = Asked(0, False, False, "none", seed)
     found = measure(centred_sides, {}, [0], probe, asked, own, Stopwatch(), silence, None, None)
@@ -131,7 +133,6 @@ def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Sums:
 
 def tables_of(
     jobs: Sequence[Job], task: Task, answers: Mapping[Job, Answers], others: Mapping[str, Sums], curve: Sequence[Row],
-    steps: int,
 ) -> dict[str, list[Row]]:  # fmt: skip
     """Return the rows of every table by its name.
 
@@ -141,13 +142,12 @@ def tables_of(
         answers: What each tuned model answers on the test part.
         others: What baselines have right of each test sentence, by name.
         curve: Rows of the curves.
-        steps: Number of steps of each tuning.
     """
     scores = Scores(task, {**{job: answers[job].right for job in jobs}, **others})
     starts = list(dict.fromkeys(job.start for job in jobs))
     spreads = {start: spread(scores.crossed(jobs, start), scores.denominators) for start in starts}
     tables: dict[str, list[Row]] = {
-        "tunings": [_tuning(scores, job, answers[job], steps) for job in jobs],
+        "tunings": [_tuning(scores, job, answers[job], _steps(curve, job)) for job in jobs],
         "scores": [
             *(_of_start(scores, jobs, start, spreads[start]) for start in starts),
             *(_of_baseline(scores, name) for name in others),
@@ -156,6 +156,11 @@ def tables_of(
         "tuning_curves": [dict(row) for row in curve],
     }
     return {name: [without_nan(row) for row in rows] for name, rows in tables.items()}
+
+
+def _steps(curve: Sequence[Row], job: Job) -> int:
+    """Return the number of steps of a tuning; orders may differ by a few."""
+    return max((int(row["step"]) for row in curve if row.items() >= job.row.items()), default=0)
 
 
 def _tuning(scores: Scores, job: Job, answers: Answers, steps: int) -> Row:

@@ -245,3 +245,19 @@ def test_the_results_are_read_again(made: Any) -> None:
     page = again.report().read_text(encoding="utf-8")
     assert "Fine-tuning" in page
     assert "the score of one tuning varies by" in page
+
+
+@pytest.mark.several
+def test_two_processes_share_each_batch(checkpoints: dict[str, Path], planted: str, tmp_path: Path) -> None:
+    options = [f"--tuning.{name}={value}" for name, value in FAST.items()]
+    args = [
+        sys.executable, "-m", "probing", "finetune", "--model", str(checkpoints["bert"]), "--corpus", planted,
+        "--runs", str(tmp_path), "--name", "two", "--seeds", "1", "--orders", "1", "--starts", "pretrained", "--quiet",
+        "--wandb.mode", "disabled", "--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy=ddp",
+        *options,
+    ]  # fmt: skip
+    subprocess.run(args, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    made = load_run(tmp_path / "two")
+    assert made.tunings[0]["score"] > 0.9
+    assert made.tunings[0]["steps"] == made.tuning_curves[-1]["step"]
+    assert {row["answer"] for row in made.scores} == {"pretrained", "majority", "bag"}
