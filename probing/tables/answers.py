@@ -59,6 +59,12 @@ def answer(accuracy: Rows, neurons: Rows, task: str, config: Mapping[str, Any]) 
     return [sentence for sentence in said if sentence]
 
 
+def _led_by_means(neurons: Rows) -> str:
+    """Return in which layers the first neuron contributes by its mean; empty where none does."""
+    led = [row["layer"] for row in neurons if row["rank"] == 1 and "offset" in row["flag"]]
+    return say("led_by_means", layers=layers_named(led)) if led else ""
+
+
 def distrust(
     accuracy: Rows, neurons: Rows, scores: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any]
 ) -> list[str]:
@@ -77,6 +83,8 @@ def distrust(
         said += [worst_class(accuracy[0], scores), overlaps(accuracy[0], len(neurons))]
     elif poor := [row["layer"] for row in accuracy if row.get("flag") == UNINFORMATIVE]:
         said.append(say("unread_layers", layers=layers_named(poor)))
+    if len(accuracy) > 1:
+        said.append(_led_by_means(neurons))
     if short := [row["layer"] for row in results["layers"] if not row.get("converged", True)]:
         said.append(say("stopped_short_report", layers=layers_named(short)))
     said += [*basis(accuracy), held_fixed(results, config), scope(results, config["test_corpus"])]

@@ -59,6 +59,12 @@ SENTENCES: dict[str, Sentence] = {
         "Flag `uninformative` in some of several layers.",
         _WHOLE_LAYER,
     ),
+    "led_by_means": Sentence(
+        "In {layers} the first neuron contributes mostly by its mean (flag `offset`), in place of an intercept: --sort "
+        "centred ranks without means, --probe.bias true trains with an intercept.",
+        "Flag `offset` of the first neuron in some of several layers.",
+        _WHOLE_LAYER,
+    ),
     "worst_class": Sentence(
         "Layer {layer}: macro F1 is {macro:.3f}; of the classes with {few} test tokens or more, {label} is read worst "
         "(F1 {f1:.3f}, {right} of {tokens} right{taken}).",

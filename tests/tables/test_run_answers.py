@@ -96,3 +96,13 @@ def test_every_layer_is_held_against_each_control() -> None:
     )
     few = [{"layer": i, "accuracy": 0.6, "majority_accuracy": 0.1} for i in range(2)]
     assert held_against_by_layer(few, "position") == "In layer 1, compare it with the majority class (0.100)."
+
+
+def test_layers_that_are_led_by_a_mean_are_named_with_what_ranks_otherwise() -> None:
+    accuracy = [layer(i, 0.9) for i in range(3)]
+    over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}, "layers": []}
+    ranked = [*neurons(0, ["offset", ""]), *neurons(1, ["", "offset"]), *neurons(2, ["offset no-signal", ""])]
+    said = " ".join(distrust(accuracy, ranked, [], "position", over, {"test_corpus": None}))
+    assert "In layers 0 and 2 the first neuron contributes mostly by its mean" in said
+    others = [*neurons(0, ["", "offset"]), *neurons(1, [""]), *neurons(2, [""])]
+    assert "by its mean" not in " ".join(distrust(accuracy, others, [], "position", over, {"test_corpus": None}))
