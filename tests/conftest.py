@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -101,6 +102,16 @@ def searched_once() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def searched_after_long_tests() -> Iterator[None]:
+    """Do the same after each test that takes a while: the commands that it calls search several times."""
+    began = time.process_time()
+    yield
+    if time.process_time() - began > 0.5:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -49,15 +49,21 @@ FIGURES: set[str] = set()
 WITH_PYTHON = [page for page in PAGES if any(language == "python" for language, _ in code_blocks(page))]
 
 
+@pytest.fixture(scope="module")
+def sentences(sentences: list[str]) -> list[str]:
+    """Half of the sentences of other tests, which are enough for every command to run."""
+    return sentences[:100]
+
+
 @pytest.fixture
 def toy(tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder in which the pages' names stand for small things."""
     (tmp_path / "sentences.txt").write_text("\n".join(sentences), encoding="utf-8")
-    for name, part in (("train", sentences[:150]), ("dev", sentences[150:])):
+    for name, part in (("train", sentences[:75]), ("dev", sentences[75:])):
         rows = ["".join(map(_word, range(1, 999), text.split())) for text in part]
         (tmp_path / f"{name}.conllu").write_text("\n".join(rows) + "\n", encoding="utf-8")
     labelled = ("".join(f"{form}\t{_length(form)}\n" for form in text.split()) for text in sentences)
-    short = [text for text in sentences if 5 <= len(text.split()) <= 12]
+    short = [text for text in make_sentences(200, longest=24) if 5 <= len(text.split()) <= 12]  # links need many
     (tmp_path / "roles.tsv").write_text("".join(f"{text}\t1\tthing\t4\n" for text in short), encoding="utf-8")
     (tmp_path / "tuned").symlink_to(checkpoints["bert"])
     (tmp_path / "words.tsv").write_text("\n".join(labelled), encoding="utf-8")
