@@ -137,6 +137,8 @@ def test_no_number_of_its_tables_is_cut(made: Callable[[str], Result], name: str
             text = " ".join(capture.get().split())
             assert "…" not in text
             _, _, left_out = text.partition("left out for lack of room: ")
-            for heading, column in zip(headings, cells, strict=True):
-                if heading not in left_out.split(", "):
+            for k, (heading, column) in enumerate(zip(headings, cells, strict=True)):
+                # A heading that recurs is named by the column to its left.
+                called = f"{heading} of {headings[k - 1]}" if headings.count(heading) > 1 and k else heading
+                if called not in left_out.split(", "):
                     assert {word for cell in column for word in cell.split()} <= set(text.split()), (heading, width)
