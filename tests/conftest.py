@@ -28,6 +28,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Read by numpy and torch when they are first imported. Tensors of a few kilobytes gain nothing from threads, which on
 # a busy machine wait for each other: with two, these tests took eight times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Read by MKL. Once a process has set its number of threads, as some tests do, MKL no longer chooses it by itself, and
+# the last bits of products change; so it never does.
+os.environ.setdefault("MKL_DYNAMIC", "FALSE")
 # A thread that waits for others, which wait for a processor, would otherwise take one: in CI, ten times the time.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -18,7 +18,7 @@ NO_WANDB: Any = {"mode": "disabled"}
 
 WRITERS = (
     "`fit`, `probe`, `rank`, `compare`, `sweep`, `geometry`, `attention`, `disable`, `hierarchy`, `cloze`, `pretrain`, "
-    "`series`, `wic`, `sts` or `reproduce`"
+    "`finetune`, `series`, `wic`, `sts` or `reproduce`"
 )
 
 

@@ -69,8 +69,8 @@ def losses(figure: Figure, rows: Sequence[Row], model: str, is_number: bool) -> 
     figure.set_size_inches(6.8, 3.4)
     axes = figure.add_subplot()
     named: set[str] = set()
-    for start, seed, order in dict.fromkeys((row["start"], row["seed"], row["order"]) for row in rows):
-        own = [row for row in rows if (row["start"], row["seed"], row["order"]) == (start, seed, order)]
+    for start, seed, order in dict.fromkeys((row["start"], row["seed"], row["order_seed"]) for row in rows):
+        own = [row for row in rows if (row["start"], row["seed"], row["order_seed"]) == (start, seed, order)]
         label = {what: f"{start}, {what}" for what in ("training", "validation")}
         axes.plot(
             [row["step"] for row in own], [row["train_loss"] for row in own], lw=0.6, alpha=0.6, color=_COLORS[start],

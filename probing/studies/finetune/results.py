@@ -208,7 +208,7 @@ def _differences(scores: Scores, jobs: Sequence[Job], starts: Sequence[str], oth
     for a, b in pairs:
         minus = scores.crossed(jobs, b) if b in starts else scores.numerators(b)[None, None]
         found = spread(scores.crossed(jobs, a) - minus, scores.denominators)
-        rows.append({"a": a, "b": b, "difference": found.mean, "low": found.low, "high": found.high})
+        rows.append({"answer": a, "against": b, "difference": found.mean, "low": found.low, "high": found.high})
     return rows
 
 

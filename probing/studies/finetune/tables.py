@@ -34,7 +34,7 @@ _SHORT = {MAJORITY: "majority class", CONSTANT: "mean of training", BAG: "static
 
 _START = text("start", "From where the model starts: `pretrained`, or `random` (the same model, randomly initialised).")
 _SEED = whole("seed", "Seed of the head, and of all that is randomly initialised.")
-_ORDER = whole("order", "Seed of the order of the training sentences and of dropout.")
+_ORDER = whole("order_seed", "Seed of the order of the training sentences and of dropout.", "order")
 TUNINGS = Schema("tunings", "a row per start, seed and order", (
     _START, _SEED, _ORDER,
     with_interval("score", "Accuracy on test examples, or R² where numbers are predicted."),
@@ -57,8 +57,8 @@ SCORES = Schema("scores", "a row per start, and one per baseline", (
       for name, words in SOURCES.items()),
 ))  # fmt: skip
 DIFFERENCES = Schema("differences", "a row per pair of answers", (
-    text("a", "Whose score is compared.", labels=_SHORT),
-    text("b", "With whose it is compared; starts are compared at the same seed and order.", labels=_SHORT),
+    text("answer", "Whose score is compared.", labels=_SHORT),
+    text("against", "With whose it is compared; starts are compared at the same seed and order.", labels=_SHORT),
     number("difference", "Score of the first less that of the second, with its interval over other seeds, orders and "
            "test sentences.", form="+.3f", interval=""),
 ))  # fmt: skip
@@ -102,7 +102,7 @@ def answer(made: Tables, model: str, is_number: bool) -> list[str]:
 def pretraining_verdict(rows: Sequence[Row], what: str) -> str:
     """Return whether the pretrained model does better than the randomly initialised one; empty if one is missing."""
     for row in rows:
-        if (row["a"], row["b"]) == ("pretrained", "random"):
+        if (row["answer"], row["against"]) == ("pretrained", "random"):
             apart = ends(row)
             if apart is None:
                 return ""
@@ -137,7 +137,7 @@ def _held_against(rows: Sequence[Row], start: str) -> str:
     """Return on which side of each baseline a start is."""
     sides: dict[str, list[str]] = {}
     for row in rows:
-        if row["a"] == start and row["b"] not in ("pretrained", "random") and (apart := ends(row)):
+        if row["answer"] == start and row["against"] not in ("pretrained", "random") and (apart := ends(row)):
             side = "above" if apart[0] > 0 else "below" if apart[1] < 0 else "not told apart from"
             between = f"{CALLED[row['b']]} ({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
             sides.setdefault(side, []).append(between)

@@ -50,7 +50,7 @@ class Job:
     @property
     def row(self) -> Row:
         """The columns that say which tuning a row is of."""
-        return {"start": self.start, "seed": self.seed, "order": self.order}
+        return {"start": self.start, "seed": self.seed, "order_seed": self.order}
 
 
 def tune(

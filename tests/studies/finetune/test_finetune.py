@@ -58,7 +58,7 @@ def test_a_label_that_is_a_word_is_learnt(made: Any) -> None:
     assert [row["score"] for row in made.tunings if row["start"] == "pretrained"] == [1.0] * 2
     by_answer = {row["answer"]: row for row in made.scores}
     assert by_answer["majority"]["score"] < by_answer["bag"]["score"] < 1
-    (row,) = [row for row in made.differences if (row["a"], row["b"]) == ("pretrained", "majority")]
+    (row,) = [row for row in made.differences if (row["answer"], row["against"]) == ("pretrained", "majority")]
     assert row["low"] > 0
     assert any("above the majority class" in sentence for sentence in made.conclusions())
 
@@ -74,7 +74,7 @@ def test_shuffled_labels_are_not_learnt(checkpoints: dict[str, Path], tmp_path: 
         tuning={**FAST, "epochs": 4},
         **{**OPTIONS, "seeds": 3},
     )
-    (row,) = [row for row in found.differences if row["b"] == "majority"]
+    (row,) = [row for row in found.differences if row["against"] == "majority"]
     assert row["low"] < 0.1
     for tuned in found.tunings:
         assert tuned["score_low"] < 0.65
@@ -97,7 +97,7 @@ def test_a_checkpoint_is_an_ordinary_model_folder(made: Any, planted: str, tmp_p
         if side == "test":
             logits = model.eval()(**tokenizer(text, return_tensors="pt")).logits
             right.append(model.config.id2label[int(logits.argmax())] == label)
-    (row,) = [row for row in made.tunings if (row["start"], row["seed"], row["order"]) == ("pretrained", 0, 1)]
+    (row,) = [row for row in made.tunings if (row["start"], row["seed"], row["order_seed"]) == ("pretrained", 0, 1)]
     assert np.mean(right) == row["score"]
     bare: dict[str, Any] = {"replicates": 0, "controls": "none", "evidence": "none", "probe": {"l2": 1e-2}}
     run = fit(
@@ -127,7 +127,7 @@ def test_each_tuning_ends_elsewhere_and_each_order_has_its_own_steps(made: Any) 
     assert len({tuple(one["classifier.weight"].flatten().tolist()) for one in weights.values()}) == 4
     curves: dict[tuple[Any, ...], list[int]] = {}
     for row in made.tuning_curves:
-        curves.setdefault((row["start"], row["seed"], row["order"]), []).append(row["step"])
+        curves.setdefault((row["start"], row["seed"], row["order_seed"]), []).append(row["step"])
     # A step has the same sentences for every seed of an order, and every start.
     assert len({tuple(steps) for (_, _, order), steps in curves.items() if order == 0}) == 1
 
