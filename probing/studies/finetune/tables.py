@@ -139,7 +139,7 @@ def _held_against(rows: Sequence[Row], start: str) -> str:
     for row in rows:
         if row["answer"] == start and row["against"] not in ("pretrained", "random") and (apart := ends(row)):
             side = "above" if apart[0] > 0 else "below" if apart[1] < 0 else "not told apart from"
-            between = f"{CALLED[row['b']]} ({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
+            between = f"{CALLED[row['against']]} ({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
             sides.setdefault(side, []).append(between)
     said = "; ".join(f"{side} {listed(names)}" for side, names in sides.items())
     return f"{CALLED[start][0].upper()}{CALLED[start][1:]}, tuned, is {said}." if said else ""
