@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -16,8 +14,7 @@ from torch.nn import functional
 
 from probing.errors import UserError
 from probing.models.anatomy import examine
-from probing.runtime.draws import seed_of
-from probing.runtime.kept_training import share_of_rate
+from probing.runtime.kept_training import ContinuedModule, share_of_rate
 from probing.studies.finetune.examples import Batch, is_target
 from probing.studies.finetune.options import TuningOptions
 
@@ -39,7 +36,7 @@ class Answers:
     confusion: NDArray[np.int64]
 
 
-class TunedModel(pl.LightningModule):
+class TunedModel(ContinuedModule):
     """A model with a head of `transformers` that learns to predict classes, or a standardised number.
 
     Args:
@@ -51,10 +48,9 @@ class TunedModel(pl.LightningModule):
     """
 
     def __init__(self, model: Any, recipe: TuningOptions, steps: int, order: int) -> None:
-        super().__init__()
-        self.model, self.recipe, self.steps, self.order = model, recipe, steps, order
+        super().__init__(order, f"--tuning.learning_rate {recipe.learning_rate}")
+        self.model, self.recipe, self.steps = model, recipe, steps
         self.groups = parameter_groups(model, recipe)
-        self.last_loss = math.nan
 
     def outputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return outputs, of shape (n_targets, n_outputs), and targets, of shape (n_targets,), of a batch."""
@@ -63,19 +59,7 @@ class TunedModel(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """Return the loss whose mean over processes and accumulated batches is the mean over all targets."""
-        n_parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
-        loss = losses(*self.outputs(batch)).sum() * n_parts / max(batch.n, 1)
-        if not math.isfinite(value := float(loss.detach())):
-            raise UserError(
-                f"`--tuning.learning_rate {self.recipe.learning_rate}`: the training diverged at step "
-                f"{self.global_step}; lower it."
-            )
-        self.last_loss = value
-        return loss
-
-    def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
-        """Draw the dropout of each batch from the seed, its number and the process."""
-        torch.manual_seed(seed_of(self.order, "dropout", self.global_step, batch_index, self.global_rank))
+        return self.loss_of_step(losses(*self.outputs(batch)).sum(), batch.n)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW with a learning rate that rises linearly and then falls linearly to 0."""

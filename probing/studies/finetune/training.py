@@ -15,7 +15,7 @@ from probing.models import ModelSource
 from probing.models.loading import load_with_head
 from probing.runtime.draws import seed_of
 from probing.runtime.files import replacing
-from probing.runtime.kept_training import Places, Row, mean_over_processes, save_model
+from probing.runtime.kept_training import KeptTraining, Places, Row, save_model
 from probing.runtime.processes import interrupts_pass
 from probing.runtime.progress import steps_counted
 from probing.runtime.trainer import build_trainer
@@ -68,17 +68,17 @@ def tune(
         places: Where to write.
         logger: Lightning logger of the curves, if any.
     """
+    data = TuningData(
+        task.train, recipe.batch_tokens, recipe.epochs, job.order, int(options.get("accumulate_grad_batches", 1))
+    )
+    keeper = Keeper(job, task, recipe, data, places, logger)
     if (curve := places.finished(job.name)) is not None:
-        _log(logger, job, curve)
+        keeper.log_curve(curve)
         return curve
     # A seed of its own, so that the draws have nothing in common with those of other parts.
     model = load_with_head(source, task.of, task.n_outputs, seed_of(job.seed, "head") % 2**63, job.start == "random")
     _name_outputs(model, task)
-    data = TuningData(
-        task.train, recipe.batch_tokens, recipe.epochs, job.order, int(options.get("accumulate_grad_batches", 1))
-    )
     module = TunedModel(model, recipe, len(data.steps), job.order)
-    keeper = Keeper(job, task, recipe, data, places, logger)
     if not data.steps:
         keeper.finish(module)
         return keeper.curve
@@ -102,7 +102,7 @@ def _name_outputs(model: Any, task: Task) -> None:
         model.config.pad_token_id = task.train.pad_token_id
 
 
-class Keeper(pl.Callback):
+class Keeper(KeptTraining):
     """Writes the states, the curve, the answers and the model of a tuning, and logs the curve.
 
     Args:
@@ -117,40 +117,13 @@ class Keeper(pl.Callback):
     def __init__(
         self, job: Job, task: Task, recipe: TuningOptions, data: TuningData, places: Places, logger: Any
     ) -> None:  # fmt: skip
-        self.job, self.task, self.recipe, self.data, self.places, self.logger = job, task, recipe, data, places, logger
-        self.curve: list[Row] = []
-        self.losses: list[float] = []
-        self.done = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the curve so far."""
-        return {"curve": self.curve, "losses": self.losses}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the curve."""
-        self.curve, self.losses = list(state_dict["curve"]), list(state_dict["losses"])
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Of a continued training, log the curve so far."""
-        self.done = trainer.global_step
-        if self.done:
-            _log(self.logger, self.job, self.curve)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """After a step of the optimiser, note what is due."""
-        module, step, steps = cast(TunedModel, pl_module), trainer.global_step, len(self.data.steps)
-        self.losses.append(module.last_loss)
-        if step == self.done:  # gradients are still accumulated
-            return
-        self.done = step
-        if step in self.data.ends or step % max(1, steps // _POINTS) == 0:
-            self._note(trainer, module, step)
-        if step % self.recipe.save_every == 0 and step < steps:
-            self.places.keep(self.job.name, trainer)
+        self.job, self.task, self.recipe = job, task, recipe
+        logged = ("train_loss", "validation_loss")
+        super().__init__(job.name, len(data.steps), data.ends, _POINTS, recipe.save_every, places, logger, logged)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Test the model, and write it with its answers and its curve."""
-        if trainer.global_step >= len(self.data.steps):
+        if trainer.global_step >= self.steps:
             self.finish(cast(TunedModel, pl_module))
 
     def finish(self, module: TunedModel) -> None:
@@ -163,16 +136,13 @@ class Keeper(pl.Callback):
         write_answers(self.places, self.job, tested)
         self.places.finish(self.job.name, self.curve)
 
-    def _note(self, trainer: pl.Trainer, module: TunedModel, step: int) -> None:
+    def note(self, trainer: pl.Trainer, module: Any, step: int) -> None:
         """Add a row to the curve; at the end of an epoch, also with the loss on validation sentences."""
-        mean = mean_over_processes(trainer, self.losses, module.device)
-        row: Row = {**self.job.row, "step": step, "train_loss": mean}
-        self.losses = []
-        if step in self.data.ends and len(self.task.validation.sentences):
+        row: Row = {**self.job.row, "step": step, "train_loss": self.mean_loss(trainer)}
+        if step in self.due and len(self.task.validation.sentences):
             found = answers_of(module, self.task.validation, self.task, self.recipe.batch_tokens)
             row["validation_loss"] = float(found.loss.sum()) / self.task.validation.examples.n_tokens
-        self.curve.append(row)
-        _log(self.logger, self.job, [row])
+        self.add(row)
 
 
 def answers_of(module: TunedModel, side: Side, task: Task, batch_tokens: int) -> Answers:
@@ -194,10 +164,3 @@ def read_answers(places: Places, job: Job) -> Answers:
     with np.load(places.curve(job.name).with_suffix(".npz"), allow_pickle=False) as found:
         arrays: dict[str, NDArray[Any]] = {name: found[name] for name in ("right", "loss", "confusion")}
     return Answers(**arrays)
-
-
-def _log(logger: Any, job: Job, curve: list[Row]) -> None:
-    """Log rows of a curve."""
-    for row in curve if logger else ():
-        names = [name for name in ("train_loss", "validation_loss") if name in row]
-        logger.log_metrics({f"{name}/{job.name}": row[name] for name in names}, step=row["step"])

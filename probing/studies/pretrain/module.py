@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from probing.errors import UserError
-from probing.runtime.draws import seed_of
-from probing.runtime.kept_training import share_of_rate
+from probing.runtime.kept_training import ContinuedModule, share_of_rate
 from probing.studies.pretrain.arms import told
 from probing.studies.pretrain.batches import Batch
 from probing.studies.pretrain.options import Recipe
 
 
-class MaskedLanguageModel(pl.LightningModule):
+class MaskedLanguageModel(ContinuedModule):
     """An encoder that learns to predict masked tokens.
 
     Logits are computed for masked tokens alone, which are a seventh of all.
@@ -33,8 +29,8 @@ class MaskedLanguageModel(pl.LightningModule):
     """
 
     def __init__(self, model: Any, arm: str, recipe: Recipe, seed: int) -> None:
-        super().__init__()
-        self.model, self.arm, self.recipe, self.seed = model, arm, recipe, seed
+        super().__init__(seed, f"--training.learning_rate {recipe.learning_rate}")
+        self.model, self.arm, self.recipe = model, arm, recipe
 
     def loss_sum(self, batch: Batch) -> Tensor:
         """Return the cross-entropy of the masked tokens of a batch, summed, in nats."""
@@ -45,19 +41,7 @@ class MaskedLanguageModel(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
         """Return the loss whose mean over processes and accumulated batches is the mean over all masked tokens."""
-        n_parts = self.trainer.world_size * self.trainer.accumulate_grad_batches
-        loss = self.loss_sum(batch) * n_parts / max(batch.n_masked, 1)
-        if not math.isfinite(value := float(loss.detach())):
-            raise UserError(
-                f"`--training.learning_rate {self.recipe.learning_rate}`: the training diverged at step "
-                f"{self.global_step}; lower it."
-            )
-        self.last_loss = value
-        return loss
-
-    def on_train_batch_start(self, batch: Batch, batch_index: int) -> None:
-        """Draw the dropout of each batch from the seed, its number and the process."""
-        torch.manual_seed(seed_of(self.seed, "dropout", self.global_step, batch_index, self.global_rank))
+        return self.loss_of_step(self.loss_sum(batch), batch.n_masked)
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
         """Log the mean cross-entropy of the masked tokens of the held-out rows."""

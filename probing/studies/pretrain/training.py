@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
-from probing.runtime.kept_training import Places, Row, mean_over_processes
+from probing.runtime.kept_training import KeptTraining, Places, Row
 from probing.runtime.processes import interrupts_pass
 from probing.runtime.progress import steps_counted
 from probing.runtime.trainer import build_trainer
@@ -57,13 +57,12 @@ def train(
         logger: Lightning logger of the curves, if any.
         callbacks: Further callbacks of Lightning.
     """
-    if (curve := places.finished(job.name)) is not None:
-        if logger:
-            _log_again(logger, job, curve)
-        return curve
-    module = MaskedLanguageModel(build(job.arm, shape, text.tokenizer, job.seed), job.arm, recipe, job.seed)
     rows = PackedRows(text, recipe.batch_size, recipe.masked, job.seed)
     keeper = Keeper(job, rows, recipe, places, logger)
+    if (curve := places.finished(job.name)) is not None:
+        keeper.log_curve(curve)
+        return curve
+    module = MaskedLanguageModel(build(job.arm, shape, text.tokenizer, job.seed), job.arm, recipe, job.seed)
     defaults = {"gradient_clip_val": CLIP, "limit_val_batches": 0}
     own = {"max_steps": recipe.steps, "max_epochs": -1}
     callbacks = [keeper, steps_counted(), *callbacks]
@@ -74,7 +73,7 @@ def train(
     return keeper.curve
 
 
-class Keeper(pl.Callback):
+class Keeper(KeptTraining):
     """Writes checkpoints, states and the curve of a training, and logs the curve.
 
     Args:
@@ -86,68 +85,32 @@ class Keeper(pl.Callback):
     """
 
     def __init__(self, job: Job, rows: PackedRows, recipe: Recipe, places: Places, logger: Any) -> None:
-        self.job, self.rows, self.recipe, self.places, self.logger = job, rows, recipe, places, logger
-        self.curve: list[Row] = []
-        self.losses: list[float] = []
-        self.checkpoints = set(checkpoint_steps(recipe.steps, recipe.checkpoint_factor))
-        self.done = -1
+        self.job, self.rows, self.recipe = job, rows, recipe
+        due = checkpoint_steps(recipe.steps, recipe.checkpoint_factor)
+        logged = ("train_loss", "loss", "unigram_loss")
+        super().__init__(job.name, recipe.steps, due, POINTS, recipe.save_every, places, logger, logged)
         self.unigram_loss = rows.unigram_loss()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the curve so far."""
-        return {"curve": self.curve, "losses": self.losses}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the curve."""
-        self.curve, self.losses = list(state_dict["curve"]), list(state_dict["losses"])
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the first checkpoint; of a continued training, log the curve so far."""
-        self.done = trainer.global_step
+        super().on_train_start(trainer, pl_module)
         if trainer.global_step == 0:
-            self._record(trainer, cast(MaskedLanguageModel, pl_module), 0)
-        elif self.logger:
-            _log_again(self.logger, self.job, self.curve)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
-        """After a step of the optimiser, record what is due."""
-        module, step = cast(MaskedLanguageModel, pl_module), trainer.global_step
-        self.losses.append(module.last_loss)
-        if step == self.done:  # gradients are still accumulated
-            return
-        self.done = step
-        every = max(1, self.recipe.steps // POINTS)
-        if step in self.checkpoints or step % every == 0:
-            self._record(trainer, module, step)
-        if step % self.recipe.save_every == 0 and step < self.recipe.steps:
-            self.places.keep(self.job.name, trainer)
+            self.note(trainer, pl_module, 0)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the curve, which says that the training is finished, and remove its state."""
-        if trainer.global_step >= self.recipe.steps:
+        if trainer.global_step >= self.steps:
             self.places.finish(self.job.name, self.curve)
 
-    def _record(self, trainer: pl.Trainer, module: MaskedLanguageModel, step: int) -> None:
+    def note(self, trainer: pl.Trainer, module: Any, step: int) -> None:
         """Add a row to the curve; at a checkpoint, also write it and measure the held-out loss."""
         row: Row = {"arm": self.job.arm, "seed": self.job.seed, "step": step, "unigram_loss": self.unigram_loss}
         if self.losses:
-            row["train_loss"] = mean_over_processes(trainer, self.losses, module.device)
-            self.losses = []
-        if step in self.checkpoints:
+            row["train_loss"] = self.mean_loss(trainer)
+        if step in self.due:
             if self.places.writes:
-                folder = checkpoint_folder(
-                    self.places.checkpoints, self.job.arm, self.job.seed, step, self.recipe.steps
-                )  # fmt: skip
+                folder = checkpoint_folder(self.places.checkpoints, self.job.arm, self.job.seed, step, self.steps)
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 save_checkpoint(folder, self.job.arm, module.model, self.rows.text.tokenizer)
             row["loss"] = module.held_out_loss(self.rows.held_out())
-        self.curve.append(row)
-        if self.logger:
-            _log_again(self.logger, self.job, [row])
-
-
-def _log_again(logger: Any, job: Job, curve: Sequence[Row]) -> None:
-    """Log rows of a curve."""
-    for row in curve:
-        names = [name for name in ("train_loss", "loss", "unigram_loss") if name in row]
-        logger.log_metrics({f"{name}/{job.name}": row[name] for name in names}, step=row["step"])
+        self.add(row)
