@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from probing.runs.study import Result, Study
+from probing.runs.study import Result, Study, Terms
 from probing.studies.finetune import tables as finetuning
-from probing.studies.finetune.tables import CURVES, DIFFERENCES, SCORES, TUNINGS
+from probing.studies.finetune.tables import CURVES, DIFFERENCES, SCORES, TERMS, TUNINGS
 
 
 class Finetune(Study):
@@ -35,6 +35,10 @@ class Finetune(Study):
     def answer(self, made: Result) -> list[str]:
         """Return how well each start does, and whether pretraining helps."""
         return finetuning.answer(made.by_name, made.config["model"], made.results["numbers"])
+
+    def terms(self, made: Result) -> Mapping[str, Terms]:
+        """Return the meanings of the headings of the shown table."""
+        return {self.title: TERMS}
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what tunings are held against, and what varies their scores."""

@@ -51,7 +51,7 @@ SCORES = Schema("scores", "a row per start, and one per baseline", (
     number("overall_low", "Lower end of the interval of the mean score over other seeds, orders and test sentences.",
            "overall low"),
     number("overall_high", "Its upper end.", "overall high"),
-    *(number(f"sd_{name}", f"Standard deviation that {words} gives to one tuning's score.", f"sd of {name}", ".4f")
+    *(number(f"sd_{name}", f"Standard deviation of one tuning's score that is due to {words}.", f"sd of {name}", ".4f")
       for name, words in SOURCES.items()),
     *(number(f"share_{name}", f"Share of {words} in the variance of one tuning's score.", f"share of {name}", ".0%")
       for name, words in SOURCES.items()),
@@ -67,6 +67,13 @@ CURVES = Schema("tuning_curves", "a row per tuning and step at which a loss was 
     number("train_loss", "Mean training loss since the row before, in nats, or squared error in sd."),
     number("validation_loss", "The same of validation sentences, without dropout, at the end of each epoch."),
 ))  # fmt: skip
+
+
+# What the headings of the shown table mean.
+TERMS = {
+    **SCORES.terms(("answer", "n_tunings", "score*", *(f"sd_{name}" for name in SOURCES))),
+    "overall": "Interval of the mean score over other seeds, orders and test sentences.",
+}
 
 
 def starts_of(rows: Sequence[Row]) -> list[str]:
