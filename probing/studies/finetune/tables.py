@@ -44,8 +44,8 @@ TUNINGS = Schema("tunings", "a row per start, seed and order", (
 ))  # fmt: skip
 SCORES = Schema("scores", "a row per start, and one per baseline", (
     text("answer", "Whose answers are scored: a start, over all its tunings; `majority` is the most frequent training "
-         "class and `mean` the mean of training numbers; `bag` is a linear probe of the model's own input embeddings, "
-         "of the token or of their mean over the sentence.", labels=_SHORT),
+         "class and `mean` the mean of training numbers; `bag` (shown as static vectors) is a linear probe of the "
+         "model's own input embeddings: of the token, or of their mean over the sentence.", labels=_SHORT),
     whole("n_tunings", "Number of tunings.", "tunings"),
     with_interval("score", "Mean accuracy, or R²; the interval is over test sentences, or documents, alone."),
     number("overall_low", "Lower end of the interval of the mean score over other seeds, orders and test sentences.",

@@ -246,7 +246,7 @@ def test_the_results_are_read_again(made: Any) -> None:
     page = again.report().read_text(encoding="utf-8")
     assert "Fine-tuning" in page
     assert "the score of one tuning varies by" in page
-    assert "a linear probe of the model's own input embeddings" in unescape(page)  # of the table that is shown
+    assert "(shown as static vectors) is a linear probe" in unescape(page)  # of the table that is shown
 
 
 @pytest.mark.several
