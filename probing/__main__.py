@@ -21,11 +21,12 @@ def main() -> int:
     from probing.errors import UserError, one_line
     from probing.runs.registry import added_studies
     from probing.runtime.installation import refuse_mixed_files
+    from probing.runtime.terminal import complain
 
     try:
         refuse_mixed_files()
     except UserError as error:
-        print(one_line(f"probing: {error}"), file=sys.stderr)
+        complain(one_line(f"probing: {error}"))
         return USER_ERROR
     return run_process(COMMANDS | added_studies(), sys.argv[1:])
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
 from os.path import isfile
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any, NoReturn
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
@@ -57,6 +59,8 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     """
     parser, known = _parser_of_command(f"{started_as()} {name}", function), option_types(function)
     if {"-h", "--help"} & set(args):
+        for group in parser._action_groups:  # argparse breaks all but the titles
+            group.title = fill(group.title or "", max(40, get_terminal_size().columns - 2))
         parser.parse_args(["--help"])
     given, typed = Given(parser, function, name), list(_typed(args))
     for option, value in typed:

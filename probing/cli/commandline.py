@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from importlib import import_module
+from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any
 
@@ -30,7 +31,7 @@ from probing.runtime.processes import (
     signals_interrupt,
     wait_for_first_rank,
 )
-from probing.runtime.terminal import escaped_output, prints_unicode, visible_output
+from probing.runtime.terminal import complain, escaped_output, prints_unicode, visible_output
 
 # A date of more digits is after the year 9999, which is Python's last.
 _LONGEST = 11
@@ -154,7 +155,7 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         status = PIPE_CLOSED
     except RunError as error:  # nothing can be written there; what a command raises is reported by `_run`
-        print(one_line(f"probing: {error}"), file=sys.stderr)
+        complain(one_line(f"probing: {error}"))
         status = RUN_ERROR
     with suppress(OSError):  # a stream of a notebook has no number
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is flushed at exit
@@ -188,7 +189,7 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
             else:
                 raise
     if is_main_process() or status in (USER_ERROR, RUN_ERROR):
-        print(one_line(f"probing {name}: {message}"), file=sys.stderr)
+        complain(one_line(f"probing {name}: {message}"))
     return status
 
 
@@ -208,13 +209,16 @@ def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
         typed = " ".join(arg for arg in args[:2] if arg == args[0] or not arg.startswith("-"))
         near = did_you_mean(typed, commands) or did_you_mean(args[0], commands)
         message = f"probing: there is no command `{typed}`{near}; commands are {', '.join(commands)}"
-        print(one_line(message), file=sys.stderr)
+        complain(one_line(message))
         return USER_ERROR
     started = started_as()
-    print(f"usage: {started} COMMAND [OPTIONS]   ({started} COMMAND --help lists a command's options)")
+    print(f"usage: {started} COMMAND [OPTIONS]")
+    print(f"       {started} COMMAND --help   (its options)")
     print(f"       {started} --version\n")
+    width = max(40, get_terminal_size().columns)
     for name, function in commands.items():
-        print(f"  {name:14} {(load_command(function).__doc__ or '').splitlines()[0]}")
+        said = (load_command(function).__doc__ or "").splitlines()[0]
+        print(fill(said, width, initial_indent=f"  {name:14} ", subsequent_indent=" " * 17))
     return 0
 
 

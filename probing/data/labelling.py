@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +21,7 @@ from probing.corpus.splits import Split
 from probing.data.examples import Activations, Examples
 from probing.data.words import SentenceVectors
 from probing.errors import UserError
+from probing.results.shown import listed
 from probing.tasks import (
     Labels,
     SentenceTask,
@@ -306,27 +307,32 @@ def say_what_is_not_read(corpora: Sequence[Corpus], task: TokenTask, say: Callab
 
 
 def say_what_is_no_class(
-    side: Split, n: int, dropped: Labels, in_training: set[Any], unit: str, say: Callable[[str], None]
+    sides: Mapping[Split, Classified], in_training: set[Any], unit: str, say: Callable[[str], None]
 ) -> None:
-    """Report how many tokens or sentences of a side have a label that is no class: too rare in training, or not there.
+    """Report how many tokens or sentences have a label that is no class: too rare in training, or not there.
 
     Args:
-        side: The side.
-        n: Number of its tokens or sentences that are of a class.
-        dropped: The labels of those that are of none.
+        sides: What was found on each side.
         in_training: All labels of the training side.
         unit: What has a label.
         say: Function that takes one-line messages.
     """
-    of = f"of {n + len(dropped)} {unit}s are left out"
-    labels = dropped.tolist()
-    if unseen := [label for label in labels if label not in in_training]:
-        say(f"{side}: {len(unseen)} {of}: their labels ({some_of(sorted(set(unseen)))}) do not occur in training")
-    if rare := [label for label in labels if label in in_training]:
-        say(
-            f"{side}: {len(rare)} {of}: their labels ({some_of(sorted(set(rare)))}) are too rare to be classes "
-            "(`--task_args.min_count` sets how often one must occur in training)"
-        )
+    dropped = {side: found.dropped.tolist() for side, found in sides.items()}
+    kinds = {
+        "do not occur in training": lambda label: label not in in_training,
+        "are too rare to be classes (`--task_args.min_count` sets how often one must occur in training)":
+            lambda label: label in in_training,
+    }  # fmt: skip
+    for why, is_of in kinds.items():
+        out = {side: [label for label in labels if is_of(label)] for side, labels in dropped.items()}
+        counts = [
+            f"{len(labels)} of the {int((sides[side].labels >= 0).sum()) + len(dropped[side])} in {side}"
+            for side, labels in out.items()
+            if labels
+        ]
+        if counts:
+            shown = some_of(sorted(set(chain.from_iterable(out.values()))))
+            say(f"{unit}s are left out, {listed(counts)}: their labels ({shown}) {why}")
 
 
 def some_of(labels: Iterable[Any]) -> str:

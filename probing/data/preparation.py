@@ -22,6 +22,7 @@ from probing.data import controls
 from probing.data.controls import check_given, permuted_within, values_of, with_given
 from probing.data.examples import Activations, Examples, Sides, read
 from probing.data.labelling import (
+    Classified,
     choose_classes,
     class_of_tokens,
     label,
@@ -208,6 +209,7 @@ def example_checks(
         if part == 0:
             classes = choose_classes(tokens, corpora[0], task, splits[0])
             in_training = labels_in_training(tokens, corpora[0], task, splits[0])
+        found_on: dict[Split, Classified] = {}
         for side in _sides_of(part, len(corpora)):
             found = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
             if given is not None and side == "train":
@@ -216,7 +218,8 @@ def example_checks(
             n_of[side] = n = int((found.labels >= 0).sum())
             if not n and (probe.needs_validation or side != "validation"):
                 raise _no_examples(task, splits[part].count(side), side, classes, found.dropped, probe)
-            say_what_is_no_class(side, n, found.dropped, in_training, unit_of(task), say)
+            found_on[side] = found
+        say_what_is_no_class(found_on, in_training, unit_of(task), say)
         if part == 0:
             announce(tokens, len(classes), n_of["train"])
 

@@ -123,9 +123,21 @@ def visible_output() -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """Print a one-line message on standard error, on the first rank only."""
+    """Print a message on standard error, on the first rank only; in a terminal, broken between words."""
     if is_main_process():
-        print(visible(message), file=sys.stderr, flush=True)
+        complain(message)
+
+
+def complain(message: str) -> None:
+    """Print a message on standard error, on any rank; in a terminal, broken between words."""
+    print(_broken(visible(message), sys.stderr), file=sys.stderr, flush=True)
+
+
+def _broken(text: str, stream: TextIO) -> str:
+    """Return a text broken between words where the stream is a terminal; a longer word is left whole."""
+    if not stream.isatty():
+        return text
+    return fill(text, max(40, _console().width), break_long_words=False, break_on_hyphens=False)
 
 
 def silence(message: str) -> None:
@@ -172,12 +184,9 @@ def _plain_console(tables: Sequence[Any], whole_lines: bool = False) -> Any:
 
 
 def tell(*sentences: str) -> None:
-    """Print sentences, each on a line of its own; in a terminal, broken between words."""
+    """Print sentences, each beginning a line; in a terminal, broken between words."""
     for sentence in sentences:
-        if sys.stdout.isatty():
-            width = max(40, _console().width)
-            sentence = fill(sentence, width, break_long_words=False, break_on_hyphens=False)
-        print(sentence)
+        print(_broken(sentence, sys.stdout))
 
 
 def _console(**options: Any) -> Any:

@@ -102,7 +102,7 @@ def test_usage_lines_name_the_program_as_it_was_started(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [program])
     assert run(COMMANDS, []) == 0
-    assert capsys.readouterr().out.startswith(f"usage: {started} COMMAND [OPTIONS]   ({started} COMMAND --help")
+    assert capsys.readouterr().out.startswith(f"usage: {started} COMMAND [OPTIONS]\n       {started} COMMAND --help ")
     with pytest.raises(SystemExit, match="0"):
         run(COMMANDS, ["cache", "ls", "--help"])
     assert capsys.readouterr().out.startswith(f"usage: {started} cache ls [OPTIONS]\n")
@@ -217,7 +217,10 @@ for name in ["", *COMMANDS]:
 
 
 def test_help_of_every_command_is_shown_and_imports_nothing_heavy() -> None:
-    asked = subprocess.run([sys.executable, "-c", HELP_OF_ALL], capture_output=True, encoding="utf-8", check=True)
+    asked = subprocess.run(
+        [sys.executable, "-c", HELP_OF_ALL], capture_output=True, encoding="utf-8", check=True,
+        env={**os.environ, "COLUMNS": "60"},
+    )  # fmt: skip
     assert asked.stderr == ""
     *shown, rest = re.split(r"^ENDED (.*)\n", asked.stdout, flags=re.MULTILINE)
     assert rest == ""
@@ -226,6 +229,9 @@ def test_help_of_every_command_is_shown_and_imports_nothing_heavy() -> None:
     assert all(text.startswith("usage: ") for text in helps.values())
     for option in ("--layer", "--probe.l2", "--wandb.mode", "--task_args", "--trainer", "--config"):
         assert option in helps["'fit' 0"]
+    lines = [line for text in helps.values() for line in text.splitlines()]
+    wide = [line for line in lines if len(line) > 60 and not line.startswith("  --")]  # an option stays on one line
+    assert [line for line in wide if len(line.split()) > 1] == []
 
 
 def test_the_program_that_python_starts_shows_help() -> None:

@@ -6,7 +6,7 @@ import io
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from probing.commands.cache import ls
 from probing.errors import UserError
 from probing.runtime.plain_tables import plain_table
 from probing.runtime.terminal import (
+    complain,
     escaped_output,
     quiet_libraries,
     render,
@@ -181,17 +182,23 @@ def test_every_way_to_a_terminal_makes_text_visible(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"{EVIL}\n"
 
 
+@pytest.mark.parametrize(("speak", "stream"), [(tell, "out"), (say, "err"), (complain, "err")])
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_sentences_break_between_words_in_a_terminal_alone(
-    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_terminal: bool,
+    speak: Callable[[str], None],
+    stream: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     sentence = (
         "Well-known neurons of " + "electroencephalographically" * 2 + " measured layers carry position beyond chance."
     )
     monkeypatch.setenv("COLUMNS", "50")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
-    tell(sentence, "Second.")
-    *lines, second = capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(getattr(sys, f"std{stream}"), "isatty", lambda: is_terminal)
+    speak(sentence)
+    speak("Second.")
+    *lines, second = getattr(capsys.readouterr(), stream).splitlines()
     assert second == "Second."
     assert " ".join(lines) == sentence
     assert (len(lines) > 1) is is_terminal

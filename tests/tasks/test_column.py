@@ -174,7 +174,7 @@ def test_labels_of_the_test_corpus_that_are_no_class_are_left_out(
     )  # fmt: skip
     assert made is not None
     assert made.accuracy[0]["n_test_tokens"] == 3
-    said = "test: 2 of 5 tokens are left out: their labels (unheard-of) do not occur in training"
+    said = "tokens are left out, 2 of the 5 in test: their labels (unheard-of) do not occur in training"
     assert said in capsys.readouterr().err
 
 

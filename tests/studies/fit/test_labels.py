@@ -132,7 +132,7 @@ def test_labels_of_the_test_corpus_that_training_lacks_are_named(
         fit(test_corpus=corpus("other.jsonl", sentences[60:80], lambda i: ("B-A", "B-B")[i % 2]), **options)
     fit(test_corpus=corpus("new.jsonl", sentences[60:80], lambda i: ("A", "B", "NEW")[i % 3]), **options)
     said = capsys.readouterr().err
-    assert "tokens are left out: their labels (NEW) do not occur in training" in said
+    assert "in test: their labels (NEW) do not occur in training" in said
     assert "too rare" not in said
 
 
