@@ -20,7 +20,7 @@ from probing.runs.loading import load_run
 from probing.runs.run import Run, load_fit
 from probing.runs.study import Result
 from probing.tables.columns import Score, score_of
-from probing.tasks import short_name
+from probing.tasks import short_name, task_in_words
 
 # Columns that a ranked table must have for a page to be made of it.
 NEEDED = {
@@ -53,7 +53,7 @@ class Subject:
     @property
     def task(self) -> str:
         """The name of the task that the probes predict, in words."""
-        return short_name(self.run.config).replace("_", " ")
+        return task_in_words(self.run.config)
 
     @property
     def layers(self) -> list[int]:

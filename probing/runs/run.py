@@ -38,7 +38,7 @@ from probing.tables.schema import (
     POSITIONS,
     TABLES,
 )
-from probing.tasks import short_name
+from probing.tasks import task_in_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ class Fit(Study):
         from probing.tables.probes import penalty_lines
 
         assert isinstance(made, Run)
-        last, task = made.accuracy[-1]["layer"], short_name(made.config)
+        last, task = made.accuracy[-1]["layer"], task_in_words(made.config)
         at_positions = position_line([row for row in made.positions if row["layer"] == last])
         return [
             *penalty_lines(made.results.get("penalty", {})), *filter(None, [at_positions]), *not_above(made.accuracy),

@@ -247,3 +247,8 @@ def short_name(config: Mapping[str, Any]) -> str:
     task = str(config["task"])
     column = (config.get("task_args") or {}).get("column")
     return str(column) if task in _OF_ANY_COLUMN and column not in (None, "label") else task.rpartition(":")[2]
+
+
+def task_in_words(config: Mapping[str, Any]) -> str:
+    """Return what `short_name` returns as words of a sentence."""
+    return short_name(config).replace("_", " ")

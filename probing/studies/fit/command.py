@@ -40,7 +40,7 @@ from probing.runtime.processes import is_main_process
 from probing.runtime.progress import expect, stage
 from probing.runtime.stages import Cost
 from probing.tables.columns import Order, controls_of
-from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, short_name
+from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, task_in_words
 from probing.tasks.given import HeldFixed
 from probing.tracking import Tracker, resolve_mode
 
@@ -235,7 +235,7 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
     from probing.tables import answers, probes
     from probing.tables.classes import classes_table
 
-    rows, neurons, task = run.accuracy, run.neurons, short_name(run.config)
+    rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
     if quiet:
         for row in rows:
             print(probes.result_line(row, run.top(row["layer"], 5, sort)))
