@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from probing.runs.known_studies import STUDIES
@@ -70,6 +71,9 @@ _HOMES = {
     "probe": "probing.studies.fit.arrays",
     "report": "probing.commands.report",
 }
+# What tqdm says in a notebook that has no ipywidgets, when transformers imports it; progress here needs none.
+warnings.filterwarnings("ignore", message="IProgress not found")
+
 __all__ = [*_HOMES, *STUDIES, "__version__"]
 
 

@@ -6,6 +6,7 @@ import ast
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,22 @@ def test_a_notebook_sees_tables_and_can_repeat_a_run(
     assert re.search(r"UserError: `--layer 9`: .* has layers 0 \(embeddings\) to 3, so not 9", refused[1])
     assert "`probe.l3` is not an option of fit (did you mean `probe.l2`?)" in misspelt[1]
     assert "Results: " in capsys.readouterr().out
+
+
+# What a kernel without ipywidgets is for tqdm, which transformers imports.
+IN_KERNEL = """
+import sys
+import ipykernel.zmqshell
+sys.modules["ipywidgets"] = None
+"""
+
+
+@pytest.mark.parametrize(("first", "warnings"), [("", 1), ("import probing", 0)])
+def test_a_notebook_without_widgets_is_not_told_to_install_them(first: str, warnings: int) -> None:
+    pytest.importorskip("ipykernel")
+    code = f"{IN_KERNEL}\n{first}\nimport tqdm.auto"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True, cwd=ROOT)
+    assert ended.stderr.count("IProgress not found") == warnings
 
 
 # What the tutorial's cell of settings says at toy size.

@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from probing.errors import UserError, as_clause
-from probing.results.markup import as_in_terminal, element, joined
+from probing.results.markup import Html, as_in_terminal, element
 from probing.results.schema import Column, Row, Schema, Type, Value, with_layer_name, with_named_layer
 from probing.results.shown import is_end, shown_table
 from probing.runtime.files import regular, replacing
 
 # Rows that a prompt or a notebook shows of a table.
 SHOWN = 10
+
+# In a notebook no number is broken, and an interval has room for one line.
+_STYLE = element(
+    "style", Html(".probing td:not(.phrase) { white-space: nowrap } .probing td.phrase { min-width: 11em }")
+)
 
 
 class Table(list[dict[str, Any]]):
@@ -45,7 +50,8 @@ class Table(list[dict[str, Any]]):
         if self.schema is None or not self:
             return element("p", repr(self))
         table = self._shown()
-        return joined(element("p", table.title), as_in_terminal(table), element("p", self._which()))
+        shown = as_in_terminal(table)
+        return element("div", _STYLE, element("p", table.title), shown, element("p", self._which()), class_="probing")
 
     def _shown(self) -> Any:
         assert self.schema

@@ -112,7 +112,8 @@ def shown_table(
         schema: The table.
         rows: Its rows.
         title: Title of the table; what a row is by default.
-        names: The columns; an asterisk behind a name shows its interval as well. By default all that some row has.
+        names: The columns; an asterisk behind a name shows its interval as well. By default all that some row has, and
+            both ends of a range in one cell.
         beside: Further columns.
     """
     table = plain_table(title or f"{schema.name.replace('_', ' ').capitalize()}: {schema.row}", collapse_padding=True)
@@ -120,7 +121,7 @@ def shown_table(
     for name in names or _there(schema, rows):
         column = schema[name.rstrip("*")]
         table.add_column(column.words, justify="left" if column.type is str else "right")
-        cells.append(column.show)
+        cells.append(column.show if names else _shown_with_other_end(schema, column))
         if name.endswith("*"):
             table.add_column(_heading_of_range(column), justify="right")
             cells.append(_range_of(column))
@@ -133,10 +134,26 @@ def shown_table(
 
 
 def _there(schema: Schema, rows: Sequence[Row]) -> list[str]:
+    """Return the columns that are shown by default: of numbers, those that some row has; of ranges, the lower ends."""
+    upper = {_other_end(schema, column.name) for column in schema.columns}
     there = [
-        column for column in schema.columns if any(column.name in row for row in rows) and column.name != LAYER_NAME
+        column
+        for column in schema.columns
+        if any(column.name in row and (column.type is str or column.show(row)) for row in rows)
+        and column.name not in (LAYER_NAME, *upper)
     ]
     return [f"{column.name}*" if column.interval is not None else column.name for column in there]
+
+
+def _other_end(schema: Schema, lower: str) -> str | None:
+    """Return the column of the upper end of a range that is declared by its ends, or None for any other column."""
+    upper = lower.removesuffix("_low") + "_high"
+    return upper if lower.endswith("_low") and upper in (column.name for column in schema.columns) else None
+
+
+def _shown_with_other_end(schema: Schema, column: Column) -> Callable[[Row], str]:
+    other = _other_end(schema, column.name)
+    return (lambda row: "-".join(filter(None, (column.show(row), schema[other].show(row))))) if other else column.show
 
 
 def _heading_of_range(column: Column) -> str:

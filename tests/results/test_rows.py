@@ -10,6 +10,7 @@ import pytest
 
 from probing.errors import UserError
 from probing.results.rows import Table
+from probing.tables.schema import NEURONS
 from written import read_csv, write_csv
 
 ROWS = Table([
@@ -61,3 +62,24 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match="`to_parquet` needs pyarrow, which is not installed; `pip install pyarrow`"):
         ROWS.to_parquet(tmp_path / "t.parquet")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_notebook_shows_a_range_in_one_cell_and_no_column_of_numbers_that_is_empty() -> None:
+    rows = [
+        {
+            "layer": 6,
+            "rank": 1,
+            "neuron": 99,
+            "rank_low": 1,
+            "rank_high": 4,
+            "contribution_companion": None,
+            "flag": "",
+        },
+        {"layer": 6, "rank": 2, "neuron": 18, "rank_low": None, "rank_high": None, "flag": ""},
+    ]
+    for shown in (Table(rows, NEURONS)._repr_html_(), repr(Table(rows, NEURONS)), Table(rows, NEURONS).to_latex()):
+        assert "1-4" in shown.replace("--", "-")
+        assert "range" in shown
+        assert "rank high" not in shown
+        assert "intercept" not in shown
+        assert "flag" in shown

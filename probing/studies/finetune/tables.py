@@ -49,7 +49,7 @@ SCORES = Schema("scores", "a row per start, and one per baseline", (
     whole("n_tunings", "Number of tunings.", "tunings"),
     with_interval("score", "Mean accuracy, or R²; the interval is over test sentences, or documents, alone."),
     number("overall_low", "Lower end of the interval of the mean score over other seeds, orders and test sentences.",
-           "overall low"),
+           "overall"),
     number("overall_high", "Its upper end.", "overall high"),
     *(number(f"sd_{name}", f"Standard deviation of one tuning's score that is due to {words}.", f"sd of {name}", ".4f")
       for name, words in SOURCES.items()),
