@@ -45,10 +45,10 @@ def _map(subject: Subject, scores: Sequence[Row], confusions: Sequence[Row]) -> 
     labels = [row["class"] for row in scores]
     cell = max(LEAST, min(MOST, WIDE // len(labels)))
     every = -(-APART // cell) if not is_numeric(labels) else -(-2 * APART // cell)
-    what = "share of each class's test tokens that are taken for each class"
+    what = "share of each class that is taken for each class"
     about = f"{subject.label}, layer {scores[0]['layer']}: {what}"
     ticks = {i: shortened(label, LONGEST) for i, label in enumerate(labels) if i % every == 0}
     names = [ticks.get(i, "") for i in range(len(labels))]
     shown = shaded_map(confusion_shares(scores, confusions), (cell, cell), names, ticks, about, "map confusions")
-    caption = "Rows: the class. Columns: what it is taken for. Shades: shares of its test tokens."
+    caption = "Rows: the class. Columns: what it is taken for. Shades: shares of the class in the test part."
     return element("figure", element("figcaption", caption), shown)

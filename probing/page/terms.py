@@ -36,8 +36,9 @@ ACCURACY: Terms = {
     "layer k are inside block k.",
     "probe": "Linear classifier, trained on the hidden states of one layer, without an intercept unless the run was "
     "made with `--probe.bias true`; its neurons are then centred, and so are contributions.",
-    "accuracy": "Share of the test tokens whose class the probe predicts correctly. Their sentences were not used in "
-    "training. It shows that the label can be read off linearly, not that the model uses it.",
+    "accuracy": "Share of the test tokens, or of the test sentences where these are classified, whose class the probe "
+    "predicts correctly. Their sentences were not used in training. It shows that the label can be read off linearly, "
+    "not that the model uses it.",
     "95% range": "Confidence interval of the accuracy, in which sentences or documents, not tokens, are taken as "
     "independent; the answer says which.",
     "majority": "Accuracy of always predicting the most frequent class of the training tokens.",

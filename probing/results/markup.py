@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -18,8 +19,14 @@ class Html(str):
     __slots__ = ()
 
 
+# What is code in a sentence: what stands between backticks, and options.
+_CODE = re.compile(r"`([^`\n]+)`|((?<![\w-])--[a-z][\w.]*)")
+# Most characters of code that is not broken over lines.
+_SHORT = 32
+
+
 def element(name: str, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """Return an element with its attributes and children.
+    """Return an element with its attributes and children; in text of a paragraph, what is code is marked as code.
 
     Args:
         name: Name of the element.
@@ -30,7 +37,20 @@ def element(name: str, *children: Child, **attributes: str | float | bool | None
     written = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in ("br", "input", "meta"):
         return Html(f"<{name}{written}>")
-    return Html(f"<{name}{written}>{joined(*children)}</{name}>")
+    inner = joined(*map(_with_code, children)) if name in ("p", "li", "dd") else joined(*children)
+    return Html(f"<{name}{written}>{inner}</{name}>")
+
+
+def _with_code(child: Child) -> Child:
+    if isinstance(child, Html) or not isinstance(child, str):
+        return child
+    parts: list[Child] = []
+    end = 0
+    for found in _CODE.finditer(child):
+        code = found[1] or found[2]
+        parts += [child[end : found.start()], element("code", code, class_="whole" if len(code) <= _SHORT else None)]
+        end = found.end()
+    return joined(*parts, child[end:])
 
 
 def joined(*children: Child) -> Html:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from probing.results.schema import Row
-from probing.results.shown import count, ends, shown_table
+from probing.results.shown import ends, shown_table
 from probing.statistics.intervals import MIN_SENTENCES
 from probing.tables.evidence_sentences import say
 from probing.tables.schema import CLASS_SCORES
@@ -66,7 +66,7 @@ def worst_class(row: Row, scores: Rows) -> str:
     taken = say("taken_for", other=worst["confused_with"], n=worst["n_confused"]) if worst["n_confused"] else ""
     return say(
         "worst_class", layer=row["layer"], macro=row["macro_f1"], few=FEW, label=worst["class"], f1=worst["f1"], 
-        right=round(worst["recall"] * worst["n_test_tokens"]), tokens=count(worst["n_test_tokens"], "test token"),
+        right=round(worst["recall"] * worst["n_test_tokens"]), n=f"{worst['n_test_tokens']:,}",
         taken=taken,
     )  # fmt: skip
 

@@ -66,9 +66,9 @@ SENTENCES: dict[str, Sentence] = {
         _WHOLE_LAYER,
     ),
     "worst_class": Sentence(
-        "Layer {layer}: macro F1 is {macro:.3f}; of the classes with {few} test tokens or more, {label} is read worst "
-        "(F1 {f1:.3f}, {right} of {tokens} right{taken}).",
-        "Classes are no numbers, at least two have 10 test tokens, and one token is wrong.",
+        "Layer {layer}: macro F1 is {macro:.3f}; of the classes that the test part has {few} times or more, {label} is "
+        "read worst (F1 {f1:.3f}, {right} of {n} right{taken}).",
+        "Classes are no numbers, the test part has at least two of them 10 times, and one answer is wrong.",
         _WHOLE_LAYER,
     ),
     "stopped_short": Sentence(

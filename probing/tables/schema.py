@@ -70,7 +70,8 @@ SIZES = (
 assert tuple(column.name for column in SIZES) == tuple(SIZE_COLUMNS)
 
 N_TRAIN_TOKENS = whole("n_train_tokens", "Number of training tokens, or other examples.")
-N_TEST_TOKENS = whole("n_test_tokens", "Number of test tokens, or other examples.")
+N_TEST_TOKENS = whole("n_test_tokens", "Number of test tokens, or of sentences or rows where these are classified.",
+                      "n test")  # fmt: skip
 
 
 def _controls(score: str, words: str) -> Iterator[Column]:
@@ -229,12 +230,12 @@ CONFUSIONS = Schema("confusions", "of classes, a row per layer, class and predic
     *LAYER,
     Column("class", label_of_class, "Label of the class."),
     Column("predicted", label_of_class, "Label of the class that the probe predicts."),
-    whole("n_test_tokens", "Number of test tokens of the one that are taken for the other."),
+    whole("n_test_tokens", "Number of test tokens of the one that are taken for the other.", "n test"),
 ), optional=True)  # fmt: skip
 CLASSES = Schema("classes", "a row per layer, class and neuron among the first 20 of the class", (
     *LAYER,
     Column("class", label_of_class, "Label of the class."),
-    whole("n_test_tokens", "Number of test tokens of the class."),
+    whole("n_test_tokens", "Number of test tokens of the class.", "n test"),
     whole("rank", "Rank of the neuron for the class."),
     whole("neuron", "Index of the neuron."),
     number("contribution", "Mean contribution over the class's test tokens."),

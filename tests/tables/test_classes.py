@@ -36,8 +36,8 @@ OF_LAYER = {"layer": 3, "accuracy": 0.8, "macro_f1": 0.5123}
 
 def test_the_class_with_the_lowest_f1_is_named_if_it_has_ten_tokens() -> None:
     assert worst_class(OF_LAYER, ROWS) == (
-        "Layer 3: macro F1 is 0.512; of the classes with 10 test tokens or more, INTJ is read worst (F1 0.353, 3 of 12 "
-        "test tokens right, 6 taken for NOUN)."
+        "Layer 3: macro F1 is 0.512; of the classes that the test part has 10 times or more, INTJ is read worst (F1 "
+        "0.353, 3 of 12 right, 6 taken for NOUN)."
     )
 
 
