@@ -74,13 +74,41 @@ def write_benchmark(folder: Path, part: str, pairs: Sequence[Rated]) -> None:
     (folder / f"sts-{part}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def write_sick(folder: Path, part: str, pairs: Sequence[Rated]) -> None:
-    """Write one part of SICK."""
+def write_sick(folder: Path, part: str, pairs: Sequence[Rated], entailment: Sequence[str] | None = None) -> None:
+    """Write one part of SICK, in which all pairs are neutral unless their entailment is given."""
     folder.mkdir(parents=True, exist_ok=True)
     head = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
     (folder / f"SICK_{part}.txt").write_text(
-        head + "".join(f"{i}\t{a}\t{b}\t{score}\tNEUTRAL\n" for i, (a, b, score) in enumerate(pairs)), encoding="utf-8"
+        head
+        + "".join(
+            f"{i}\t{a}\t{b}\t{score}\t{entailment[i] if entailment else 'NEUTRAL'}\n"
+            for i, (a, b, score) in enumerate(pairs)
+        ),
+        encoding="utf-8",
     )
+
+
+def marked_pairs(n: int, seed: int = 0) -> list[tuple[str, str, float]]:
+    """Make pairs of different short sentences, of which half share the word `probe` and have the score 5, others 1.
+
+    In the other half, one of the two sentences has it, so that neither sentence tells the score by itself.
+    """
+    generator = random.Random(seed)
+    plain = [word for word in WORDS if word not in ("probe", "layer")]
+    made: dict[tuple[str, str], float] = {}
+    marks = [("probe", "probe"), ("probe", "layer"), ("probe", "probe"), ("layer", "probe")]
+    while len(made) < n:
+        first, second = (
+            " ".join([mark, *generator.choices(plain, k=generator.randint(3, 5))]) for mark in marks[len(made) % 4]
+        )
+        if not {first, second} & {text for pair in made for text in pair}:
+            made[first, second] = 5.0 if first.split()[0] == second.split()[0] else 1.0
+    return [(first, second, score) for (first, second), score in made.items()]
+
+
+def entailment_of(pairs: Sequence[Rated]) -> list[str]:
+    """Return a label for each of `marked_pairs`."""
+    return ["ENTAILMENT" if score == 5.0 else "NEUTRAL" for *_, score in pairs]
 
 
 def write_sts(folder: Path, n: int = 40) -> Path:

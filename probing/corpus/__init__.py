@@ -66,6 +66,12 @@ class Corpus:
         return "sentences" if self.seconds is None else "pairs"
 
     @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The two sentences of each pair."""
+        assert self.seconds is not None
+        return [(text[: at - 1], text[at:]) for text, at in zip(self.sentences, self.seconds, strict=True)]
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the sentences, their order and their division into pairs or words.
 
@@ -74,8 +80,7 @@ class Corpus:
         digest = hashlib.sha256()
         # `str.split` treats \x1e and \x1f as blanks, so they occur neither in a word nor in running text.
         if self.seconds is not None:
-            pairs = zip(self.sentences, self.seconds, strict=True)
-            lines: Iterable[str] = (f"{text[: start - 1]}\x1e{text[start:]}" for text, start in pairs)
+            lines: Iterable[str] = map("\x1e".join, self.pairs)
         elif self.words is None:
             lines = self.sentences
         else:
@@ -220,12 +225,28 @@ def from_words(
     return replace(corpus, documents=_numbered([marks[i] for i in distinct.first]))
 
 
-def from_pairs(name: str, pairs: Iterable[tuple[str, str]]) -> Corpus:
-    """Build a corpus from one or more pairs of sentences, which have single spaces only; repeated pairs are dropped."""
+def from_pairs(
+    name: str, pairs: Iterable[tuple[str, str]], columns: Mapping[str, Sequence[Any]] | None = None
+) -> Corpus:
+    """Build a corpus from one or more pairs of sentences, which have single spaces only; repeated pairs are dropped.
+
+    Args:
+        name: Name of the corpus.
+        pairs: The pairs.
+        columns: For each column, one value per pair; a repeated pair has those of its first occurrence.
+
+    Raises:
+        UserError: If there is no pair, or a sentence or a value has a lone surrogate.
+    """
     listed = list(pairs)
-    distinct = list(dict.fromkeys(listed))
-    texts, seconds = tuple(" ".join(pair) for pair in distinct), tuple(len(first) + 1 for first, _ in distinct)
-    return Corpus(name, texts, len(listed) - len(distinct), seconds=seconds)
+    texts = [" ".join(pair) for pair in listed]
+    distinct = _distinct(listed, texts, name, "--pairs")
+    of_pairs = values_of_sentences(columns or {}, f"`--pairs {name}`")
+    return Corpus(
+        name, tuple(texts[i] for i in distinct.first), len(distinct.repeats),
+        sentence_columns={column: tuple(values[i] for i in distinct.first) for column, values in of_pairs.items()},
+        seconds=tuple(len(listed[i][0]) + 1 for i in distinct.first), relabelled=distinct.relabelled(of_pairs),
+    )  # fmt: skip
 
 
 def _numbered(marks: Sequence[int]) -> tuple[int, ...] | None:

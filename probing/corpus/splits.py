@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal
 
 from probing.corpus import Corpus, load_corpus
@@ -173,7 +173,7 @@ def divided(
     kept, left_out = hold_out(main, test)
     if left_out:
         say(
-            f"{main.name}: {len(left_out)} sentences that are also in {test.name} were left out of training, such as "
+            f"{main.name}: {len(left_out)} {main.unit} that are also in {test.name} were left out of training, such as "
             f"`{left_out[0]:.60}`"
         )
     joined: list[Split] = ["train" if side == "test" else side for side in splits_of(kept, seed, group_by)]
@@ -183,15 +183,26 @@ def divided(
 def hold_out(main: Corpus, test: Corpus) -> tuple[Corpus, list[str]]:
     """Return the main corpus without the sentences of the test corpus, as `compared` says, and those sentences.
 
+    Of pairs, those are left out that the test corpus has, in either order.
+
     Raises:
         UserError: If nothing is left.
     """
-    held_out = {compared(sentence): sentence for sentence in test.sentences}
-    is_kept = [compared(sentence) not in held_out for sentence in main.sentences]
+    held_out = dict(zip(_compared_in(test), test.sentences, strict=True))
+    keys = _compared_in(main)
+    is_kept = [key not in held_out for key in keys]
     left_out = [sentence for sentence, kept in zip(main.sentences, is_kept, strict=True) if not kept]
     if not any(is_kept):
+        what = "corpus" if main.seconds is None else "pairs"
         raise UserError(
-            f"`--test_corpus {test.name}` holds every sentence of `--corpus {main.name}`, such as `{left_out[0]:.60}` "
-            f"(there: `{held_out[compared(left_out[0])]:.60}`); nothing is left to train on."
+            f"`--test_{what} {test.name}` holds every {main.unit[:-1]} of `--{what} {main.name}`, such as "
+            f"`{left_out[0]:.60}` (there: `{held_out[keys[0]]:.60}`); nothing is left to train on."
         )
     return main.subset([i for i, kept in enumerate(is_kept) if kept]), left_out
+
+
+def _compared_in(corpus: Corpus) -> list[Hashable]:
+    """Return what is compared of each sentence of a corpus; of a pair, both sentences in any order."""
+    if corpus.seconds is None:
+        return [compared(sentence) for sentence in corpus.sentences]
+    return [tuple(sorted(map(compared, pair))) for pair in corpus.pairs]

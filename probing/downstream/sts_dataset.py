@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from probing.corpus import Corpus, from_sentences
 from probing.corpus.files import decode_lines, read_bytes
 from probing.corpus.hub import read_splits, sentence_of
-from probing.corpus.rows import score_of
+from probing.corpus.rows import label_of, score_of
 from probing.errors import UserError
 
 Part = Literal["train", "dev", "test"]
@@ -23,7 +23,7 @@ Part = Literal["train", "dev", "test"]
 STS_B, SICK = "STS-B", "SICK-R"
 READABLE = (
     "a folder with STS12 to STS16 or SICK as SentEval has them (STS.input.*.txt with STS.gs.*.txt, SICK_*.txt) or "
-    "STS-B as published (sts-*.csv), or 'hf:NAME?config=C'"
+    "STS-B as published (sts-*.csv), one of these files, or 'hf:NAME?config=C'"
 )
 _PARTS: Mapping[str, Part] = {
     "train": "train", "dev": "dev", "trial": "dev", "validation": "dev", "val": "dev", "test": "test",
@@ -32,14 +32,17 @@ _PARTS: Mapping[str, Part] = {
 # Columns of the two sentences and of the score in data sets on the hub.
 _PAIRS = (("sentence1", "sentence2"), ("sentence_A", "sentence_B"))
 _SCORES = ("score", "similarity_score", "relatedness_score", "label")
+# Columns of SICK's other label; the last one has scores in other data sets.
+_ENTAILMENT = ("entailment_judgment", "entailment_label", "label")
 
 
 class Rated(NamedTuple):
-    """A pair of sentences and its score; None if it has no score."""
+    """A pair of sentences, its score, and its entailment; None if it has no score, or the source no entailment."""
 
     first: str
     second: str
     gold: float | None
+    entailment: str | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -61,6 +64,7 @@ class SentencePairs:
         subsets: Names of the subsets, such as MSRpar and MSRvid; a single one where the part is not divided.
         n_without_sentence: Number of pairs that were left out because one of their sentences is empty.
         n_without_score: Number of the other pairs that were left out because they have no score.
+        entailment: What SICK says of the entailment of each pair, as the source writes it; empty for other data sets.
     """
 
     name: str
@@ -72,6 +76,7 @@ class SentencePairs:
     subsets: tuple[str, ...]
     n_without_sentence: int = 0
     n_without_score: int = 0
+    entailment: tuple[str | None, ...] = ()
 
     @property
     def label(self) -> str:
@@ -108,7 +113,7 @@ def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
     """Read all data sets that are found, in the order STS12 to STS16, STS-B, SICK-R, others.
 
     Args:
-        sources: Folders, which are searched to any depth, and data sets `hf:NAME?config=C`.
+        sources: Folders, which are searched to any depth, files, and data sets `hf:NAME?config=C`.
 
     Raises:
         UserError: If nothing is found, files are malformed, or a part is found twice.
@@ -127,7 +132,7 @@ def _folder(source: str) -> Iterator[SentencePairs]:
     root, before = Path(source), len(source)
     # `rglob` would leave out folders that are links.
     listed = (Path(folder, name) for folder, _, names in os.walk(root, followlinks=True) for name in names)
-    files = sorted(path for path in listed if path.is_file())
+    files = [root] if root.is_file() else sorted(path for path in listed if path.is_file())
     inputs: dict[Path, list[Path]] = {}
     for path in files:
         if path.match("STS.input.*.txt"):
@@ -135,7 +140,9 @@ def _folder(source: str) -> Iterator[SentencePairs]:
         elif found := re.fullmatch(r"sts-(train|dev|test)\.csv", path.name):
             yield _pairs(STS_B, _PARTS[found[1]], {"": _benchmark(path)}, f"sts {path}")
         elif found := re.fullmatch(r"SICK_(train|trial|test_annotated|test)\.txt", path.name):
-            yield _pairs(SICK, _PARTS[found[1]], {"": _sick(path)}, f"sts {path}")
+            yield _pairs(SICK, _PARTS[found[1]], {"": (pair for _, pair in _sick(path))}, f"sts {path}")
+        elif path.name == "SICK.txt":
+            yield from _whole_sick(path)
         else:
             continue
         before = 0
@@ -169,19 +176,37 @@ def _benchmark(path: Path) -> Iterator[Rated]:
         yield _rated(cells, 5, cells[4] if len(cells) > 4 else "", f"sts {path}", number)
 
 
-def _sick(path: Path) -> Iterator[Rated]:
-    """Read SICK: a header line, then one pair per line."""
+def _sick(path: Path) -> Iterator[tuple[str, Rated]]:
+    """Read SICK: a header line, then one pair per line; yield with each the value of `SemEval_set`, if there is one."""
     head, *lines = _lines(path) or [""]
     columns = head.split("\t")
     if missing := {"sentence_A", "sentence_B", "relatedness_score"} - {*columns}:
         raise UserError(f"`sts {path}`: its first line names no column {min(missing)}; give SICK as published.")
     first, second, score = (columns.index(name) for name in ("sentence_A", "sentence_B", "relatedness_score"))
+    entailment = next((columns.index(name) for name in _ENTAILMENT if name in columns), None)
+    of_set = columns.index("SemEval_set") if "SemEval_set" in columns else None
+    needed = max(first, second, score, entailment or 0, of_set or 0)
     for number, line in enumerate(lines, 2):
         cells = line.split("\t")
-        if len(cells) <= max(first, second, score):
+        if len(cells) <= needed:
             cells = []
         chosen = [cells[first], cells[second]] if cells else []
-        yield _rated(chosen, 0, cells[score] if cells else "", f"sts {path}", number)
+        rated = _rated(chosen, 0, cells[score] if cells else "", f"sts {path}", number)
+        label = None if entailment is None else label_of(cells[entailment]) or None
+        yield "" if of_set is None else cells[of_set].strip().lower(), rated._replace(entailment=label)
+
+
+def _whole_sick(path: Path) -> Iterator[SentencePairs]:
+    """Read SICK with all its parts in one file, told apart by the column `SemEval_set`."""
+    of_parts: dict[str, list[Rated]] = {}
+    for part, pair in _sick(path):
+        of_parts.setdefault(part, []).append(pair)
+    if unknown := sorted({*of_parts} - {*_PARTS}):
+        raise UserError(
+            f"`sts {path}`: its column SemEval_set has {unknown[0]!r:.40}; expected TRAIN, TRIAL or TEST in each line."
+        )
+    for part, pairs in of_parts.items():
+        yield _pairs(SICK, _PARTS[part], {"": pairs}, f"sts {path}")
 
 
 def _rated(cells: Sequence[str], first: int, score: str, typed: str, number: int) -> Rated:
@@ -231,6 +256,7 @@ def _rated_rows(rows: Sequence[Mapping[str, Any]], typed: str) -> Iterator[Rated
     columns = list(rows[0])
     pair = next((names for names in _PAIRS if {*names} <= {*columns}), None)
     score = next((name for name in _SCORES if name in columns), None)
+    entailment = next((name for name in _ENTAILMENT if name in columns and name != score), None)
     if pair is None or score is None:
         raise UserError(
             f"`{typed}`: its columns are {', '.join(columns)}; expected sentence1 and sentence2, or sentence_A and "
@@ -239,7 +265,8 @@ def _rated_rows(rows: Sequence[Mapping[str, Any]], typed: str) -> Iterator[Rated
     for number, row in enumerate(rows):
         place = f"row {number}, counted from 0,"
         first, second = (sentence_of(row, name, typed, place) for name in pair)
-        yield Rated(first, second, _score(row[score], typed, place))
+        label = None if entailment is None else label_of(row[entailment]) or None
+        yield Rated(first, second, _score(row[score], typed, place), label)
 
 
 def _pairs(name: str, part: Part, subsets: Mapping[str, Iterable[Rated]], typed: str) -> SentencePairs:
@@ -271,4 +298,5 @@ def _pairs(name: str, part: Part, subsets: Mapping[str, Iterable[Rated]], typed:
         tuple(kept),
         n_without_sentence,
         n_without_score,
+        tuple(pair.entailment for pair in pairs) if any(pair.entailment for pair in pairs) else (),
     )

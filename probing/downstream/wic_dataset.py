@@ -97,13 +97,39 @@ def read_wic(source: str, parts: Sequence[str]) -> dict[str, WordPairs]:
     return {part: _indexed(f"{source} {part}", pairs) for part, pairs in found.items()}
 
 
+def read_wic_parts(source: str) -> dict[str, WordPairs]:
+    """Read all parts that are there and have labelled pairs, in the order train, dev, test; none of another data set.
+
+    Args:
+        source: See `read_wic`.
+
+    Raises:
+        UserError: If a data set cannot be read, or files are malformed.
+    """
+    if source.startswith("hf:"):
+        rows = read_splits(source, "wic")
+        there = {split for split, of_split in rows.items() if of_split and {*_HUB_COLUMNS} <= {*of_split[0]}}
+        parts = [part for part in _HUB_PARTS if there & {*_hub_names(part)}]
+        found = _from_hub(source, parts)
+    else:
+        parts = [part for part in _HUB_PARTS if all(path.is_file() for path in _files(source, part))]
+        found = {part: _from_folder(source, part) for part in parts}
+    return {part: _indexed(f"{source} {part}", pairs) for part, pairs in found.items() if any(pairs)}
+
+
+def _files(source: str, part: str) -> tuple[Path, Path]:
+    """Return the files of a part's pairs and of their labels in the original format."""
+    folder = Path(source, part) if os.path.isdir(Path(source, part)) else Path(source)
+    return folder / f"{part}.data.txt", folder / f"{part}.gold.txt"
+
+
 def _from_folder(source: str, part: str) -> list[WordPair | None]:
     """Read the original format: a line has lemma, part of speech, `index1-index2` and two tokenised sentences.
 
     A pair without a label is None.
     """
-    folder = Path(source, part) if os.path.isdir(Path(source, part)) else Path(source)
-    data, gold = (_lines(folder / f"{part}.{kind}.txt") for kind in ("data", "gold"))
+    data_file, gold_file = _files(source, part)
+    folder, data, gold = data_file.parent, _lines(data_file), _lines(gold_file)
     if len(data) != len(gold):
         raise UserError(
             f"`wic {folder}`: {part}.data.txt has {len(data)} lines and {part}.gold.txt has {len(gold)}; "
@@ -142,11 +168,15 @@ def _index(text: str, words: Sequence[str]) -> int:
     return index
 
 
+def _hub_names(part: str) -> tuple[str, ...]:
+    return _HUB_PARTS[part], part, part.replace("dev", "val")
+
+
 def _from_hub(source: str, parts: Sequence[str]) -> dict[str, list[WordPair | None]]:
     rows = read_splits(source, "wic")
     found = {}
     for part in parts:
-        names = [name for name in (_HUB_PARTS[part], part, part.replace("dev", "val")) if name in rows]
+        names = [name for name in _hub_names(part) if name in rows]
         if not names:
             raise UserError(
                 f"`wic {source}`: there is no split {_HUB_PARTS[part]}, only {', '.join(rows)}; give {READABLE}."

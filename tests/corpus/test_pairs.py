@@ -9,6 +9,7 @@ import pytest
 
 from probing.corpus import from_pairs, from_sentences, from_words
 from probing.corpus.pairs import Couple, read_couples, read_pairs
+from probing.corpus.splits import hold_out
 from probing.errors import UserError
 
 
@@ -54,6 +55,23 @@ def test_pairs_are_told_from_text_and_from_other_divisions_of_it() -> None:
     found = [from_pairs("x", some).fingerprint for some in pairs] + [one.fingerprint for one in others]
     assert len(set(found)) == len(found)
     assert from_pairs("y", pairs[0]).fingerprint == found[0]
+
+
+def test_pairs_have_columns_of_which_a_repeated_pair_keeps_the_first() -> None:
+    corpus = from_pairs("x", [("a", "b"), ("b", "a"), ("a", "b"), ("c", "c")], {"label": ["p", None, "q", " r "]})
+    assert corpus.pairs == [("a", "b"), ("b", "a"), ("c", "c")]
+    assert corpus.sentence_columns == {"label": ("p", None, "r")}
+    assert (corpus.n_repeated, corpus.relabelled) == (1, {"label": 1})
+
+
+def test_training_has_no_pair_that_is_tested_on_in_either_order() -> None:
+    main = from_pairs("main", [("A b.", "c"), ("d", "e"), ("a", "b c"), ("f", "c")], {"label": [1, 2, 3, 4]})
+    kept, left_out = hold_out(main, from_pairs("test", [("C", "a b"), ("e", "d"), ("f", "d")]))
+    assert kept.pairs == [("a", "b c"), ("f", "c")]
+    assert kept.sentence_columns == {"label": (3, 4)}
+    assert left_out == ["A b. c", "d e"]
+    with pytest.raises(UserError, match="`--test_pairs test` holds every pair of `--pairs main`, such as `d e`"):
+        hold_out(main.subset([1]), from_pairs("test", [("e", "d")]))
 
 
 def test_couples_are_sentences_or_texts_with_masks_and_a_word_for_each(tmp_path: Path) -> None:

@@ -34,6 +34,31 @@ def test_all_sets_are_found_and_read_pair_by_pair(tmp_path: Path) -> None:
     assert found["SICK-R trial"].part == "dev"
 
 
+def test_one_file_is_read_by_itself(tmp_path: Path) -> None:
+    write_sts(tmp_path)
+    (found,) = read_sts([str(tmp_path / "SICK" / "SICK_trial.txt")])
+    assert (found.label, spelled(found)) == ("SICK-R trial", sentence_pairs(40, 5))
+    (found,) = read_sts([str(tmp_path / "STSBenchmark" / "sts-dev.csv")])
+    assert found.label == "STS-B dev"
+    with pytest.raises(UserError, match="there are no pairs of sentences in it"):
+        read_sts([str(tmp_path / "STS12-en-test" / "STS.gs.OnWN.txt")])
+
+
+def test_sick_in_one_file_has_its_parts_and_its_entailment(tmp_path: Path) -> None:
+    head = "pair_ID\tsentence_A\tsentence_B\tentailment_label\trelatedness_score\tSemEval_set\n"
+    parts, labels = ("TRAIN", "TRIAL", "TEST"), ("NEUTRAL", "ENTAILMENT", "")
+    lines = [f"{i}\ta {i}\tb {i}\t{labels[i // 3 % 3]}\t{i / 10}\t{parts[i % 3]}\n" for i in range(27)]
+    (tmp_path / "SICK.txt").write_text(head + "".join(lines), encoding="utf-8")
+    found = {one.label: one for one in read_sts([str(tmp_path)])}
+    assert list(found) == ["SICK-R train", "SICK-R trial", "SICK-R"]
+    for first, one in enumerate(found.values()):
+        assert spelled(one) == [(f"a {i}", f"b {i}", i / 10) for i in range(first, 27, 3)]
+        assert one.entailment == ("NEUTRAL", "ENTAILMENT", None) * 3
+    (tmp_path / "SICK.txt").write_text(head + "1\ta\tb\tNEUTRAL\t3\tall\n", encoding="utf-8")
+    with pytest.raises(UserError, match="its column SemEval_set has 'all'; expected TRAIN, TRIAL or TEST"):
+        read_sts([str(tmp_path)])
+
+
 def test_a_set_is_known_by_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_semeval(tmp_path / "STS15-en-test", "headlines", sentence_pairs(5, 0))
     monkeypatch.chdir(tmp_path / "STS15-en-test")

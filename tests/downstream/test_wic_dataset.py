@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from downstream_data import word_pairs, write_wic
-from probing.downstream.wic_dataset import WordPairs, read_wic
+from probing.downstream.wic_dataset import WordPairs, read_wic, read_wic_parts
 from probing.errors import UserError
 
 
@@ -37,6 +37,17 @@ def test_the_original_form_is_read_pair_by_pair(tmp_path: Path) -> None:
     assert len(set(found["train"].corpus.sentences)) == len(found["train"].corpus.sentences)
     kept = found["dev"].pick(found["dev"].labels)
     assert spelled(kept) == [pair for pair in expected[:10] if pair[4]]
+
+
+def test_the_parts_that_are_there_are_found(tmp_path: Path) -> None:
+    write_wic(tmp_path, "train", made := word_pairs(30, 0))
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "test.data.txt").write_text("without labels", encoding="utf-8")
+    found = read_wic_parts(str(tmp_path))
+    assert list(found) == ["train"]
+    assert spelled(found["train"]) == spelled(read_wic(str(tmp_path), ["train"])["train"])
+    assert read_wic_parts(str(tmp_path / "test")) == {}
+    assert found["train"].n_pairs == len(made)
 
 
 def test_the_word_is_found_by_its_index_even_where_it_stands_twice(tmp_path: Path) -> None:
@@ -77,6 +88,8 @@ def test_the_form_of_superglue_sets_the_word_off_as_the_original_does(hub: Calla
     first, second = ("Room", "and", "board", "."), ("He", "nailed", '"', "boards", '"', "across.")
     assert spelled(found["train"]) == [(first, second, "board", "boards", label) for label in (False, True)]
     assert found["dev"].n_pairs == 1
+    assert list(read_wic_parts(source)) == ["train", "dev"]
+    assert spelled(read_wic_parts(source)["train"]) == spelled(found["train"])
     with pytest.raises(UserError, match="no pair of test has a label"):
         read_wic(source, ["train", "test"])
 
