@@ -246,14 +246,15 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
             f"`--corpus {corpus.name}`: the task gives no {unit_of(task)} a label; give text that it has labels for."
         )
     if predicts_numbers(task):
-        check_varies(values_of(labels[in_train[sentences_of(task, tokens)]]), f"`--corpus {corpus.name}`", "sentences")
+        check_varies(values_of(labels[in_train[sentences_of(task, tokens)]]), f"`--corpus {corpus.name}`", corpus.unit)
         return np.zeros(0)
     classes = classes_of(task, labels[in_train[sentences_of(task, tokens)]], int(in_train.sum()))
     if len(classes) < 2:
+        lines = ", one a line in a text file," if corpus.seconds is None else ""
         raise UserError(
-            f"`--corpus`: {int(in_train.sum())} training sentences leave {len(classes)} classes with enough examples, "
-            "and a probe needs two; give more sentences, one a line in a text file, or lower "
-            "the bar with `--task_args.min_count`."
+            f"`--corpus`: {int(in_train.sum())} training {corpus.unit} leave {len(classes)} classes with enough "
+            f"examples, and a probe needs two; give more {corpus.unit}{lines} or lower the bar with "
+            "`--task_args.min_count`."
         )
     return classes
 
@@ -280,10 +281,11 @@ def say_what_has_no_label(tokens: Tokens, corpus: Corpus, task: TokenTask, say: 
         values = corpus.sentence_columns if unit == "sentences" else corpus.columns
         what = "number" if predicts_numbers(task) else "label"
         shown = _missing_in(values[column], unit) if column in values and not predicts_numbers(task) else ""
-        say(f"{corpus.name}: {n_without} of {len(labelled)} {unit} have no {what}{shown} and are left out")
+        named = corpus.unit if unit == "sentences" else unit
+        say(f"{corpus.name}: {n_without} of {len(labelled)} {named} have no {what}{shown} and are left out")
     if n_other := corpus.relabelled.get(column):
         say(
-            f"{corpus.name}: {n_other} of the {corpus.n_repeated} repeated sentences have other values of {column} "
+            f"{corpus.name}: {n_other} of the {corpus.n_repeated} repeated {corpus.unit} have other values of {column} "
             "than their first occurrence, whose values are used"
         )
 

@@ -217,9 +217,11 @@ def example_checks(
                 check_given(values, found.labels, f"--given {given.typed}", unit_of(task))
             n_of[side] = n = int((found.labels >= 0).sum())
             if not n and (probe.needs_validation or side != "validation"):
-                raise _no_examples(task, splits[part].count(side), side, classes, found.dropped, probe)
+                n_there = splits[part].count(side)
+                raise _no_examples(task, n_there, corpora[part].unit, side, classes, found.dropped, probe)
             found_on[side] = found
-        say_what_is_no_class(found_on, in_training, unit_of(task), say)
+        unit = unit_of(task) if corpora[part].seconds is None else corpora[part].unit[:-1]
+        say_what_is_no_class(found_on, in_training, unit, say)
         if part == 0:
             announce(tokens, len(classes), n_of["train"])
 
@@ -227,22 +229,23 @@ def example_checks(
 
 
 def _no_examples(
-    task: TokenTask, n_sentences: int, side: Split, classes: Labels, dropped: Labels, probe: ProbeOptions
+    task: TokenTask, n_sentences: int, unit: str, side: Split, classes: Labels, dropped: Labels, probe: ProbeOptions
 ) -> UserError:
     """Return the refusal of a side without examples.
 
     Args:
         task: The task.
         n_sentences: Number of sentences of the side.
+        unit: What these are: `sentences` or `pairs`.
         side: The side.
         classes: The classes, ascending.
         dropped: Labels of the side that are no classes.
         probe: The probe options.
     """
     has = "is" if unit_of(task) == "sentence" else "has a token"
-    none = f"none of the {n_sentences} sentences" if n_sentences else "no sentence"
+    none = f"none of the {n_sentences} {unit}" if n_sentences else f"no {unit[:-1]}"
     sets = f" (classes: {some_of(classes)}; its labels: {some_of(np.unique(dropped))})" if len(dropped) else ""
-    way_out = "give more sentences" + _ways_out(side, probe)
+    way_out = f"give more {unit}" + _ways_out(side, probe)
     return UserError(f"`--corpus`: {none} of the {side} part {has} of any class{sets}; {way_out}.")
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Model, Source, Wandb, chosen
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folder, Model, Source, Wandb, chosen
 from probing.cli.options import WandbOptions, as_options
 from probing.cli.python_calls import configured
-from probing.corpus.splits import GroupBy, read_corpora
-from probing.errors import out_of_range
+from probing.corpus import Corpus
+from probing.corpus.splits import GroupBy, Split, read_corpora
+from probing.errors import UserError, out_of_range
 from probing.runs.call import Call, Measured
 from probing.runs.continued import check_several, continuable, folder_of_trainings
 from probing.runs.folder import free_name
@@ -26,6 +30,7 @@ from probing.tracking import Tracker
 def finetune(
     config: dict[str, Any],
     model: Model = "minilm", revision: str | None = None, corpus: Source = "builtin", test_corpus: Source | None = None,
+    pairs: Folder | None = None, test_pairs: Folder | None = None,
     task: str | TokenTask = "sentence_label", task_args: dict[str, Any] | None = None, group_by: GroupBy = "auto",
     starts: str | list[str] = "pretrained,random", seeds: int = 3, orders: int = 2, max_length: int | None = None,
     seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
@@ -35,6 +40,11 @@ def finetune(
     """Tune a model on a task, and say how much the score owes to pretraining, seed, order and test sentences.
 
     Args:
+        pairs: Labelled pairs of sentences to read in place of --corpus: a folder or file of SICK, STS-B, one of STS12
+            to STS16, or WiC, as `sts` and `wic` read them, or hf:NAME?config=C. What SICK says of a pair is named by
+            --task_args.column: entailment or relatedness. Pairs that share a sentence are a document for --group_by.
+        test_pairs: Pairs to test on, given like --pairs; without it, the test part of --pairs, or its dev part, or if
+            it has one part alone, a tenth of its pairs.
         task: What is predicted: the name of a task, such as sentence_label or upos, or FILE.py:CLASS for one of your
             own. A task of sentences is given a head of sentences, every other one a head of tokens.
         task_args: Options of the task, such as --task_args.min_count 20.
@@ -59,20 +69,21 @@ def finetune(
     # An unfinished run of the name is continued, so that whether the name is taken is found later.
     call = Call.of(study_of("finetune"), config, None, wandb, problems)
     wanted = chosen("--starts", starts, STARTS)
-    token_task = load_task(task, task_args)
-    text = read_corpora(corpus, test_corpus, seed, call.say, group_by)
+    token_task, text, n_sharing = _read(config, corpus, test_corpus, task, task_args, call.say)
+    options = ("corpus", "test_corpus") if pairs is None else ("pairs", "test_pairs")
+    texts = dict(zip_longest(options, text[0]))
     with terminal.quiet_libraries():
         from probing.models import find_model
         from probing.runtime.kept_training import Places
         from probing.runtime.trainer import check_trainer_options
         from probing.studies.finetune.experiment import Asked, carry_out, jobs_of
+        from probing.studies.finetune.pairs import about_pairs
         from probing.studies.finetune.results import measured
 
         check_trainer_options(trainer or {}, "pretraining")
         check_several(trainer or {}, name is not None)
         source = find_model(model, revision, None)
         named = name or free_name(call.place, f"{source.short_name}-finetune")
-        texts = {"corpus": text[0][0], "test_corpus": text[0][1] if len(text[0]) > 1 else None}
         config["model"] = source.name
         folder = folder_of_trainings(call.place, named, config, texts)
         jobs = jobs_of(wanted, seed, seeds, orders)
@@ -83,7 +94,47 @@ def finetune(
         with continuable(folder, first):
 
             def measure(tracker: Tracker | None) -> Measured | None:
-                tables, examples = carry_out(source, text, asked, places, tracker and tracker.logger, call.say)
-                return measured(tables, examples, texts, config, source) if first else None
+                with nullcontext() if pairs is None else about_pairs():
+                    tables, examples = carry_out(source, text, asked, places, tracker and tracker.logger, call.say)
+                return measured(tables, examples, texts, config, source, n_sharing) if first else None
 
             return call.carry_out(folder if first else None, measure)
+
+
+def _read(
+    config: dict[str, Any], corpus: Any, test_corpus: Any, task: str | TokenTask, task_args: dict[str, Any] | None,
+    say: Callable[[str], None],
+) -> tuple[TokenTask, tuple[Sequence[Corpus], Sequence[Sequence[Split]]], int | None]:  # fmt: skip
+    """Return the task, the corpora with the sides of sentences or pairs, and how many test pairs share a sentence.
+
+    Args:
+        config: The resolved options, in which the task's options are noted that pairs decide.
+        corpus: The text, as given.
+        test_corpus: The test text, as given.
+        task: The task, as given.
+        task_args: Its options.
+        say: Takes messages.
+
+    Raises:
+        UserError: If both sentences and pairs are given, or they cannot be read, or have no such label.
+    """
+    if config["pairs"] is None:
+        if config["test_pairs"] is not None:
+            raise UserError(f"`--test_pairs {config['test_pairs']}`: there are no --pairs to train on; give both.")
+        loaded = load_task(task, task_args)
+        return loaded, read_corpora(corpus, test_corpus, config["seed"], say, config["group_by"]), None
+    from probing.studies.finetune.pairs import pair_text, read_parts, task_of
+
+    usual = {"corpus": "builtin", "test_corpus": None}
+    if option := next((name for name, value in usual.items() if config[name] != value), None):
+        raise UserError(
+            f"`--pairs {config['pairs']}` and `--{option}`: a model is tuned on pairs or on single sentences; give one "
+            "of the two."
+        )
+    sources = {option: config[option] for option in ("pairs", "test_pairs") if config[option] is not None}
+    parts = {option: read_parts(source, f"--{option}", say) for option, source in sources.items()}
+    of_pairs, options = task_of(task, task_args, {f"--{option} {sources[option]}": parts[option] for option in sources})
+    config |= described(task, options)
+    other = (sources["test_pairs"], parts["test_pairs"]) if "test_pairs" in sources else None
+    found = pair_text(config["pairs"], parts["pairs"], other, config["seed"], config["group_by"], say)
+    return of_pairs, (found.corpora, found.splits), found.n_sharing

@@ -143,7 +143,8 @@ class Task:
         standard: Mean and deviation of training numbers; None for classes.
         tokenizer: The model's tokenizer.
         of: What is labelled.
-        n_truncated: Number of training and test sentences that were cut.
+        n_truncated: Number of training and test sentences, or pairs, that were cut.
+        are_pairs: Whether a sentence is a pair of two.
     """
 
     train: Side
@@ -155,6 +156,7 @@ class Task:
     tokenizer: Any
     of: HeadOf
     n_truncated: int
+    are_pairs: bool = False
 
     @property
     def n_outputs(self) -> int:
@@ -188,6 +190,8 @@ def labelled(
     for tokens, check in zip(tables, example_checks(task, corpora, splits, probe, say), strict=True):
         check(tokens)
     say_what_was_left_out(corpora, tables, say)
+    if corpora[0].seconds is not None and not _separates(tokenizer):
+        say(f"{source.name}: its tokenizer puts no token between the two sentences of a pair, which are read as one")
     sides = label_sides([TokenTable(tokens) for tokens in tables], corpora, splits, task, group_by)
     of: HeadOf = "sentences" if isinstance(task, SentenceTask) else "tokens"
     standard = Standard.of(sides.train) if sides.numbers else None
@@ -199,7 +203,13 @@ def labelled(
     return Task(
         side(sides.train, tables[0]), side(sides.validation, tables[0]), side(sides.test, tables[-1]), sides,
         sides.classes.tolist(), standard, tokenizer, of, sum(tokens.n_truncated for tokens in tables),
+        corpora[0].seconds is not None,
     )  # fmt: skip
+
+
+def _separates(tokenizer: Any) -> bool:
+    """Return whether a tokenizer adds more tokens to a pair than to a sentence."""
+    return bool(tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add(pair=False))
 
 
 def padding_id(config: Any, tokenizer: Any) -> int:

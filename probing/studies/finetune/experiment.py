@@ -11,9 +11,10 @@ from probing.corpus.splits import GroupBy, Split
 from probing.models import ModelSource
 from probing.runtime.kept_training import Places, Row
 from probing.runtime.progress import stage
+from probing.studies.finetune.baselines import baselines
 from probing.studies.finetune.examples import Task, labelled
 from probing.studies.finetune.options import TuningOptions
-from probing.studies.finetune.results import baselines, tables_of
+from probing.studies.finetune.results import tables_of
 from probing.studies.finetune.training import Job, read_answers, tune
 from probing.tasks import TokenTask
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 _COLORS = {"pretrained": BLUE, "random": ORANGE}
-_DASHES = ("--", ":")
+_DASHES = ("--", ":", "-.")
 
 
 def write_figures(

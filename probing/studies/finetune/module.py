@@ -29,11 +29,14 @@ class Answers:
         loss: Cross-entropy in nats; of numbers, the squared error in standard deviations.
         confusion: Number of targets of each class that are taken for each class, shape (n_classes, n_classes); of
             numbers (0, 0).
+        predicted: Of a task of sentences whose numbers are predicted, the standardised number that is predicted of each
+            sentence, NaN where none is; shape (n_sentences of the corpus,). Of other tasks NaN throughout.
     """
 
     right: NDArray[np.float64]
     loss: NDArray[np.float64]
     confusion: NDArray[np.int64]
+    predicted: NDArray[np.float64]
 
 
 class TunedModel(ContinuedModule):
@@ -79,7 +82,7 @@ class TunedModel(ContinuedModule):
         """
         was_training = self.model.training
         self.model.eval()
-        right, loss = np.zeros(n_sentences), np.zeros(n_sentences)
+        right, loss, predicted = np.zeros(n_sentences), np.zeros(n_sentences), np.full(n_sentences, np.nan)
         confusion = np.zeros((n_classes, n_classes), dtype=np.int64)
         for batch in batches:
             outputs, targets = self.outputs(batch.to(self.device))
@@ -88,13 +91,15 @@ class TunedModel(ContinuedModule):
             found, own = losses(outputs, targets).double().cpu().numpy(), targets.cpu().numpy()
             np.add.at(loss, of, found)
             if n_classes:
-                predicted = outputs.argmax(1).cpu().numpy()
-                np.add.at(right, of, predicted == own)
-                np.add.at(confusion, (own, predicted), 1)
+                chosen = outputs.argmax(1).cpu().numpy()
+                np.add.at(right, of, chosen == own)
+                np.add.at(confusion, (own, chosen), 1)
             else:
                 np.add.at(right, of, own.astype(np.float64) ** 2 - found)
+                if kept.ndim == 1:
+                    predicted[of] = outputs[:, 0].double().cpu().numpy()
         self.model.train(was_training)
-        return Answers(right, loss, confusion)
+        return Answers(right, loss, confusion, predicted)
 
 
 def losses(outputs: Tensor, targets: Tensor) -> Tensor:

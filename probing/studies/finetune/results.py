@@ -11,28 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
-from probing.data.controls import token_identity
-from probing.data.examples import Sides
-from probing.models import ModelSource, load_encoder
-from probing.probes.intercept import centred
+from probing.downstream.sentence_similarity import spearman
+from probing.models import ModelSource
 from probing.results.shown import without_nan
 from probing.runs.call import Measured
-from probing.runs.measuring import Asked, measure
-from probing.runtime.machine import Stopwatch
-from probing.runtime.terminal import silence
 from probing.statistics.intervals import accuracy_interval, ratio_interval
 from probing.statistics.tuning_variance import Spread, spread
+from probing.studies.finetune.baselines import Baseline
 from probing.studies.finetune.examples import Task
 from probing.studies.finetune.figures import write_figures
 from probing.studies.finetune.module import Answers
-from probing.studies.finetune.tables import BAG, CONSTANT, MAJORITY
+from probing.studies.finetune.tables import SECOND
 from probing.studies.finetune.training import Job
 
 Row = dict[str, Any]
-# Arguments of Lightning's Trainer that say which processes there are.
-_OF_PROCESSES = ("accelerator", "devices", "num_nodes", "strategy")
 Sums = NDArray[np.float64]
 
 
@@ -43,10 +36,12 @@ class Scores:
     Args:
         task: What models were tuned on.
         right: What each tuning or baseline has of each sentence of the test corpus, by its job or name.
+        predicted: Of numbers of sentences, what each tuning or baseline that reads the text predicts, by the same.
     """
 
     task: Task
     right: Mapping[Any, Sums]
+    predicted: Mapping[Any, Sums]
 
     @property
     def numbers(self) -> bool:
@@ -88,6 +83,15 @@ class Scores:
             return ratio_interval((numerators, self.denominators))
         return accuracy_interval(numerators, self.denominators.astype(np.int64))
 
+    def correlations(self, *of: Any) -> Row:
+        """Return the mean correlations of true numbers with those that are predicted; none of classes and of tokens."""
+        if not self.numbers or self.task.of != "sentences" or any(one not in self.predicted for one in of):
+            return {}
+        true = self.task.sides.test.targets
+        found = [(pearson(self.predicted[one], true), spearman(self.predicted[one], true)) for one in of]
+        of_pearson, of_spearman = np.mean(found, axis=0).tolist()
+        return {"pearson": of_pearson, "spearman": of_spearman}
+
     def crossed(self, jobs: Sequence[Job], start: str) -> Sums:
         """Return the numerators of the tunings of a start, shape (n_seeds, n_orders, n_clusters)."""
         own = [job for job in jobs if job.start == start]
@@ -95,44 +99,9 @@ class Scores:
         return np.stack([np.stack([self.numerators(Job(start, seed, order)) for order in orders]) for seed in seeds])
 
 
-def baselines(task: Task, source: ModelSource, seed: int, trainer: Mapping[str, Any]) -> dict[str, Sums]:
-    """Return what is right without a tuned model, by sentence: the constant answer, and a bag of static vectors.
-
-    The bag is a linear probe with an intercept of the model's own input embeddings: of the token, or of their mean over
-    the sentence.
-
-    Args:
-        task: What models are tuned on.
-        source: The model.
-        seed: Seed of the probe's draws.
-        trainer: Arguments of Lightning's Trainer.
-    """
-    test = task.sides.test
-    n_sentences = test.store.tokens.n_sentences
-    constant = np.zeros(n_sentences)
-    if task.standard is None:
-        most = int(task.sides.train.counts(len(task.classes)).argmax())
-        np.add.at(constant, test.store.tokens.sentences[test.labels == most], 1.0)
-    bag = token_identity(task.sides, load_encoder(source))
-    return {MAJORITY if task.standard is None else CONSTANT: constant, BAG: _of_probe(bag, seed, trainer)}
-
-
-def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Sums:
-    """Return what a linear probe with an intercept has right of each test sentence."""
-    # Without validation examples, no penalty can be chosen.
-    probe = ProbeOptions(bias=True) if sides.validation.n_tokens else ProbeOptions(bias=True, l2=1e-4)
-    own = {name: value for name, value in trainer.items() if name in _OF_PROCESSES}
-    centred_sides, _, _ = centred(sides, {}, [0])
-    asked = Asked(0, False, False, "none", seed)
-    found = measure(centred_sides, {}, [0], probe, asked, own, Stopwatch(), silence, None, None)
-    (fit,) = found.fits
-    if sides.numbers:
-        return np.asarray(fit.deviations - fit.errors)  # type: ignore[union-attr]
-    return fit.correct_by_sentence.astype(np.float64)  # type: ignore[union-attr]
-
-
 def tables_of(
-    jobs: Sequence[Job], task: Task, answers: Mapping[Job, Answers], others: Mapping[str, Sums], curve: Sequence[Row],
+    jobs: Sequence[Job], task: Task, answers: Mapping[Job, Answers], others: Mapping[str, Baseline],
+    curve: Sequence[Row],
 ) -> dict[str, list[Row]]:  # fmt: skip
     """Return the rows of every table by its name.
 
@@ -140,10 +109,15 @@ def tables_of(
         jobs: The tunings.
         task: What models were tuned on.
         answers: What each tuned model answers on the test part.
-        others: What baselines have right of each test sentence, by name.
+        others: What baselines have right, by name.
         curve: Rows of the curves.
     """
-    scores = Scores(task, {**{job: answers[job].right for job in jobs}, **others})
+    right: dict[Any, Sums] = {job: answers[job].right for job in jobs}
+    right |= {name: one.right for name, one in others.items()}
+    tested = task.sides.test.sentences()
+    predicted: dict[Any, Sums] = {job: answers[job].predicted[tested] for job in jobs}
+    predicted |= {name: one.predicted for name, one in others.items() if one.predicted is not None}
+    scores = Scores(task, right, predicted)
     starts = list(dict.fromkeys(job.start for job in jobs))
     spreads = {start: spread(scores.crossed(jobs, start), scores.denominators) for start in starts}
     tables: dict[str, list[Row]] = {
@@ -169,7 +143,13 @@ def _tuning(scores: Scores, job: Job, answers: Answers, steps: int) -> Row:
     if not scores.numbers:
         row["cross_entropy"] = float(answers.loss.sum()) / int(scores.denominators.sum())
         row["macro_f1"] = macro_f1(answers.confusion)
-    return row
+    return {**row, **scores.correlations(job)}
+
+
+def pearson(a: Sums, b: Sums) -> float:
+    """Return Pearson's correlation; NaN where all values of a side are equal, or one is not finite."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return float(np.corrcoef(a, b)[0, 1])
 
 
 def macro_f1(confusion: NDArray[np.int64]) -> float:
@@ -191,6 +171,7 @@ def _of_start(scores: Scores, jobs: Sequence[Job], start: str, found: Spread) ->
     return {
         "answer": start, "n_tunings": crossed.shape[0] * crossed.shape[1], "score": found.mean, "score_low": low,
         "score_high": high, "overall_low": max(found.low, least), "overall_high": min(found.high, 1.0),
+        **scores.correlations(*(job for job in jobs if job.start == start)),
         **{f"sd_{name}": value for name, value in found.sds.items()},
         **{f"share_{name}": value for name, value in found.shares.items()},
     }  # fmt: skip
@@ -198,23 +179,38 @@ def _of_start(scores: Scores, jobs: Sequence[Job], start: str, found: Spread) ->
 
 def _of_baseline(scores: Scores, name: str) -> Row:
     low, high = scores.interval(scores.numerators(name))
-    return {"answer": name, "score": scores.score(name), "score_low": low, "score_high": high}
+    return {
+        "answer": name, "score": scores.score(name), "score_low": low, "score_high": high, **scores.correlations(name)
+    }  # fmt: skip
 
 
 def _differences(scores: Scores, jobs: Sequence[Job], starts: Sequence[str], others: Sequence[str]) -> list[Row]:
-    """Return a row for each pair of starts, and of a start and a baseline, over seeds, orders and clusters."""
+    """Return a row for each pair of starts, and of a start and a baseline, over seeds, orders and clusters.
+
+    Of pairs, the second sentence alone is also compared with the constant answer, the first of the baselines.
+    """
     pairs = [(a, b) for i, a in enumerate(starts) for b in starts[i + 1 :]] + [(a, b) for a in starts for b in others]
     rows = []
     for a, b in pairs:
         minus = scores.crossed(jobs, b) if b in starts else scores.numerators(b)[None, None]
         found = spread(scores.crossed(jobs, a) - minus, scores.denominators)
         rows.append({"answer": a, "against": b, "difference": found.mean, "low": found.low, "high": found.high})
+    if SECOND in others:
+        rows.append(_difference_of_baselines(scores, SECOND, others[0]))
     return rows
+
+
+def _difference_of_baselines(scores: Scores, a: str, b: str) -> Row:
+    """Return the difference of two baselines, which are not tuned: its interval is over clusters alone."""
+    numerators = scores.numerators(a) - scores.numerators(b)
+    low, high = ratio_interval((numerators, scores.denominators))
+    difference = float(numerators.sum() / scores.denominators.sum())
+    return {"answer": a, "against": b, "difference": difference, "low": low, "high": high}
 
 
 def measured(
     tables: Mapping[str, Sequence[Row]], task: Task, corpora: Mapping[str, Corpus | None], config: Mapping[str, Any],
-    model: ModelSource,
+    model: ModelSource, n_sharing: int | None = None,
 ) -> Measured:  # fmt: skip
     """Return what is written of a run; what only a continued run needs is removed then.
 
@@ -224,6 +220,7 @@ def measured(
         corpora: The texts by the option that names them.
         config: The resolved options.
         model: The model.
+        n_sharing: Of pairs, number of test pairs with a sentence that training pairs have, too.
     """
     test = task.sides.test
     n_clusters = int((test.clusters(test.tokens_by_sentence()) > 0).sum())
@@ -234,13 +231,17 @@ def measured(
         "n_examples": {
             side: getattr(task.sides, side).n_tokens for side in ("train", "validation", "test")
         },
-        "intervals_over": {"unit": test.unit if test.documents is None else "document", "n": n_clusters},
+        "intervals_over": {"unit": _unit(task, n_clusters), "n": n_clusters},
         "corpora": {
-            option: {"name": config[option], "fingerprint": text.fingerprint, "n_sentences": len(text.sentences)}
+            option: {
+                "name": config[option] or text.name, "fingerprint": text.fingerprint, f"n_{text.unit}":
+                len(text.sentences),
+            }
             for option, text in corpora.items()
             if text is not None
         },
         "n_truncated": task.n_truncated,
+        **({} if n_sharing is None else {"n_test_pairs_sharing_sentences": n_sharing}),
     }  # fmt: skip
 
     def write(folder: Path) -> list[Path]:
@@ -257,6 +258,14 @@ def measured(
         return write_figures(folder, tables, model.short_name, task.standard is not None, formats)
 
     return Measured(tables, results, draw=draw, write=write, is_timed=False)
+
+
+def _unit(task: Task, n_clusters: int) -> str:
+    """Return what intervals are over; a group is of pairs that share a sentence."""
+    test = task.sides.test
+    if task.are_pairs:
+        return "group" if test.documents is not None and n_clusters < test.n_tokens else "pair"
+    return test.unit if test.documents is None else "document"
 
 
 def _kept(path: Path, text: Corpus) -> Path:

@@ -34,7 +34,7 @@ class Finetune(Study):
 
     def answer(self, made: Result) -> list[str]:
         """Return how well each start does, and whether pretraining helps."""
-        return finetuning.answer(made.by_name, made.config["model"], made.results["numbers"])
+        return finetuning.answer(made.by_name, made.config["model"], made.results)
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings of the shown table."""

@@ -14,13 +14,14 @@ Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 
 # What models are compared with.
-MAJORITY, CONSTANT, BAG = "majority", "mean", "bag"
+MAJORITY, CONSTANT, BAG, SECOND = "majority", "mean", "bag", "second"
 CALLED = {
     "pretrained": "the pretrained model",
     "random": "the randomly initialised model",
     MAJORITY: "the majority class",
     CONSTANT: "the mean of the training numbers",
     BAG: "a bag of static vectors",
+    SECOND: "the second sentence alone",
 }
 # What varies the score of one tuning.
 SOURCES = {
@@ -30,8 +31,16 @@ SOURCES = {
     "test": "the choice of test sentences",
 }
 
-_SHORT = {MAJORITY: "majority class", CONSTANT: "mean of training", BAG: "static vectors"}
+_SHORT = {MAJORITY: "majority class", CONSTANT: "mean of training", BAG: "static vectors", SECOND: "second sentence"}
 
+_CORRELATIONS = (
+    number(
+        "pearson",
+        "Pearson's correlation of predicted and true numbers of sentences or pairs; of several tunings, the mean.",
+        "Pearson",
+    ),
+    number("spearman", "Spearman's correlation, likewise.", "Spearman"),
+)
 _START = text("start", "From where the model starts: `pretrained`, or `random` (the same model, randomly initialised).")
 _SEED = whole("seed", "Seed of the head, and of all that is randomly initialised.")
 _ORDER = whole("order_seed", "Seed of the order of the training sentences and of dropout.", "order")
@@ -40,17 +49,21 @@ TUNINGS = Schema("tunings", "a row per start, seed and order", (
     with_interval("score", "Accuracy on test examples, or R² where numbers are predicted."),
     number("cross_entropy", "Mean cross-entropy of test examples, in nats."),
     number("macro_f1", "Mean F1 over classes.", "macro F1"),
+    *_CORRELATIONS,
     whole("steps", "Number of steps of the optimiser.", form=","),
 ))  # fmt: skip
 SCORES = Schema("scores", "a row per start, and one per baseline", (
     text("answer", "Whose answers are scored: a start, over all its tunings; `majority` is the most frequent training "
          "class and `mean` the mean of training numbers; `bag` (shown as static vectors) is a linear probe of the "
-         "model's own input embeddings: of the token, or of their mean over the sentence.", labels=_SHORT),
+         "model's own input embeddings: of the token, or of their mean over the sentence; of pairs, of the means u and "
+         "v of both sentences as [u, v, |u - v|, u * v], and `second` (shown as second sentence) of v alone.",
+         labels=_SHORT),
     whole("n_tunings", "Number of tunings.", "tunings"),
-    with_interval("score", "Mean accuracy, or R²; the interval is over test sentences, or documents, alone."),
+    with_interval("score", "Mean accuracy, or R²; the interval is over test sentences, pairs, or documents, alone."),
     number("overall_low", "Lower end of the interval of the mean score over other seeds, orders and test sentences.",
            "overall"),
     number("overall_high", "Its upper end.", "overall high"),
+    *_CORRELATIONS,
     *(number(f"sd_{name}", f"Standard deviation of one tuning's score that is due to {words}.", f"sd of {name}", ".4f")
       for name, words in SOURCES.items()),
     *(number(f"share_{name}", f"Share of {words} in the variance of one tuning's score.", f"share of {name}", ".0%")
@@ -71,7 +84,7 @@ CURVES = Schema("tuning_curves", "a row per tuning and step at which a loss was 
 
 # What the headings of the shown table mean.
 TERMS = {
-    **SCORES.terms(("answer", "n_tunings", "score*", *(f"sd_{name}" for name in SOURCES))),
+    **SCORES.terms(("answer", "n_tunings", "score*", "spearman", *(f"sd_{name}" for name in SOURCES))),
     "overall": "Interval of the mean score over other seeds, orders and test sentences.",
 }
 
@@ -86,21 +99,32 @@ def score_words(is_number: bool) -> str:
     return "R²" if is_number else "accuracy"
 
 
-def answer(made: Tables, model: str, is_number: bool) -> list[str]:
+def examples_of(results: Mapping[str, Any]) -> str:
+    """Return what a model is tested on: sentences, or pairs.
+
+    Args:
+        results: The content of `results.json`.
+    """
+    return "pairs" if "pairs" in results["corpora"] else "sentences"
+
+
+def answer(made: Tables, model: str, results: Mapping[str, Any]) -> list[str]:
     """Return how well each start does, and whether pretraining helps.
 
     Args:
         made: The tables.
         model: The model's name.
-        is_number: Whether numbers are predicted.
+        results: The content of `results.json`.
     """
+    is_number = results["numbers"]
     what = score_words(is_number)
     lines = []
     for row in made["scores"]:
         if row.get("n_tunings"):
             overall = interval(row, "overall", " to ")
-            over = in_brackets(f"{overall} over seeds, orders and sentences" if overall else "")
-            lines.append(f"{model}, tuned from {CALLED[row['answer']]}: {what} {row['score']:.3f}{over}.")
+            over = in_brackets(f"{overall} over seeds, orders and {examples_of(results)}" if overall else "")
+            ranks = f", Spearman's correlation {row['spearman']:.3f}" if known(row, "spearman") else ""
+            lines.append(f"{model}, tuned from {CALLED[row['answer']]}: {what} {row['score']:.3f}{over}{ranks}.")
     if verdict := pretraining_verdict(made["differences"], what):
         lines.append(verdict)
     return lines
@@ -122,6 +146,12 @@ def pretraining_verdict(rows: Sequence[Row], what: str) -> str:
     return ""
 
 
+def known(row: Row, column: str) -> bool:
+    """Return whether a row has a number in a column."""
+    value = row.get(column)
+    return isinstance(value, float) and value == value
+
+
 def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
     """Return what tunings are held against, what varies their scores, and what intervals hold for.
 
@@ -130,14 +160,35 @@ def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
         results: The content of `results.json`.
     """
     lines = [_held_against(made["differences"], start) for start in starts_of(made["scores"])]
-    lines += [_variance(row) for row in made["scores"] if row.get("n_tunings")]
+    lines.append(_of_second(made["differences"]))
+    lines += [_variance(row, examples_of(results)) for row in made["scores"] if row.get("n_tunings")]
+    if n_sharing := results.get("n_test_pairs_sharing_sentences"):
+        lines.append(
+            f"{n_sharing:,} of {results['n_examples']['test']:,} test pairs have a sentence that training pairs have, "
+            "too, so that scores hold for pairs of which one sentence may be known."
+        )
     over = results["intervals_over"]
+    groups = " of pairs that share a sentence" if over["unit"] == "group" else ""
     lines.append(
         few_sentences(over["n"], f"test {over['unit']}")
-        or f"Intervals are over {over['n']:,} test {over['unit']}s, and those over seeds and orders also over other "
-        "draws of these, which are few: they are wide where one source has two or three draws."
+        or f"Intervals are over {over['n']:,} test {over['unit']}s{groups}, and those over seeds and orders also over "
+        "other draws of these, which are few: they are wide where one source has two or three draws."
     )
     return [line for line in lines if line]
+
+
+def _of_second(rows: Sequence[Row]) -> str:
+    """Return what the second sentence tells without the first; empty where sentences are single."""
+    for row in rows:
+        if row["answer"] == SECOND and (apart := ends(row)):
+            between = f"({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
+            if apart[0] > 0:
+                return (
+                    f"The second sentence alone is above {CALLED[row['against']]} {between}: part of the labels can be "
+                    "told without the first one."
+                )
+            return f"The second sentence alone is not above {CALLED[row['against']]} {between}."
+    return ""
 
 
 def _held_against(rows: Sequence[Row], start: str) -> str:
@@ -152,15 +203,16 @@ def _held_against(rows: Sequence[Row], start: str) -> str:
     return f"{CALLED[start][0].upper()}{CALLED[start][1:]}, tuned, is {said}." if said else ""
 
 
-def _variance(row: Row) -> str:
+def _variance(row: Row, examples: str) -> str:
     """Return what the variance of a single tuning's score consists of; empty with one tuning."""
     shares = {name: row.get(f"share_{name}") for name in SOURCES}
-    known = {name: share for name, share in shares.items() if isinstance(share, float) and share == share}
-    if len(known) < 2:
+    there = {name: share for name, share in shares.items() if isinstance(share, float) and share == share}
+    if len(there) < 2:
         return ""
-    listed_shares = listed([f"{share:.0%} is of {SOURCES[name]}" for name, share in known.items()])
-    sd = sum(row[f"sd_{name}"] ** 2 for name in known) ** 0.5
-    lacking = [SOURCES[name] for name in ("seed", "order") if name not in known]
+    called = {**SOURCES, "test": f"the choice of test {examples}"}
+    listed_shares = listed([f"{share:.0%} is of {called[name]}" for name, share in there.items()])
+    sd = sum(row[f"sd_{name}"] ** 2 for name in there) ** 0.5
+    lacking = [SOURCES[name] for name in ("seed", "order") if name not in there]
     unknown = f"; {listed(lacking)} was not varied" if lacking else ""
     return (
         f"Of {CALLED[row['answer']]}, the score of one tuning varies by {sd:.4f} (sd), and of that variance "
@@ -172,17 +224,24 @@ def tables(made: Tables) -> list[Any]:
     """Return the scores of starts and baselines as a rich table."""
     from probing.runtime.plain_tables import plain_table
 
-    table = plain_table("Scores on the test part, beside what needs no tuned model")
-    headings = ("answer", "tunings", "score", "95% range", "overall", *(f"sd of {name}" for name in SOURCES))
+    ranked = any(known(row, "spearman") for row in made["scores"])
+    correlation = ["Spearman"] * ranked
+    # Where there is no room, what varies the score goes before the correlation.
+    sources = [f"sd of {name}" for name in reversed(SOURCES)] if ranked else []
+    table = plain_table("Scores on the test part, beside what needs no tuned model", sources)
+    headings = (
+        "answer", "tunings", "score", "95% range", "overall", *correlation, *(f"sd of {name}" for name in SOURCES)
+    )  # fmt: skip
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "answer" else "right")
     for row in made["scores"]:
         table.add_row(
             SCORES["answer"].show(row), SCORES["n_tunings"].show(row), SCORES["score"].show(row),
-            interval(row, "score"), interval(row, "overall"), *(_known(row, name) for name in SOURCES),
+            interval(row, "score"), interval(row, "overall"), *[SCORES["spearman"].show(row)] * ranked,
+            *(_known(row, name) for name in SOURCES),
         )  # fmt: skip
     table.caption = (
-        "95% range: over test sentences alone; overall: also over other seeds and orders; "
+        "95% range: over the test part alone; overall: also over other seeds and orders; "
         "sd: of the score of one tuning, by what varies"
     )
     table.caption_justify = "left"
@@ -190,8 +249,7 @@ def tables(made: Tables) -> list[Any]:
 
 
 def _known(row: Row, name: str) -> str:
-    value = row.get(f"sd_{name}")
-    return SCORES[f"sd_{name}"].show(row) if isinstance(value, float) and value == value else ""
+    return SCORES[f"sd_{name}"].show(row) if known(row, f"sd_{name}") else ""
 
 
 def more_tables(made: Tables) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import numpy as np
@@ -156,11 +156,11 @@ def write_answers(places: Places, job: Job, answers: Answers) -> None:
     path = places.curve(job.name).with_suffix(".npz")
     path.parent.mkdir(exist_ok=True)
     with replacing(path) as partial, partial.open("wb") as file:
-        np.savez(file, right=answers.right, loss=answers.loss, confusion=answers.confusion)
+        np.savez(file, **vars(answers))
 
 
 def read_answers(places: Places, job: Job) -> Answers:
     """Read what `write_answers` wrote."""
     with np.load(places.curve(job.name).with_suffix(".npz"), allow_pickle=False) as found:
-        arrays: dict[str, NDArray[Any]] = {name: found[name] for name in ("right", "loss", "confusion")}
+        arrays: dict[str, NDArray[Any]] = {field.name: found[field.name] for field in fields(Answers)}
     return Answers(**arrays)
