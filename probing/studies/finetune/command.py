@@ -48,7 +48,9 @@ def finetune(
         task: What is predicted: the name of a task, such as sentence_label or upos, or FILE.py:CLASS for one of your
             own. A task of sentences is given a head of sentences, every other one a head of tokens.
         task_args: Options of the task, such as --task_args.min_count 20.
-        starts: From where the model starts: all, or some of pretrained, random (the same model, randomly initialised).
+        starts: From where the model starts: all, or some of pretrained, random (the same model, randomly initialised)
+            and shuffled (the pretrained model, tuned on labels that are exchanged at random among the training
+            examples, differently for each seed).
         seeds: Number of seeds of the head, and of what is randomly initialised, from --seed on.
         orders: Number of orders of the training sentences, each with its own dropout, from --seed on. Every seed is
             tuned with every order.

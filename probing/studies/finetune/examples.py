@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from probing.data.labelling import Standard
 from probing.data.preparation import example_checks, label_sides
 from probing.models import ModelSource, load_config, load_tokenizer
 from probing.models.loading import HeadOf
+from probing.runtime.draws import generator_of
 from probing.tasks import SentenceTask, TokenTask
 
 # Label of what is not to be predicted, as losses of torch know it.
@@ -102,6 +103,16 @@ class Side:
     def sentences(self) -> NDArray[np.int64]:
         """The sentences with at least one target, ascending."""
         return self.examples.sentences().astype(np.int64)
+
+    def with_shuffled_targets(self, seed: int) -> Side:
+        """Return the side with its targets exchanged at random among the tokens or sentences that have one.
+
+        Args:
+            seed: Seed of the draw.
+        """
+        there = is_target(self.targets).nonzero()[:, 0]
+        drawn = torch.randperm(len(there), generator=generator_of(seed, "labels"))
+        return replace(self, targets=self.targets.index_copy(0, there, self.targets[there[drawn]]))
 
     def batch(self, sentences: NDArray[np.int64], n: int | None = None) -> Batch:
         """Return some sentences as a batch, in this order.

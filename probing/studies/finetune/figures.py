@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREY, ORANGE, write_drawings
+from probing.figures.style import BLUE, GREEN, GREY, ORANGE, write_drawings
+from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED
 from probing.studies.finetune.tables import CALLED, score_words, starts_of
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 Row = Mapping[str, Any]
-_COLORS = {"pretrained": BLUE, "random": ORANGE}
+_COLORS = {PRETRAINED: BLUE, RANDOM: ORANGE, SHUFFLED: GREEN}
 _DASHES = ("--", ":", "-.")
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from probing.errors import out_of_range
 
-# From where the model starts: its trained weights, or random ones.
-STARTS = ("pretrained", "random")
+# From where the model starts: its trained weights, or random ones; or its trained weights on labels that mean nothing.
+STARTS = PRETRAINED, RANDOM, SHUFFLED = "pretrained", "random", "shuffled"
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from probing.results.schema import Schema, number, text, whole
 from probing.results.schema import measured as with_interval
 from probing.results.shown import ends, in_brackets, interval, listed
 from probing.statistics.intervals import few_sentences
+from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
@@ -16,8 +17,9 @@ Tables = Mapping[str, Sequence[Row]]
 # What models are compared with.
 MAJORITY, CONSTANT, BAG, SECOND = "majority", "mean", "bag", "second"
 CALLED = {
-    "pretrained": "the pretrained model",
-    "random": "the randomly initialised model",
+    PRETRAINED: "the pretrained model",
+    RANDOM: "the randomly initialised model",
+    SHUFFLED: "the pretrained model with labels shuffled",
     MAJORITY: "the majority class",
     CONSTANT: "the mean of the training numbers",
     BAG: "a bag of static vectors",
@@ -31,7 +33,10 @@ SOURCES = {
     "test": "the choice of test sentences",
 }
 
-_SHORT = {MAJORITY: "majority class", CONSTANT: "mean of training", BAG: "static vectors", SECOND: "second sentence"}
+_SHORT = {
+    SHUFFLED: "labels shuffled", MAJORITY: "majority class", CONSTANT: "mean of training", BAG: "static vectors",
+    SECOND: "second sentence",
+}  # fmt: skip
 
 _CORRELATIONS = (
     number(
@@ -41,8 +46,12 @@ _CORRELATIONS = (
     ),
     number("spearman", "Spearman's correlation, likewise.", "Spearman"),
 )
-_START = text("start", "From where the model starts: `pretrained`, or `random` (the same model, randomly initialised).")
-_SEED = whole("seed", "Seed of the head, and of all that is randomly initialised.")
+_START = text(
+    "start", "From where the model starts: `pretrained`, `random` (the same model, randomly initialised) or `shuffled` "
+    "(pretrained, tuned on labels that are exchanged at random among the training examples).",
+    labels={SHUFFLED: _SHORT[SHUFFLED]},
+)  # fmt: skip
+_SEED = whole("seed", "Seed of the head, of all that is randomly initialised, and of the draw of shuffled labels.")
 _ORDER = whole("order_seed", "Seed of the order of the training sentences and of dropout.", "order")
 TUNINGS = Schema("tunings", "a row per start, seed and order", (
     _START, _SEED, _ORDER,
@@ -133,7 +142,7 @@ def answer(made: Tables, model: str, results: Mapping[str, Any]) -> list[str]:
 def pretraining_verdict(rows: Sequence[Row], what: str) -> str:
     """Return whether the pretrained model does better than the randomly initialised one; empty if one is missing."""
     for row in rows:
-        if (row["answer"], row["against"]) == ("pretrained", "random"):
+        if (row["answer"], row["against"]) == (PRETRAINED, RANDOM):
             apart = ends(row)
             if apart is None:
                 return ""
@@ -192,10 +201,10 @@ def _of_second(rows: Sequence[Row]) -> str:
 
 
 def _held_against(rows: Sequence[Row], start: str) -> str:
-    """Return on which side of each baseline a start is."""
+    """Return on which side of each baseline, and of the model that learnt shuffled labels, a start is."""
     sides: dict[str, list[str]] = {}
     for row in rows:
-        if row["answer"] == start and row["against"] not in ("pretrained", "random") and (apart := ends(row)):
+        if row["answer"] == start and row["against"] not in (PRETRAINED, RANDOM) and (apart := ends(row)):
             side = "above" if apart[0] > 0 else "below" if apart[1] < 0 else "not told apart from"
             between = f"{CALLED[row['against']]} ({row['difference']:+.3f}, {apart[0]:+.3f} to {apart[1]:+.3f})"
             sides.setdefault(side, []).append(between)

@@ -22,7 +22,7 @@ from probing.runtime.trainer import build_trainer
 from probing.studies.finetune.batches import TuningData, in_batches
 from probing.studies.finetune.examples import Side, Task
 from probing.studies.finetune.module import Answers, TunedModel
-from probing.studies.finetune.options import TuningOptions
+from probing.studies.finetune.options import RANDOM, SHUFFLED, TuningOptions
 
 # Points of the curve of the training loss.
 _POINTS = 100
@@ -33,8 +33,8 @@ class Job:
     """One tuning.
 
     Args:
-        start: `pretrained` or `random`.
-        seed: Seed of the head, and of all weights that are random.
+        start: One of `STARTS`.
+        seed: Seed of the head, of all weights that are random, and of the draw of shuffled labels.
         order: Seed of the order of the text and of dropout.
     """
 
@@ -68,15 +68,16 @@ def tune(
         places: Where to write.
         logger: Lightning logger of the curves, if any.
     """
+    train = task.train.with_shuffled_targets(job.seed) if job.start == SHUFFLED else task.train
     data = TuningData(
-        task.train, recipe.batch_tokens, recipe.epochs, job.order, int(options.get("accumulate_grad_batches", 1))
+        train, recipe.batch_tokens, recipe.epochs, job.order, int(options.get("accumulate_grad_batches", 1))
     )
     keeper = Keeper(job, task, recipe, data, places, logger)
     if (curve := places.finished(job.name)) is not None:
         keeper.log_curve(curve)
         return curve
     # A seed of its own, so that the draws have nothing in common with those of other parts.
-    model = load_with_head(source, task.of, task.n_outputs, seed_of(job.seed, "head") % 2**63, job.start == "random")
+    model = load_with_head(source, task.of, task.n_outputs, seed_of(job.seed, "head") % 2**63, job.start == RANDOM)
     _name_outputs(model, task)
     module = TunedModel(model, recipe, len(data.steps), job.order)
     if not data.steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from conftest import make_sentences
 from probing import UserError, finetune, fit, load_run
 from probing.models import load_encoder, resolve_model
 from probing.models.loading import load_with_head
+from probing.studies.finetune.examples import Side, is_target
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -55,30 +57,36 @@ def made(checkpoints: dict[str, Path], planted: str, tmp_path_factory: pytest.Te
 
 
 def test_a_label_that_is_a_word_is_learnt(made: Any) -> None:
-    assert len(made.tunings) == 4
+    assert len(made.tunings) == 6
     assert [row["score"] for row in made.tunings if row["start"] == "pretrained"] == [1.0] * 2
     by_answer = {row["answer"]: row for row in made.scores}
     assert by_answer["majority"]["score"] < by_answer["bag"]["score"] < 1
     (row,) = [row for row in made.differences if (row["answer"], row["against"]) == ("pretrained", "majority")]
     assert row["low"] > 0
-    assert any("above the majority class" in sentence for sentence in made.conclusions())
+    assert any(re.search(r"tuned, is above .*the majority class", sentence) for sentence in made.conclusions())
 
 
-def test_shuffled_labels_are_not_learnt(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    generator, rows = np.random.default_rng(0), with_word()
-    labels = generator.permutation([label for _, label in rows]).tolist()
-    path = written(tmp_path / "shuffled.csv", list(zip([text for text, _ in rows], labels, strict=True)))
-    found = finetune(
-        model=str(checkpoints["bert"]),
-        corpus=path,
-        runs=str(tmp_path),
-        tuning={**FAST, "epochs": 4},
-        **{**OPTIONS, "seeds": 3},
-    )
-    (row,) = [row for row in found.differences if row["against"] == "majority"]
-    assert row["low"] < 0.1
-    for tuned in found.tunings:
-        assert tuned["score_low"] < 0.65
+def test_shuffled_labels_are_not_learnt_where_true_ones_are(made: Any) -> None:
+    assert all(row["score_low"] < 0.65 for row in made.tunings if row["start"] == "shuffled")
+    by_pair = {(row["answer"], row["against"]): row for row in made.differences}
+    assert by_pair["shuffled", "majority"]["low"] < 0.1
+    assert by_pair["pretrained", "shuffled"]["difference"] > 0.2
+    said = " ".join(made.conclusions())
+    assert "The pretrained model, tuned, is above the pretrained model with labels shuffled (" in said
+    assert re.search("The pretrained model with labels shuffled, tuned, is (not told apart from|below) ", said)
+
+
+@pytest.mark.parametrize(
+    "targets", [torch.tensor([-100, 0, 1, 1, -100, 2, 0, 1]), torch.tensor([0.5, torch.nan, 1, 2, 3, 4])]
+)
+def test_labels_are_exchanged_among_what_has_one_and_each_seed_draws_its_own(targets: torch.Tensor) -> None:
+    side = Side(None, None, targets, "tokens", {}, 0)  # type: ignore[arg-type]
+    drawn = [side.with_shuffled_targets(seed).targets for seed in range(20)]
+    for found in drawn:
+        assert torch.equal(is_target(found), is_target(targets))
+        assert sorted(found[is_target(found)].tolist()) == sorted(targets[is_target(targets)].tolist())
+    assert len({tuple(found[is_target(found)].tolist()) for found in drawn}) > 3
+    assert torch.equal(side.targets.nan_to_num(), targets.nan_to_num())
 
 
 def test_a_checkpoint_is_an_ordinary_model_folder(made: Any, planted: str, tmp_path: Path) -> None:
