@@ -12,10 +12,14 @@ from numpy.typing import NDArray
 from probing.comparison.agreement import holm
 from probing.disabling.units import Job
 from probing.readouts.names import Measure, measure_of
-from probing.statistics.chance import percentile_of
-from probing.statistics.intervals import difference_interval, difference_p_value, mean_interval, mean_p_value
+from probing.statistics.chance import percentile_of, rank_p
+from probing.statistics.intervals import ENDS, difference_interval, difference_p_value, mean_interval, mean_p_value
 
 Rows = list[dict[str, Any]]
+# Rounding gives smaller sums of differences.
+_ROUNDING = 1e-9
+# A gain of more than this many standard errors, one-sided 5%, is clear.
+CLEAR = 1.645
 Counts = NDArray[np.float64]
 
 
@@ -146,6 +150,50 @@ def better_without_rows(measured: Sequence[Measured], seed: int) -> Rows:
         })  # fmt: skip
     for row, p_value in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
         row["p_value"] = float(p_value)
+    return rows
+
+
+# Number of draws of the signs of differences.
+N_SIGNS = 2000
+
+
+def raising_rows(measured: Sequence[Measured], seed: int) -> Rows:
+    """Return the rows of `raising.csv`: without how many units a measure gets better, beside what chance gives.
+
+    There is a row for heads and for layers, for each kind and readout, in the highest layer that is read. Chance: if no
+    unit changed anything but by chance, the sign of an item's differences could as well be the other one. All units of
+    an item get the same sign, so that units that go together stay so. What is counted is a clear gain: a sum of
+    differences of more than `CLEAR` times the root of the sum of their squares, which signs do not change. `p_value` is
+    one-sided, by rank, and corrected for the rows of a readout (Holm).
+
+    Args:
+        measured: What the passes gave.
+        seed: Seed of the signs.
+    """
+    last: dict[str, int] = {}
+    for one in measured:
+        last[one.readout] = max(one.layer, last.get(one.readout, 0))
+    groups: dict[Any, list[Measured]] = {}
+    for one in measured:
+        if one.layer == last[one.readout]:
+            groups.setdefault(one.group, []).append(one)
+    rows: Rows = []
+    for (readout, is_layer, kind), members in groups.items():
+        gains = np.stack([one.measure.sign * (one.right - one.intact) for one in members])
+        signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(N_SIGNS, gains.shape[1]))
+        least = CLEAR * np.sqrt((gains**2).sum(1)) + _ROUNDING
+        drawn = (signs @ gains.T > least).sum(1)
+        clear, better = (int((gains.sum(1) > limit).sum()) for limit in (least, _ROUNDING))
+        low, high = np.quantile(drawn, ENDS, method="inverted_cdf")
+        rows.append({
+            "units": "layers" if is_layer else "heads", "kind": kind, "readout": readout, "layer": last[readout],
+            "n_units": len(members), "n_better": better, "n_clear": clear,
+            "chance_low": int(low), "chance_high": int(high), "p_value": rank_p(clear, drawn.astype(np.float64)),
+        })  # fmt: skip
+    for readout in last:
+        own = [row for row in rows if row["readout"] == readout]
+        for row, p_value in zip(own, holm([row["p_value"] for row in own]), strict=True):
+            row["p_value"] = float(p_value)
     return rows
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from probing.cache import ActivationStore
 from probing.cache.extraction import forward_trainer
@@ -18,10 +20,11 @@ from probing.corpus.splits import Split
 from probing.disabling.probed_task import Frozen, ProbedTask
 from probing.downstream.wic_evaluation import target_check
 from probing.models import load_encoder, load_tokenizer
+from probing.models.loading import load_tuned
 from probing.readouts.forward import Readers, Readout
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.masked_words import MaskedWordLoss, masked_lm_of
-from probing.readouts.names import MLM, POSITION, PROBED, STS, TASK, WIC, WORDS
+from probing.readouts.names import MLM, POSITION, PROBED, STS, TASK, TUNED, WIC, WORDS
 from probing.readouts.pair_cosines import (
     READ,
     TRAIN,
@@ -35,6 +38,7 @@ from probing.readouts.pair_cosines import (
     similarity_readout,
 )
 from probing.readouts.text import Text
+from probing.readouts.tuned_head import TunedHead, TunedScore, TunedTask
 from probing.results.shown import layers_named
 from probing.runtime.progress import stage
 from probing.tasks import TokenTask, load_task
@@ -95,8 +99,19 @@ class Subject:
 
     @property
     def pad_token_id(self) -> int:
-        """Id of the padding token."""
-        return self.tokenizer.pad_token_id or 0
+        """Id of the padding token; of a tuned model that by which its head knows where a sentence ends."""
+        own = self.source.config.pad_token_id if TUNED in self.wanted else None
+        return int(own if own is not None else self.tokenizer.pad_token_id or 0)
+
+    @cached_property
+    def tuned(self) -> Any:
+        """The model with its trained head, where its task is read out; otherwise None.
+
+        Raises:
+            UserError: If it has none.
+        """
+        of: TunedTask | None = self.wanted.get(TUNED)
+        return None if of is None else load_tuned(self.source.model, of.of)
 
     @cached_property
     def masked_lm(self) -> nn.Module | None:
@@ -118,19 +133,23 @@ class Subject:
         Raises:
             UserError: If its blocks or heads cannot be told.
         """
-        encoder: Any = (
-            load_encoder(self.source.model, self.source.random_weights_seed)
-            if self.masked_lm is None
-            else self.masked_lm.base_model
+        whole: Any = self._with_head
+        encoder = (
+            load_encoder(self.source.model, self.source.random_weights_seed) if whole is None else whole.base_model
         )
         return LaterBlocks.of(encoder, self.pad_token_id, self.source.model.name)
+
+    @property
+    def _with_head(self) -> nn.Module | None:
+        """The model with the head that is read out, if one is."""
+        return self.tuned if self.masked_lm is None else self.masked_lm
 
     @cached_property
     def readers(self) -> Readers:
         """The model where passes run."""
         asked = {name: value for name, value in self.source.trainer.items() if name == "accelerator"}
         device = forward_trainer({"devices": 1, **asked}, ()).strategy.root_device
-        (self.masked_lm or self.model.encoder).to(device)
+        (self._with_head or self.model.encoder).to(device)
         return Readers.of(self.model.encoder, self.pad_token_id, self.source.model.name)
 
     @cached_property
@@ -166,20 +185,24 @@ class Subject:
                 or no sentence of a side has a token of any class.
         """
         _ = self.model  # what cannot be disabled is refused before any work
-        checks = [self.probed(name).checks() for name in PROBED if name in self.wanted] or [self.own.checks()]
+        checks = [self.probed(name).checks() for name in PROBED if name in self.wanted]
+        checks = checks or ([] if TUNED in self.wanted else [self.own.checks()])
         of_corpora = [partial(_all, of_corpus) for of_corpus in zip(*checks, strict=True)]
         with stage(f"hidden states of {layers_named(self.source.layers)}"):
             stores = self.source.read(self.corpora, of_corpora)
             _ = self.stores_of_sets, self.stores_of_senses
         return stores
 
-    def other_readouts(self, text: Text, n_tokens: int, seed: int) -> Iterator[Readout]:
+    def other_readouts(
+        self, text: Text, n_tokens: int, seed: int, stores: Sequence[ActivationStore] = ()
+    ) -> Iterator[Readout]:
         """Yield what is read out beside the classes that probes read.
 
         Args:
             text: The test sentences that are read.
             n_tokens: Most tokens of other texts.
             seed: Seed of every random draw.
+            stores: The activations of each corpus, where the task of a tuned model is read out.
         """
         last = self.source.layers[-1]
         if MLM in self.wanted:
@@ -188,6 +211,23 @@ class Subject:
             yield similarity_readout(pairs, store, drawn(pairs, store, n_tokens, seed), last)
         if WIC in self.wanted:
             yield senses_readout(self.wanted[WIC][READ], self.stores_of_senses[1], self.rule, n_tokens, last, seed)
+        if TUNED in self.wanted:
+            yield self.tuned_score(text, self.wanted[TUNED].targets(stores, self.corpora, self.splits))
+
+    def tuned_score(self, text: Text, targets: Tensor) -> TunedScore:
+        """Return the readout of the tuned head on some sentences of the test corpus.
+
+        Args:
+            text: The sentences.
+            targets: The targets of each token or sentence of the corpus.
+        """
+        of = self.wanted[TUNED].of
+        kept = torch.from_numpy(text.kept if of == "sentences" else text.of_corpus)
+        return TunedScore(text, targets[kept], self._tuned_head, of, self.source.layers[-1])
+
+    @cached_property
+    def _tuned_head(self) -> TunedHead:
+        return TunedHead(self.tuned, self.model, self.pad_token_id)
 
     def masked_words(self, text: Text, seed: int) -> MaskedWordLoss:
         """Return the readout of masked words of a text."""
@@ -201,7 +241,8 @@ class Subject:
         """Return the readout that decides the order in which heads are disabled together, and the reported readout.
 
         For masked words these are the training and the test sentences, for WiC the training and the dev pairs. A set of
-        STS may lack a training part, so the two readouts are the two halves of the pairs that are read.
+        STS may lack a training part, so the two readouts are the two halves of the pairs that are read. So they are of
+        the test sentences of a tuned model, which knows its training sentences by heart.
 
         Args:
             readout: What is read out beside positions.
@@ -215,6 +256,10 @@ class Subject:
         if readout.name == WIC:
             of_train = self.wanted[WIC][TRAIN], self.stores_of_senses[0]
             return senses_readout(*of_train, self.rule, n_tokens, last, seed), readout
+        if isinstance(readout, TunedScore):
+            there = np.flatnonzero(readout.n)
+            chosen_on, reported_on = halves(there, seed)
+            return readout.part(chosen_on), readout.part(reported_on)
         for pairs, store in zip(self.wanted[STS], self.stores_of_sets, strict=True):
             if readout.name == f"{STS}:{pairs.label}":
                 kept = halves(drawn(pairs, store, n_tokens, seed), seed)

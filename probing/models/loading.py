@@ -142,6 +142,42 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
     return encoder
 
 
+def load_tuned(source: ModelSource, of: HeadOf) -> Any:
+    """Load a model with the trained head that its folder has, in float32 and evaluation mode.
+
+    Args:
+        source: The model's files.
+        of: What the head is of: tokens or sentences.
+
+    Raises:
+        UserError: If the folder has no such head with all of its weights, or the weights cannot be loaded.
+    """
+    import torch
+
+    config, families = load_config(source), _families_with_head(of)
+    _check_full_precision(source, config)
+    _check_memory(source, config, torch.float32)
+    if not config.is_encoder_decoder and type(config) in families:
+        model, report = _read_weights(families[type(config)], source, config, torch.float32)
+        if not report["missing_keys"] and not report["mismatched_keys"]:
+            _encoder_of(model)
+            return model.eval()
+    raise UserError(
+        f"`--model {source.name}` has no head of {of} with weights in its files; give a checkpoint that `finetune` "
+        "wrote."
+    )
+
+
+def _families_with_head(of: HeadOf) -> Any:
+    """Return the class of a model with a head by the class of its configuration."""
+    import transformers
+
+    return {
+        "tokens": transformers.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+        "sentences": transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    }[of]
+
+
 def load_masked_lm(source: ModelSource) -> nn.Module | None:
     """Load the model with its masked-language-model head, in evaluation mode and float32.
 
@@ -184,13 +220,8 @@ def load_with_head(source: ModelSource, of: HeadOf, n_outputs: int, seed: int, r
         UserError: If the family has no such head, if the model is an encoder-decoder, or if it cannot be loaded.
     """
     import torch
-    import transformers
 
-    config = deepcopy(load_config(source))
-    families: Any = {
-        "tokens": transformers.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-        "sentences": transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    }[of]
+    config, families = deepcopy(load_config(source)), _families_with_head(of)
     if config.is_encoder_decoder or type(config) not in families:
         raise UserError(
             f"`--model {source.name}` ({config.model_type}): transformers has no head of {of} for it that reads its "

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 POSITION, RETRAINED, MLM, STS, WIC = "position", "position_retrained", "mlm", "sts", "wic"
 # The classes of the task of a run.
 TASK = "task"
+# What the trained head of a tuned model reads: classes, or numbers.
+TUNED, TUNED_R2 = "tuned", "tuned_r2"
 # What probes of later layers read.
 PROBED = (TASK, POSITION)
 # What is added to the name of a readout by probes: where probes are trained again, and where the share is measured of
@@ -19,6 +21,7 @@ CONTRAST, WORD_MASS = "head_contrast", "head_word_mass"
 # What the user may name, with how the data is called that it needs.
 READOUTS: dict[str, str | None] = {POSITION: None, MLM: None, STS: "DIR", WIC: "DIR"}
 READOUTS_OF_RUN: dict[str, str | None] = {TASK: None, **READOUTS}
+READOUTS_OF_TUNED: dict[str, str | None] = {**READOUTS, TASK: "RUN"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Measure:
 _MEASURES = {
     POSITION: Measure("position accuracy", "points", 100, 1, True, True),
     TASK: Measure("accuracy", "points", 100, 1, True, True),
+    TUNED: Measure("task accuracy", "points", 100, 1, True, True),
+    TUNED_R2: Measure("task R²", "points", 100, 1, True, False),
     # What is looked for is a rise.
     TRANSLATED: Measure("share read as the target", "points", 100, 1, False, True),
     INTERCHANGED: Measure("share read as the counterpart", "points", 100, 1, False, True, "pair"),
@@ -69,7 +74,7 @@ def measure_of(readout: str) -> Measure:
 
     Args:
         readout: Its name in tables: `position` or `task`, alone or with `_retrained`, `_translated` or
-            `_interchanged`, `words`, `mlm`, `wic`, or `sts:` and the name of a set.
+            `_interchanged`, `words`, `mlm`, `wic`, `tuned`, `tuned_r2`, or `sts:` and the name of a set.
     """
     for name in (TRANSLATED, INTERCHANGED):
         if readout.endswith(name):

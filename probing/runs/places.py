@@ -11,19 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from probing.cache.files import cache_folder
 from probing.corpus import Corpus, load_corpus
-from probing.corpus.splits import Split, divided, hold_out
+from probing.corpus.splits import GroupBy, Split, divided, hold_out
 from probing.errors import UserError
 from probing.models.source import ALIASES, OBJECT, ModelSource, resolve_model
 from probing.results.shown import listed
 from probing.runs.folder import PARTIAL
 from probing.tasks import TokenTask, load_task
-
-if TYPE_CHECKING:
-    from probing.runs.run import Run
 
 Say = Callable[[str], None]
 
@@ -46,6 +43,14 @@ class Kept(Protocol):
     @property
     def results(self) -> Mapping[str, Any]:
         """Content of `results.json`."""
+
+
+class OfText(Kept, Protocol):
+    """A finished run whose texts can be read again."""
+
+    @property
+    def split_by(self) -> GroupBy:
+        """What the split kept whole, as `probing.corpus.splits.read_corpora` takes it."""
 
 
 # --- noting ---
@@ -193,12 +198,12 @@ def given_texts(corpus: Any) -> list[str]:
     return [os.fspath(path) for path in given]
 
 
-def texts_of(run: Run, given: Sequence[Any] = (), say: Say = lambda message: None) -> Texts:
+def texts_of(run: OfText, given: Sequence[Any] = (), say: Say = lambda message: None) -> Texts:
     """Read the texts of a run again; see `texts_of_runs`."""
     return texts_of_runs([run], given, say)[0]
 
 
-def texts_of_runs(runs: Sequence[Run], given: Sequence[Any] = (), say: Say = lambda message: None) -> list[Texts]:
+def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = lambda message: None) -> list[Texts]:
     """Read the texts of runs again, wherever they are now.
 
     Args:
@@ -229,8 +234,8 @@ def texts_of_runs(runs: Sequence[Run], given: Sequence[Any] = (), say: Say = lam
     return found
 
 
-def _texts(run: Run, offered: Sequence[Offered], say: Say) -> Texts:
-    keys = {side: run.results["cache"][side]["key"]["corpus"] for side in ("train", "test")}
+def _texts(run: OfText, offered: Sequence[Offered], say: Say) -> Texts:
+    keys = _fingerprints(run)
     if run.config["test_corpus"] is None:
         source, main = _text(run, "corpus", offered, lambda text: text.fingerprint == keys["test"])
         return Texts(*divided(main, None, run.config["seed"], say, run.split_by), [source])
@@ -246,7 +251,15 @@ def _texts(run: Run, offered: Sequence[Offered], say: Say) -> Texts:
     return Texts(*divided(main, test, run.config["seed"], say, run.split_by), [source, tested_on])
 
 
-def _text(run: Run, option: str, offered: Sequence[Offered], fits: Callable[[Corpus], bool]) -> tuple[Any, Corpus]:
+def _fingerprints(run: Kept) -> dict[str, str]:
+    """Return the fingerprint of the text that a run was trained on, and of the one that it was tested on."""
+    if (texts := run.results.get("corpora")) is not None:  # of `finetune`
+        sides = zip(("train", "test"), TEXTS, strict=True)
+        return {side: texts.get(option, texts["corpus"])["fingerprint"] for side, option in sides}
+    return {side: run.results["cache"][side]["key"]["corpus"] for side in ("train", "test")}
+
+
+def _text(run: Kept, option: str, offered: Sequence[Offered], fits: Callable[[Corpus], bool]) -> tuple[Any, Corpus]:
     """Return where a text of a run is, and what it holds.
 
     Raises:

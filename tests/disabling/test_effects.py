@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from probing.comparison.agreement import holm
-from probing.disabling.effects import Measured, better_without_rows, effect_rows, measured_of
+from probing.disabling.effects import Measured, better_without_rows, effect_rows, measured_of, raising_rows
 from probing.disabling.units import Job
 from probing.statistics.intervals import difference_interval, difference_p_value, mean_interval
 
@@ -100,3 +100,42 @@ def test_of_a_loss_less_is_better_and_its_interval_is_that_of_a_mean() -> None:
     (best,) = better_without_rows(made, seed=0)
     assert best["unit"] == "1-3"
     assert best["effect"] == pytest.approx(-0.3, abs=0.05)
+
+
+def test_units_without_which_a_measure_rises_are_counted_beside_what_chance_gives() -> None:
+    some = measured({(1, head): 0.2 if head <= 9 else -0.2 for head in range(1, 13)})
+    (row,) = raising_rows(some, 0)
+    assert (row["units"], row["n_units"], row["n_better"]) == ("heads", 12, 9)
+    assert row["n_clear"] == 9
+    assert row["p_value"] < 0.05
+    (all_rise,) = raising_rows(measured({(1, head): 0.2 for head in range(1, 13)}), 0)
+    assert all_rise["n_better"] == 12
+    assert all_rise["p_value"] < 0.01
+    # Of a loss, units without which it falls are counted.
+    losses = [Measured(one.job, "mlm", 3, one.right, one.intact, one.n) for one in some]
+    assert raising_rows(losses, 0)[0]["n_better"] == 3
+    # What changes nothing is not better, however often signs are drawn.
+    same = [Measured(Job(1, 1, "zero"), "tuned", 3, some[0].intact, some[0].intact, N)]
+    (still,) = raising_rows(same, 0)
+    assert (still["n_better"], still["chance_high"], still["p_value"]) == (0, 0, 1)
+    # Layers and kinds are counted by themselves, in the highest layer that is read, and corrected for their number.
+    others = [Measured(Job(1, None, "zero"), "position", 3, some[0].right, some[0].intact, N)]
+    below = [Measured(one.job, "position", 2, one.right, one.intact, N) for one in some]
+    both = raising_rows([*below, *some, *others], 0)
+    assert [(one["units"], one["layer"]) for one in both] == [("heads", 3), ("layers", 3)]
+    assert both[0]["p_value"] >= row["p_value"]
+
+
+def test_units_that_go_together_are_not_more_than_chance_gives() -> None:
+    """Thirty heads that share most of what they change by chance: in 5% of texts, most of them rise together."""
+    n_claims, intact = 0, np.full(60, 6.0)
+    for seed in range(200):
+        generator = np.random.default_rng(seed)
+        shared = generator.normal(size=60)
+        heads = [
+            Measured(Job(1, head, "zero"), "tuned", 3, intact + shared + 0.3 * generator.normal(size=60), intact, N)
+            for head in range(1, 31)
+        ]
+        (row,) = raising_rows(heads, seed)
+        n_claims += row["p_value"] < 0.05
+    assert n_claims <= 18

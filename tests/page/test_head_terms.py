@@ -12,8 +12,8 @@ from probing.results.rows import Table
 from probing.studies.attention import schema as schemas
 from probing.studies.attention.terms import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
 from probing.studies.disable import tables as disabling
+from probing.studies.disable.schema import DISABLED as DISABLED_SCHEMA
 from probing.studies.disable.section import DISABLED
-from probing.studies.disable.tables import DISABLED as DISABLED_SCHEMA
 from probing.studies.disable.tables import PLACES
 from probing.studies.geometry.neurons import tables as neuron_interventions
 from probing.studies.geometry.terms import CHANGED_NEURONS

@@ -22,14 +22,16 @@ from probing.cli.option_types import (
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.corpus.splits import GroupBy, read_corpora
-from probing.errors import out_of_range
+from probing.errors import UserError, out_of_range
 from probing.models import layer_numbers
-from probing.readouts.names import POSITION, READOUTS
+from probing.readouts.names import POSITION, READOUTS_OF_TUNED, TASK, TUNED
 from probing.runs.call import Call, Measured
 from probing.runs.of_run import read_as_run
+from probing.runs.places import task_of
 from probing.runs.registry import study_of
 from probing.runs.run import Run, load_fit_of_classes
 from probing.runs.study import Result
+from probing.runs.tuned import Tuned, read_as_tuned, tuned_of
 from probing.runtime import terminal
 from probing.runtime.processes import is_main_process
 
@@ -67,7 +69,9 @@ def disable(
             a whole layer.
         readouts: What is read while something is disabled, one or more: position (by probes of the later layers), mlm
             (the loss of masked words, by the model's own head), sts=DIR (Spearman's correlation of the last layer's
-            cosines with human scores), wic=DIR (accuracy of the last layer's cosines), with data as of sts and wic.
+            cosines with human scores), wic=DIR (accuracy of the last layer's cosines), with data as of sts and wic;
+            task=RUN (the score of a tuned model's own head on the test part of the run of `finetune`), where RUN is the
+            folder of the run, or of one of its checkpoints. Its model, corpus and split are then read.
         tokens: Maximum number of tokens of the test sentences that are read, and also of the training sentences from
             which replacement values come; if there are more, sentences are drawn at random.
         retrain: Retrain probes without each of this many heads and layers with the largest effect, and without each of
@@ -85,12 +89,14 @@ def disable(
         What was found; None on ranks other than the first.
     """
     call = Call.of(study_of("disable"), config, name, wandb, _problems(tokens, retrain, prune_share))
+    wanted: dict[str, Any] = {**chosen_with_data("--readouts", config["readouts"], READOUTS_OF_TUNED)}
+    tuned = _tuned_of(wanted.pop(TASK, None), config)
     made = _run_of(config["run"], config)
     with terminal.quiet_libraries():
         from probing.studies.disable.figures import measured
         from probing.studies.disable.survey import others, survey
 
-        asked, subject = _asked(call, made, tokenizer)
+        asked, subject = _asked(call, made or tuned, wanted, tokenizer)
         call.expect(1 + (POSITION in subject.wanted) + bool(others(subject)))
         stores = subject.read()
         call.watch.end("extract")
@@ -100,17 +106,18 @@ def disable(
 
         def measure(_: Path) -> Measured:
             found = survey(subject, stores, asked)
-            return measured(found, stores, files.short_name)
+            return measured(found, stores, files.short_name, tuned)
 
         return call.write(files, measure)
 
 
-def _asked(call: Call, made: Run | None, tokenizer: Any) -> tuple[Any, Any]:
+def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
     """Return the `probing.studies.disable.survey.Asked` and the `probing.disabling.subject.Subject` of a configuration.
 
     Args:
         call: The call of the command.
-        made: The run whose probes are read, if there is one.
+        made: The run whose probes are read, or the tuned model whose head is, if there is one.
+        wanted: What else is read, with its data as typed.
         tokenizer: Tokenizer of a model that is an object.
     """
     from probing.disabling.subject import Subject, data_of
@@ -119,9 +126,10 @@ def _asked(call: Call, made: Run | None, tokenizer: Any) -> tuple[Any, Any]:
 
     config = call.config
     units, kinds = chosen("--units", config["units"], UNITS), chosen("--kinds", config["kinds"], KINDS)
-    wanted = chosen_with_data("--readouts", config["readouts"], READOUTS)
     check(units, kinds, config["prune"])
     data = data_of(wanted)
+    if isinstance(made, Tuned):
+        data[TUNED] = _task_of(made)
     split_seed = config["seed"] if made is None else made.config["seed"]
     source = call.source(seed=split_seed, tokenizer=tokenizer)
     blocks = source.blocks(layer_numbers(config["layer"]))
@@ -138,7 +146,8 @@ def _asked(call: Call, made: Run | None, tokenizer: Any) -> tuple[Any, Any]:
         config["prune"],
         config["prune_share"],
     )
-    return asked, Subject(source, corpora, splits, split_seed, _frozen(made, source), data)
+    frozen = None if isinstance(made, Tuned) else _frozen(made, source)
+    return asked, Subject(source, corpora, splits, split_seed, frozen, data)
 
 
 def _problems(tokens: int, retrain: int, prune_share: float) -> list[str]:
@@ -161,6 +170,29 @@ def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
     needs = {"the task position": is_position}
     read_as_run(run, f"--run {folder}", config, defaults(disable), OF_RUN, needs)
     return run
+
+
+def _tuned_of(typed: str | None, config: dict[str, Any]) -> Tuned | None:
+    """Return the tuned model whose head is read, and note in the configuration what is read because of it.
+
+    Raises:
+        UserError: If there is no such model, or an option contradicts it.
+    """
+    if typed is None:
+        return None
+    option = f"--readouts {TASK}={typed}"
+    if config["run"] is not None:
+        raise UserError(f"`--run` and `{option}` both say which text is read; leave one of the two out.")
+    tuned = tuned_of(typed, option)
+    read_as_tuned(tuned, config, defaults(disable))
+    return tuned
+
+
+def _task_of(tuned: Tuned) -> Any:
+    """Return the `probing.readouts.tuned_head.TunedTask` of a tuned model."""
+    from probing.readouts.tuned_head import TunedTask
+
+    return TunedTask(task_of(tuned), tuned.split_by, tuned.results["classes"], tuned.typed)
 
 
 def _frozen(run: Run | None, source: Any) -> Any:

@@ -27,6 +27,7 @@ from probing.figures.style import (
 )
 from probing.readouts.names import POSITION, measure_of
 from probing.runs.call import Measured
+from probing.runs.tuned import Tuned
 from probing.studies.disable.survey import Found
 from probing.studies.disable.tables import at_last_layer, is_head, kinds_of, named, readouts_of
 
@@ -142,13 +143,14 @@ def pruning_curves(figure: Figure, rows: Sequence[Row], model: str) -> None:
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
-def measured(found: Found, stores: Sequence[ActivationStore], model_name: str) -> Measured:
+def measured(found: Found, stores: Sequence[ActivationStore], model_name: str, tuned: Tuned | None = None) -> Measured:
     """Return the tables with what belongs to them.
 
     Args:
         found: What was found.
         stores: The activations of each corpus.
         model_name: The model's short name, for titles.
+        tuned: The tuned model whose head was read.
     """
     tokens = found.text.tokens
     results = {
@@ -158,6 +160,11 @@ def measured(found: Found, stores: Sequence[ActivationStore], model_name: str) -
         "n_tokens": tokens.n_tokens,
         **_read(found),
     }
+    if tuned is not None:
+        n_tested = tuned.results["n_examples"]["test"]
+        results["tuned"] = {
+            "run": str(tuned.folder), "checkpoint": tuned.checkpoint.name, "score": tuned.score, "n_tested": n_tested,
+        }  # fmt: skip
     return Measured(
         found.tables,
         results,

@@ -15,7 +15,6 @@ from probing.studies.disable.tables import (
     PLACES,
     Row,
     at_last_layer,
-    conclusions,
     is_head,
     kinds_of,
     named,
@@ -47,7 +46,7 @@ def disabling_section(made: Result, anchor: str) -> Html:
     return element(
         "section",
         element("h2", made.study.heading(made)),
-        *(element("p", sentence) for sentence in conclusions(of)),
+        *(element("p", sentence) for sentence in made.conclusions()),
         *(one for readout in readouts_of(of) for one in _maps(at_last_layer(of, readout))),
         *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in tables(of)),
         *_curves(made.pruning),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from probing.results.markup import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.disable import tables as disabling
-from probing.studies.disable.tables import SCHEMAS
+from probing.studies.disable.schema import SCHEMAS
 
 
 class Disable(Study):
@@ -29,7 +29,7 @@ class Disable(Study):
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what the effects say, a sentence for each question."""
-        return disabling.conclusions(made.by_name)
+        return [*disabling.tuned_sentences(made.results), *disabling.conclusions(made.by_name)]
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from probing.cache import ActivationStore
 from probing.cache.passes import PassStore
 from probing.corpus.splits import Split
-from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of
+from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of, raising_rows
 from probing.disabling.passes import Passes
 from probing.disabling.probed_task import Labelled, ProbedTask, chosen_units, retrained
 from probing.disabling.store import fingerprint_of, opened, run_unfinished
@@ -24,7 +24,7 @@ from probing.disabling.units import Job, Kind, UnitType, all_jobs, wanted
 from probing.errors import UserError
 from probing.readouts.forward import ReadableText, Readout
 from probing.readouts.frozen_probes import ProbeReadout, Probes
-from probing.readouts.names import POSITION, RETRAINED
+from probing.readouts.names import POSITION, RETRAINED, TUNED
 from probing.readouts.text import Text, draw_text
 from probing.runtime.progress import stage
 from probing.studies.disable.importance import importance, importance_rows
@@ -72,6 +72,7 @@ class Found:
     Args:
         disabled: Rows of `disabled.csv`.
         better_without: Rows of `better_without.csv`.
+        raising: Rows of `raising.csv`.
         importance: Rows of `importance.csv`; empty if no heads are disabled.
         pruning: Rows of `pruning.csv`; empty if nothing is disabled cumulatively.
         pruning_areas: Rows of `pruning_areas.csv`.
@@ -83,6 +84,7 @@ class Found:
 
     disabled: Rows
     better_without: Rows
+    raising: Rows
     importance: Rows
     pruning: Rows
     pruning_areas: Rows
@@ -94,7 +96,7 @@ class Found:
     @property
     def tables(self) -> dict[str, Rows]:
         """The rows by the name of their table."""
-        always = {"disabled": self.disabled, "better_without": self.better_without}
+        always = {"disabled": self.disabled, "better_without": self.better_without, "raising": self.raising}
         others = {"importance": self.importance, "pruning": self.pruning, "pruning_areas": self.pruning_areas}
         return always | {name: rows for name, rows in others.items() if rows}
 
@@ -118,12 +120,15 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) ->
         with stage(f"positions read without {' and '.join(asked.units)}"):
             parts.append(work.positions())
     if others(subject):
-        with stage(f"{' and '.join(others(subject))} read without {' and '.join(asked.units)}"):
-            parts += [work.other(readout) for readout in subject.other_readouts(text, asked.n_tokens, asked.seed)]
+        named = ["the task" if name == TUNED else name for name in others(subject)]
+        with stage(f"{' and '.join(named)} read without {' and '.join(asked.units)}"):
+            readouts = subject.other_readouts(text, asked.n_tokens, asked.seed, stores)
+            parts += [work.other(readout) for readout in readouts]
     measured = [one for part in parts for one in part.measured]
     frozen = [one for one in measured if one.readout != RETRAINED]
     return Found(
-        effect_rows(measured), better_without_rows(frozen, asked.seed), [row for part in parts for row in part.rows],
+        effect_rows(measured), better_without_rows(frozen, asked.seed), raising_rows(frozen, asked.seed),
+        [row for part in parts for row in part.rows],
         [row for part in parts for row in part.pruning], [row for part in parts for row in part.areas],
         subject.model.heads.n_heads, text, {part.readout.name: _intact(part) for part in parts},
         {part.readout.name: int(part.readout.n.sum()) for part in parts},

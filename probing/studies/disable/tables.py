@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.readouts.names import MLM, POSITION, RETRAINED, measure_of
-from probing.results.schema import Column, Schema, number, text, whole
-from probing.results.shown import ends, in_brackets, interval
+from probing.readouts.names import MLM, POSITION, RETRAINED, TUNED, TUNED_R2, measure_of
+from probing.results.shown import ends, in_brackets, interval, listed
 from probing.statistics.intervals import few_sentences
-from probing.tables.schema import effect, layer_column
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
@@ -29,7 +27,13 @@ _LOSSES = {
     "mlm": "in nats, the loss of masked words",
     "sts": "the squared error of the cosines",
     "wic": "in nats, the loss of the cosine's logistic curve",
+    "tuned": "in nats, the loss of the task",
+    "tuned_r2": "in squared deviations, the loss of the task",
 }
+# What is read by a head of the model, which takes the last layer alone.
+_BY_HEAD = (MLM, TUNED, TUNED_R2)
+# Largest difference of two scores of the same model on the same text.
+SAME = 1e-6
 # Most heads in the table of the terminal.
 _SHOWN = 10
 
@@ -70,7 +74,7 @@ def named(readout: str, layer: int) -> str:
         layer: The layer that is read.
     """
     of = readout.partition(":")[2]
-    at = "" if readout == MLM else f" of layer {layer}"  # a head reads the last layer alone
+    at = "" if readout in _BY_HEAD else f" of layer {layer}"
     return f"{measure_of(readout).noun}{f' ({of})' if of else ''}{at}"
 
 
@@ -163,6 +167,7 @@ def conclusions(made: Tables) -> list[str]:
                     lines.append(_most(here, what, kind))
         lines += _trained_again(made) if readout == POSITION else []
         lines += [
+            *_raising(made, readout),
             *_better_without(made, readout),
             *_importance(made, readout),
             *_pruning(made, readout),
@@ -195,7 +200,7 @@ def _changes_most(most: Row) -> str:
     if most["readout"] == POSITION:
         return f"the probe of layer {most['layer']} {_loses(most)}"
     worse, better = ("falls", "rises") if measure.higher_is_better else ("rises", "falls")
-    article = "the " if most["readout"] == MLM else ""
+    article = "the " if most["readout"] in _BY_HEAD else ""
     return f"{article}{named(most['readout'], most['layer'])} " + (
         f"{worse} most" if _gain(most) < 0 else f"{worse} nowhere, and {better} least"
     )
@@ -222,6 +227,50 @@ def _trained_again(made: Tables) -> list[str]:
     return lines
 
 
+def _raising(made: Tables, readout: str) -> list[str]:
+    """Say of a tuned model without how many units its task gains, and whether these are more than chance gives."""
+    if readout not in (TUNED, TUNED_R2):
+        return []
+    lines = []
+    for units in ("layers", "heads"):
+        rows = [row for row in made.get("raising", ()) if (row["readout"], row["units"]) == (readout, units)]
+        if not rows:
+            continue
+        more = [row["kind"] for row in rows if row["p_value"] < 0.05]
+        told = [
+            f"{row['n_better']} ({row['kind']}; clearly without {row['n_clear']}, where chance gives "
+            f"{row['chance_low']} to {row['chance_high']})"
+            for row in rows
+        ]
+        verdict = f"more than chance gives with {listed(more)}" if more else "no more than chance gives"
+        lines.append(
+            f"Of {rows[0]['n_units']} {units}, the {measure_of(readout).noun} rises without {listed(told)}: {verdict} "
+            "(p below .05 by random signs of the differences, corrected)."
+        )
+    return lines
+
+
+def tuned_sentences(results: Mapping[str, Any]) -> list[str]:
+    """Return what the tuned head has while nothing is disabled, beside what its run says; none of other results.
+
+    Args:
+        results: Content of `results.json`.
+    """
+    tuned = results.get("tuned")
+    if tuned is None:
+        return []
+    (readout, found), *_ = ((name, one) for name, one in results["readouts"].items() if name in (TUNED, TUNED_R2))
+    (intact,), score = found["intact"].values(), tuned["score"]
+    said = f"Intact, {tuned['checkpoint']} has a {measure_of(readout).noun} of {intact:.3f}"
+    if found["n_examples"] < tuned["n_tested"]:
+        return [
+            f"{said} on {found['n_examples']:,} of the {tuned['n_tested']:,} targets that its run tested ({score:.3f})."
+        ]
+    if abs(intact - score) <= SAME:
+        return [f"{said} on the {found['n_examples']:,} targets of the test part, as its run says."]
+    return [f"{said}, where its run says {score:.3f}: it was tuned with other versions or on another machine."]
+
+
 def _better_without(made: Tables, readout: str) -> list[str]:
     rows = [row for row in made.get("better_without", ()) if row["readout"] == readout]
     last = max((row["layer"] for row in rows), default=0)
@@ -234,7 +283,8 @@ def _better_without(made: Tables, readout: str) -> list[str]:
         unit = measure_of(readout).unit
         told = [f"{row['unit']} ({row['kind']}: {_told(row)} {unit}{_within(row)})" for row in better]
         what = units.removesuffix("s")
-        items = f"{measure_of(readout).items}s" + ("" if readout == POSITION else f" ({readout})")
+        of = "" if readout == POSITION else f" ({'task' if readout in (TUNED, TUNED_R2) else readout})"
+        items = f"{measure_of(readout).items}s{of}"
         lines.append(
             f"Better without a {what}, chosen on one half of the {items} and measured on the other: "
             + (f"{', '.join(told)}." if told else "none, by any kind of replacement (corrected p below .05).")
@@ -284,58 +334,3 @@ def _why_no_intervals(rows: Sequence[Row]) -> list[str]:
     most = max(rows, key=lambda row: row["n"], default=None)
     few = few_sentences(most["n"]) if most and not ends(most) else None
     return [few] if few else []
-
-
-_UNIT = text("unit", "A head, such as 3-9, or the number of a layer.")
-_UNITS = text("units", "heads or layers.")
-_KIND = text("kind", "What replaces the output.")
-_READOUT = text("readout", "What is read: position, position_retrained, mlm, sts:NAME or wic.")
-_READ = layer_column("Layer that is read.")
-_N = whole("n", "Number of sentences, or of pairs.")
-_ORDER = text("order", "Order in which units are disabled: importance, reverse or random.")
-
-DISABLED = Schema("disabled", "a row per unit, kind of replacement and layer that is read", (
-    _UNIT, _KIND, _READOUT, _READ,
-    number("intact", "The measure of the intact model."),
-    number("value", "The measure with the unit disabled."),
-    effect("The second minus the first"),
-    number("percentile", "Percentage of the units of its kind that do less harm.", form=".0f"),
-    number("p_value", "p-value of the effect, corrected for the units."),
-    _N,
-))  # fmt: skip
-BETTER_WITHOUT = Schema("better_without", "a row per kind of unit, replacement, readout and layer", (
-    _UNITS, _KIND, _READOUT, _READ,
-    text("unit", "The unit without which the model is best, chosen on one half of the sentences."),
-    number("effect_chosen_on", "Its effect on that half.", form="+.3f"),
-    effect("Its effect on the other half"),
-    number("p_value", "p-value, corrected for the number of rows."),
-    whole("n", "Number of sentences, or of pairs, of the other half."),
-))  # fmt: skip
-IMPORTANCE = Schema("importance", "a row per head", (
-    _UNIT, _READOUT, _READ,
-    Column("importance", float, "Mean of |dL/d xi| over sentences, in nats; low, high: its 95% interval.", form=".3f",
-           interval=""),
-    number("normalised", "That divided by the Euclidean norm over the heads of its layer."),
-    whole("n", "Number of sentences."),
-), optional=True)  # fmt: skip
-PRUNING = Schema("pruning", "with `--prune`, a row per order and step", (
-    _UNITS, _KIND, _READOUT, _READ, _ORDER,
-    whole("draw", "Number of the random order."),
-    whole("n_disabled", "Number of units that are disabled."),
-    number("share", "That as a share of all."),
-    number("value", "The measure."),
-    effect("Its difference from the intact model"),
-    text("disabled", "Units that this step disabled."),
-    _N,
-), optional=True)  # fmt: skip
-PRUNING_AREAS = Schema("pruning_areas", "with `--prune`, a row per order that is not random", (
-    _UNITS, _KIND, _READOUT, _READ, _ORDER,
-    number("area", "Area under the curve of the order."),
-    number("random_area", "Mean area of the random orders."),
-    effect("The first minus the second"),
-    number("percentile", "Percentage of the random orders that keep less.", form=".0f"),
-    number("p_value", "Its p-value, by rank."),
-    _N,
-), optional=True)  # fmt: skip
-
-SCHEMAS = DISABLED, BETTER_WITHOUT, IMPORTANCE, PRUNING, PRUNING_AREAS

@@ -19,7 +19,8 @@ from probing.cli.commandline import run
 from probing.disabling.passes import Passes
 from probing.disabling.units import Job
 from probing.readouts.forward import Readout
-from probing.studies.disable.tables import DISABLED, conclusions
+from probing.studies.disable.schema import DISABLED
+from probing.studies.disable.tables import conclusions
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
