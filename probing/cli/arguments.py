@@ -12,7 +12,7 @@ from itertools import groupby
 from os.path import isfile
 from shutil import get_terminal_size
 from textwrap import fill
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
@@ -33,8 +33,9 @@ class Parser(ArgumentParser):
     """Accepts yes/no options without a value, and raises problems with the arguments as a UserError."""
 
     def add_argument(self, *args: Any, **options: Any) -> Any:
-        """Add an option; a yes/no option may be given without a value."""
-        if options.get("type") is bool:
+        """Add an option; a yes/no option, or one that may be one, may be given without a value."""
+        kind = options.get("type")
+        if kind is bool or bool in get_args(kind):
             options = {**options, "nargs": "?", "const": True}
         return super().add_argument(*args, **options)
 

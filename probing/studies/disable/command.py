@@ -38,6 +38,9 @@ from probing.runtime.processes import is_main_process
 # Options whose values are those of `--run`, where it is given.
 OF_RUN = ("model", "revision", "random_weights", "corpus", "test_corpus", "max_length")
 
+# What `--prune` takes.
+UNITS_PRUNED, WEIGHTS_PRUNED = "units", "weights"
+
 
 @configured
 def disable(
@@ -45,7 +48,7 @@ def disable(
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
     corpus: Source = "builtin", test_corpus: Source | None = None, run: Folder | None = None,
     units: str | list[str] = "all", kinds: str | list[str] = "all", readouts: str | list[str] = "position",
-    tokens: int = 20_000, retrain: int = 5, prune: bool = False, prune_share: float = 0.1,
+    tokens: int = 20_000, retrain: int = 5, prune: bool | str | list[str] = False, prune_share: float = 0.1,
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -77,7 +80,9 @@ def disable(
         retrain: Retrain probes without each of this many heads and layers with the largest effect, and without each of
             as many random ones, by the first of the kinds; 0 retrains no probe.
         prune: Also disable heads, and layers, cumulatively: the least important first, and for comparison in random
-            orders and in the reverse order; by zero if it is among the kinds, otherwise by mean.
+            orders and in the reverse order; by zero if it is among the kinds, otherwise by mean. Without a value, or
+            with units, these are pruned; with weights, a growing share of the weights of every matrix, by magnitude and
+            at random; units,weights or all does both.
         prune_share: Share of all heads, or layers, that is disabled in addition at each step of --prune; 0 disables one
             more at each step.
         seed: Seed of every random draw: the split, the sentences that are read, tokens that replace others, random
@@ -126,7 +131,8 @@ def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokeniz
 
     config = call.config
     units, kinds = chosen("--units", config["units"], UNITS), chosen("--kinds", config["kinds"], KINDS)
-    check(units, kinds, config["prune"])
+    prune = _pruned(config["prune"])
+    check(units, kinds, UNITS_PRUNED in prune)
     data = data_of(wanted)
     if isinstance(made, Tuned):
         data[TUNED] = _task_of(made)
@@ -143,11 +149,19 @@ def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokeniz
         config["tokens"],
         config["retrain"],
         config["seed"],
-        config["prune"],
+        UNITS_PRUNED in prune,
         config["prune_share"],
+        WEIGHTS_PRUNED in prune,
     )
     frozen = None if isinstance(made, Tuned) else _frozen(made, source)
     return asked, Subject(source, corpora, splits, split_seed, frozen, data)
+
+
+def _pruned(typed: bool | str | list[str]) -> list[str]:
+    """Return what `--prune` asks to prune: units, weights, both or nothing."""
+    if isinstance(typed, bool):
+        return [UNITS_PRUNED] if typed else []
+    return chosen("--prune", typed, (UNITS_PRUNED, WEIGHTS_PRUNED))
 
 
 def _problems(tokens: int, retrain: int, prune_share: float) -> list[str]:

@@ -28,8 +28,10 @@ from probing.figures.style import (
 from probing.readouts.names import POSITION, measure_of
 from probing.runs.call import Measured
 from probing.runs.tuned import Tuned
+from probing.studies.disable.schema import MAGNITUDE, MEAN, RANDOM
 from probing.studies.disable.survey import Found
 from probing.studies.disable.tables import at_last_layer, is_head, kinds_of, named, readouts_of
+from probing.studies.disable.weight_tables import by_order
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,6 +74,8 @@ def write_figures(
         for units in dict.fromkeys(row["units"] for row in tables.get("pruning", ()) if row["readout"] == readout):
             curves = [row for row in tables["pruning"] if (row["readout"], row["units"]) == (readout, units)]
             drawings[f"pruning_{units}{end}"] = partial(pruning_curves, rows=curves, model=model)
+        if weights := by_order(tables, readout):
+            drawings[f"pruning_weights{end}"] = partial(weight_curves, rows=weights, model=model)
     return write_drawings(folder, drawings, formats)
 
 
@@ -140,6 +144,25 @@ def pruning_curves(figure: Figure, rows: Sequence[Row], model: str) -> None:
     axes.set_xlabel(f"{first['units']} disabled, %")
     axes.set_ylabel(measure_of(first["readout"]).noun)
     axes.set_title(f"{model}: {named(first['readout'], first['layer'])}, {first['units']} disabled ({first['kind']})")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def weight_curves(figure: Figure, rows: Mapping[str, Sequence[Row]], model: str) -> None:
+    """Draw what is left as more and more weights are pruned: the smallest, and random ones with the band of draws."""
+    figure.set_size_inches(6.8, 3.1)
+    axes = figure.add_subplot()
+    first, share = rows[MAGNITUDE][0], [100 * row["share"] for row in rows[MEAN]]
+    drawn = np.array([row["value"] for row in rows[RANDOM]]).reshape(-1, len(share))
+    axes.fill_between(share, drawn.min(0), drawn.max(0), color=GREY, alpha=0.25, lw=0, label="random draws")
+    looks = {MAGNITUDE: _ORDERS["importance"], MEAN: {"color": GREY, "ls": "--", "marker": "s"}}
+    for order, label in ((MAGNITUDE, "smallest weights"), (MEAN, "random: mean")):
+        values = np.array([row["effect"] for row in rows[order]])
+        at, reach = [100 * row["share"] for row in rows[order]], error_bars(rows[order], values)
+        axes.errorbar(at, first["value"] + values, yerr=reach, ms=4, capsize=2, label=label, **looks[order])
+    axes.axhline(first["value"], color="black", lw=0.8, ls=":", label="whole model")
+    axes.set_xlabel("weights of each matrix pruned, %")
+    axes.set_ylabel(measure_of(first["readout"]).noun)
+    axes.set_title(f"{model}: {named(first['readout'], first['layer'])}, weights pruned, 95% intervals of the change")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 

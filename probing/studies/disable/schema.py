@@ -5,6 +5,9 @@ from __future__ import annotations
 from probing.results.schema import Column, Schema, number, text, whole
 from probing.tables.schema import effect, layer_column
 
+# Orders in which weights are pruned, and the mean of the random ones.
+MAGNITUDE, RANDOM, MEAN = "magnitude", "random", "random_mean"
+
 _UNIT = text("unit", "A head, such as 3-9, or the number of a layer.")
 _UNITS = text("units", "heads or layers.")
 _KIND = text("kind", "What replaces the output.")
@@ -70,5 +73,17 @@ PRUNING_AREAS = Schema("pruning_areas", "with `--prune`, a row per order that is
     number("p_value", "Its p-value, by rank."),
     _N,
 ), optional=True)  # fmt: skip
+WEIGHT_PRUNING = Schema("weight_pruning", "with `--prune weights`, a row per order, draw and share", (
+    _READOUT, _READ,
+    text("order", "Which weights of each matrix are pruned: magnitude (the smallest), random, or random_mean, the mean "
+         "of the random draws."),
+    whole("draw", "Number of the random draw."),
+    number("share", "Share of the weights of each matrix that is 0.", form=".0%"),
+    whole("n_weights", "Number of weights of all matrices.", form=","),
+    number("value", "The measure."),
+    effect("Its difference from the whole model; for the mean, with an interval over sentences and draws"),
+    number("p_value", "p-value of the effect over sentences, corrected for the shares."),
+    _N,
+), optional=True)  # fmt: skip
 
-SCHEMAS = DISABLED, BETTER_WITHOUT, RAISING, IMPORTANCE, PRUNING, PRUNING_AREAS
+SCHEMAS = DISABLED, BETTER_WITHOUT, RAISING, IMPORTANCE, PRUNING, PRUNING_AREAS, WEIGHT_PRUNING

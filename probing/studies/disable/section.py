@@ -19,7 +19,6 @@ from probing.studies.disable.tables import (
     kinds_of,
     named,
     readouts_of,
-    tables,
 )
 
 DISABLED: Terms = {
@@ -31,6 +30,10 @@ DISABLED: Terms = {
     "without": "The head or the layer that is disabled.",
     "kind": "What stands in its place.",
     "probe as it was": "Effect on the probe that was trained on the whole model.",
+    "pruned": "Share of the weights of each matrix that is 0.",
+    "smallest": "The measure with the weights of the smallest magnitude pruned.",
+    "random": "The measure with random weights pruned, and its mean over draws.",
+    "change": "Difference from the whole model.",
     "trained again": "Effect on a probe that is trained on what the changed model gives.",
 }
 
@@ -48,7 +51,7 @@ def disabling_section(made: Result, anchor: str) -> Html:
         element("h2", made.study.heading(made)),
         *(element("p", sentence) for sentence in made.conclusions()),
         *(one for readout in readouts_of(of) for one in _maps(at_last_layer(of, readout))),
-        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in tables(of)),
+        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
         *_curves(made.pruning),
         id=anchor,
     )

@@ -9,6 +9,7 @@ from probing.results.markup import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.disable import tables as disabling
 from probing.studies.disable.schema import SCHEMAS
+from probing.studies.disable.weight_tables import weight_sentences, weight_tables
 
 
 class Disable(Study):
@@ -25,11 +26,13 @@ class Disable(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the effects."""
-        return disabling.tables(made.by_name)
+        return [*disabling.tables(made.by_name), *weight_tables(made.by_name)]
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what the effects say, a sentence for each question."""
-        return [*disabling.tuned_sentences(made.results), *disabling.conclusions(made.by_name)]
+        of = made.by_name
+        of_weights = [line for readout in disabling.readouts_of(of) for line in weight_sentences(of, readout)]
+        return [*disabling.tuned_sentences(made.results), *disabling.conclusions(of), *of_weights]
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -29,6 +29,7 @@ from probing.readouts.text import Text, draw_text
 from probing.runtime.progress import stage
 from probing.studies.disable.importance import importance, importance_rows
 from probing.studies.disable.pruning import Cumulative, n_files
+from probing.studies.disable.weights import N_FILES, WeightPruning
 from probing.tasks import Labels
 
 # Increased whenever the meaning of what is stored changes.
@@ -48,6 +49,7 @@ class Asked:
         seed: Seed of every random draw.
         prune: Whether units are also disabled cumulatively.
         prune_share: Share of them that is added at each step.
+        prune_weights: Whether weights are pruned, too.
     """
 
     units: Sequence[UnitType]
@@ -58,6 +60,7 @@ class Asked:
     seed: int
     prune: bool = False
     prune_share: float = 0.1
+    prune_weights: bool = False
 
     @property
     def prune_kind(self) -> Kind:
@@ -76,6 +79,7 @@ class Found:
         importance: Rows of `importance.csv`; empty if no heads are disabled.
         pruning: Rows of `pruning.csv`; empty if nothing is disabled cumulatively.
         pruning_areas: Rows of `pruning_areas.csv`.
+        weight_pruning: Rows of `weight_pruning.csv`; empty if no weights are pruned.
         n_heads: Number of heads of a block.
         text: The sentences that were read.
         intact: What each readout gives while nothing is disabled, by its name and by layer.
@@ -88,6 +92,7 @@ class Found:
     importance: Rows
     pruning: Rows
     pruning_areas: Rows
+    weight_pruning: Rows
     n_heads: int
     text: Text
     intact: Mapping[str, Mapping[int, float]]
@@ -97,7 +102,10 @@ class Found:
     def tables(self) -> dict[str, Rows]:
         """The rows by the name of their table."""
         always = {"disabled": self.disabled, "better_without": self.better_without, "raising": self.raising}
-        others = {"importance": self.importance, "pruning": self.pruning, "pruning_areas": self.pruning_areas}
+        others = {
+            "importance": self.importance, "pruning": self.pruning, "pruning_areas": self.pruning_areas,
+            "weight_pruning": self.weight_pruning,
+        }  # fmt: skip
         return always | {name: rows for name, rows in others.items() if rows}
 
 
@@ -118,18 +126,19 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) ->
     parts: list[_Part] = []
     if POSITION in subject.wanted:
         with stage(f"positions read without {' and '.join(asked.units)}"):
-            parts.append(work.positions())
+            parts.append(work.with_weights(work.positions()))
     if others(subject):
         named = ["the task" if name == TUNED else name for name in others(subject)]
         with stage(f"{' and '.join(named)} read without {' and '.join(asked.units)}"):
             readouts = subject.other_readouts(text, asked.n_tokens, asked.seed, stores)
-            parts += [work.other(readout) for readout in readouts]
+            parts += [work.with_weights(work.other(readout)) for readout in readouts]
     measured = [one for part in parts for one in part.measured]
     frozen = [one for one in measured if one.readout != RETRAINED]
     return Found(
         effect_rows(measured), better_without_rows(frozen, asked.seed), raising_rows(frozen, asked.seed),
         [row for part in parts for row in part.rows],
         [row for part in parts for row in part.pruning], [row for part in parts for row in part.areas],
+        [row for part in parts for row in part.weights],
         subject.model.heads.n_heads, text, {part.readout.name: _intact(part) for part in parts},
         {part.readout.name: int(part.readout.n.sum()) for part in parts},
     )  # fmt: skip
@@ -150,6 +159,7 @@ class _Part:
         rows: Rows of `importance.csv`.
         pruning: Rows of `pruning.csv`.
         areas: Rows of `pruning_areas.csv`.
+        weights: Rows of `weight_pruning.csv`.
     """
 
     readout: Readout
@@ -157,6 +167,7 @@ class _Part:
     rows: Rows
     pruning: Rows
     areas: Rows
+    weights: Rows = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +238,17 @@ class _Work:
             return _Part(readout, measured, rows, [], [])
         sides = self.subject.pruning_sides(readout, self.train, self.asked.n_tokens, self.asked.seed)
         return _Part(readout, measured, rows, *self._pruned(*sides))
+
+    def with_weights(self, part: _Part) -> _Part:
+        """Return a part with the rows of `weight_pruning.csv`, if weights are pruned."""
+        asked, readout = self.asked, part.readout
+        if not asked.prune_weights:
+            return part
+        batch_tokens = self.stores[-1].plan.batch_tokens
+        own = {"pruned": "weights", "blocks": list(asked.blocks), "content": fingerprint_of(*readout.content)}
+        with self._store(readout.name, own, N_FILES) as store:
+            how = WeightPruning(self.subject.readers, asked.blocks, asked.seed, batch_tokens)
+            return replace(part, weights=how.rows(readout, store))
 
     def _pruned(self, chosen_on: Readout, reported_on: Readout) -> tuple[Rows, Rows]:
         """Return the rows of `pruning.csv` and of `pruning_areas.csv`.

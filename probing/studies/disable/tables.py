@@ -119,7 +119,7 @@ def _table(rows: Sequence[Row], what: str, of: str) -> Any:
         table.add_column(heading, justify="right")
     found = {(row["unit"], row["kind"]): row for row in rows}
     for unit in _units(rows):
-        table.add_row(unit, *(_points(found.get((unit, kind))) for kind in kinds))
+        table.add_row(unit, *(points(found.get((unit, kind))) for kind in kinds))
     return table
 
 
@@ -135,11 +135,11 @@ def _retrained_table(made: Tables) -> Any:
         table.add_column(heading, justify="right")
     frozen = {(row["unit"], row["kind"]): row for row in at_last_layer(made)}
     for row in rows:
-        table.add_row(row["unit"], row["kind"], _points(frozen.get((row["unit"], row["kind"]))), _points(row))
+        table.add_row(row["unit"], row["kind"], points(frozen.get((row["unit"], row["kind"]))), points(row))
     return table
 
 
-def _points(row: Row | None) -> str:
+def points(row: Row | None) -> str:
     """Return an effect in its unit with its interval, and a star if its corrected p-value is below .05."""
     if row is None:
         return ""

@@ -105,7 +105,7 @@ def disabled(place: Path, task: Path, **options: Any) -> Result:
 @pytest.fixture(scope="module")
 def found(place: Path, planted: Path) -> Result:
     checkpoint = planted / "checkpoints" / "pretrained-seed0-order1"
-    return disabled(place, checkpoint, kinds="zero,mean", prune=True, name="found")
+    return disabled(place, checkpoint, kinds="zero,mean", prune="all", name="found")
 
 
 def test_the_head_that_alone_carries_the_label_is_found(found: Result) -> None:
@@ -143,6 +143,22 @@ def test_pruning_by_importance_keeps_the_head_to_the_last_on_the_other_half(foun
         "heads_zero_tuned",
         "pruning_heads_tuned",
     }
+
+
+def test_weights_that_carry_the_label_outlast_pruning_by_magnitude_and_not_at_random(found: Result) -> None:
+    """All matrices but those of the head are zero or hardly matter, and its own few weights are large."""
+    by_magnitude = [row for row in found.weight_pruning if row["order"] == "magnitude"]
+    at_random = [row for row in found.weight_pruning if row["order"] == "random_mean"]
+    assert [row["share"] for row in by_magnitude] == pytest.approx([i / 10 for i in range(10)])
+    assert [row["value"] for row in by_magnitude] == [1] * 10
+    assert at_random[-1]["value"] < 0.7
+    assert at_random[-1]["high"] < 0
+    line = found.conclusions()[-1]
+    assert "the task accuracy is worse than the whole model's at no share" in line
+    assert "with random ones, from" in line
+    shown = " ".join(repr(found).split())
+    assert "Task accuracy with the smallest weights, or random ones (mean of 10 draws), pruned" in shown
+    assert (found.folder / "figures" / "pruning_weights_tuned.png").is_file()
 
 
 @pytest.fixture(scope="module")
