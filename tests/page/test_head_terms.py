@@ -13,8 +13,10 @@ from probing.studies.attention import schema as schemas
 from probing.studies.attention.terms import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
 from probing.studies.disable import tables as disabling
 from probing.studies.disable.schema import DISABLED as DISABLED_SCHEMA
-from probing.studies.disable.section import DISABLED
+from probing.studies.disable.schema import WEIGHT_PRUNING
+from probing.studies.disable.section import DISABLED, PRUNED
 from probing.studies.disable.tables import PLACES
+from probing.studies.disable.weight_tables import weight_tables
 from probing.studies.geometry.neurons import tables as neuron_interventions
 from probing.studies.geometry.terms import CHANGED_NEURONS
 from probing.tables import change, fusion, position_heads, rollout
@@ -65,6 +67,12 @@ def of_disabled() -> set[str]:
     )
 
 
+def of_pruned_weights() -> set[str]:
+    row = {**dict.fromkeys(WEIGHT_PRUNING.types, 0.2), **ENDS, "layer": 2, "readout": "tuned", "draw": 1}
+    pruned = [{**row, "order": order} for order in ("magnitude", "random", "random_mean")]
+    return headings(weight_tables({"disabled": [row], "weight_pruning": pruned}))
+
+
 def of_changed_neurons() -> set[str]:
     row = {**ENDS, "changed_layer": 1, "kind": "mean", "k": 2, "readout": "position", "layer": 2, "effect": 0.2, "n": 9}
     drawn = {f"{of}_{end}": 0.1 for of in ("random", "matched") for end in ("lowest", "highest", "p")}
@@ -75,7 +83,7 @@ def of_changed_neurons() -> set[str]:
     ("shown", "terms"),
     [
         (of_rollout, ROLLOUT), (of_change, CHANGE), (of_fusion, FUSION), (of_position_heads, POSITION_HEADS),
-        (of_disabled, DISABLED), (of_changed_neurons, CHANGED_NEURONS),
+        (of_disabled, DISABLED), (of_pruned_weights, PRUNED), (of_changed_neurons, CHANGED_NEURONS),
     ],
 )  # fmt: skip
 def test_every_heading_is_explained_and_nothing_else(shown: Any, terms: Mapping[str, str]) -> None:

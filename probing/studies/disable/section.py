@@ -30,11 +30,16 @@ DISABLED: Terms = {
     "without": "The head or the layer that is disabled.",
     "kind": "What stands in its place.",
     "probe as it was": "Effect on the probe that was trained on the whole model.",
-    "pruned": "Share of the weights of each matrix that is 0.",
-    "smallest": "The measure with the weights of the smallest magnitude pruned.",
-    "random": "The measure with random weights pruned, and its mean over draws.",
-    "change": "Difference from the whole model.",
     "trained again": "Effect on a probe that is trained on what the changed model gives.",
+}
+
+# Of the table of `--prune weights`.
+PRUNED: Terms = {
+    "pruned": "Share of the weights of each matrix that is 0.",
+    "smallest": "The measure without the weights of the smallest magnitude.",
+    "random": "The measure without weights drawn at random, as a mean over draws.",
+    "change": "Difference from the whole model.",
+    "*": DISABLED["*"].replace("heads or layers", "shares"),
 }
 
 

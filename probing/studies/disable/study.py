@@ -48,9 +48,9 @@ class Disable(Study):
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        from probing.studies.disable.section import DISABLED
+        from probing.studies.disable.section import DISABLED, PRUNED
 
-        return {self.title: DISABLED}
+        return {self.title: DISABLED} | ({"Pruned weights": PRUNED} if made.by_name["weight_pruning"] else {})
 
 
 DISABLE = Disable()
