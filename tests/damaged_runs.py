@@ -61,7 +61,7 @@ def make_all(model: Path, corpus: Path, sentences: list[str], place: Path) -> Ki
         probing.fit(**{**on, **QUICKLY, **more, "name": name})
     probing.geometry(**on, name="geometry", estimators="all", interventions=True, trainer=SHORT)
     probing.attention(**{**on, "corpus": bank}, name="attention")
-    probing.disable(**on, name="disable", retrain=0, kinds="mean", prune=True, trainer=SHORT)
+    probing.disable(**on, name="disable", retrain=0, kinds="mean", prune="all", trainer=SHORT)
     sizes: dict[str, Any] = {"train_sentences": 60, "test_sentences": 25, "generalisation_sentences": 30}
     weak: Any = {"l2": 1e-2}
     probing.hierarchy(**quietly, **sizes, model=str(model), name="hierarchy", layer=1, probe=weak)

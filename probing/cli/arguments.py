@@ -33,9 +33,8 @@ class Parser(ArgumentParser):
     """Accepts yes/no options without a value, and raises problems with the arguments as a UserError."""
 
     def add_argument(self, *args: Any, **options: Any) -> Any:
-        """Add an option; a yes/no option, or one that may be one, may be given without a value."""
-        kind = options.get("type")
-        if kind is bool or bool in get_args(kind):
+        """Add an option; a yes/no option may be given without a value."""
+        if options.get("type") is bool:
             options = {**options, "nargs": "?", "const": True}
         return super().add_argument(*args, **options)
 
@@ -203,11 +202,16 @@ class Given:
 
     def take_typed(self, typed: Sequence[tuple[str, str | None]]) -> None:
         """Take options from the command line, such as `--seed` and `3`, in their order."""
+        # An option that takes other values beside yes and no may also stand by itself.
+        typed = [(name, "true" if value is None and self._may_be_yes(name) else value) for name, value in typed]
         for is_plain, group in groupby(typed, lambda pair: self._is_plain(*pair)):
             pairs = list(group)
             if not (is_plain and self._take_together(pairs)):
                 for option, value in pairs:  # to name those that are wrong
                     self._take_one(option, value)
+
+    def _may_be_yes(self, option: str) -> bool:
+        return option.startswith("--") and bool in get_args(self._types.get(_name(option)))
 
     def _is_plain(self, option: str, value: str | None) -> bool:
         """Whether the parser takes an option from the command line as it is written there, if its value is right."""

@@ -242,7 +242,7 @@ def check_parts(name: str, rows: Sequence[Row], layers: Sequence[int]) -> None:
     """Check that a table, by its name, has the columns and, of each layer of a run, the same parts, such as positions.
 
     Raises:
-        ValueError: If a row is missing, there twice or of another layer.
+        ValueError: If a row is missing, there twice or of another layer, or names no end of a neuron.
     """
     _check_columns(file := f"{name}.csv", rows, (), _OF_PARTS[name])
     column, is_once = _PARTS.get(name, ("layer", False))
@@ -254,6 +254,8 @@ def check_parts(name: str, rows: Sequence[Row], layers: Sequence[int]) -> None:
         or (is_once and len({*parts[layers[0]]}) < len(parts[layers[0]]))
     ):
         raise ValueError(f"{file} does not have each {column} of each layer")
+    if name == "contexts" and any(row["end"] not in ("highest", "lowest") for row in rows):
+        raise ValueError(f"{file} has an end that is neither highest nor lowest")
 
 
 def shapes_of(path: Path) -> tuple[dict[str, list[int]], dict[str, Any]]:

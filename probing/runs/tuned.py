@@ -83,7 +83,7 @@ def tuned_of(typed: str, option: str) -> Tuned:
         option: The option that names it, with its value, for messages.
 
     Raises:
-        UserError: If there is no such run or checkpoint.
+        UserError: If there is no such run or checkpoint, or its text is pairs of sentences.
     """
     folder, name = Path(os.path.normpath(typed)), None
     if folder.parent.name == CHECKPOINTS:
@@ -91,6 +91,10 @@ def tuned_of(typed: str, option: str) -> Tuned:
     run = load_run(folder)
     if run.study.name != "finetune":
         raise UserError(f"`{option}`: expected a run of `finetune`, found one of `{run.study.name}`; give another.")
+    if "corpus" not in run.results["corpora"]:
+        raise UserError(
+            f"`{option}`: its model was tuned on pairs, and single sentences are read here; give another run."
+        )
     known = [checkpoint_name(row) for row in run.tunings]
     first = next((one for one in known if one.startswith(PRETRAINED)), known[0])
     if (name := name or first) not in known:

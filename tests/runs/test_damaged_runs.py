@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -18,6 +19,7 @@ from damaged_runs import Kinds, damaged_copy, ended, make_all, make_few, readers
 from probing import load_run
 from probing.errors import UserError
 from probing.page.reproduce import folder_block
+from probing.runs.checks import _OF_PARTS, check_parts
 from written import results_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -132,6 +134,13 @@ def try_pipes(kinds: Kinds, place: Path, model: Path) -> None:
 
 def test_no_pipe_is_waited_for(few: Kinds, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     try_pipes(few, tmp_path, checkpoints["bert"])
+
+
+def test_contexts_are_of_one_end_of_a_neuron_or_the_other() -> None:
+    row: dict[str, Any] = dict.fromkeys(_OF_PARTS["contexts"], 1)
+    check_parts("contexts", [{**row, "end": end} for end in ("highest", "lowest")], [1])
+    with pytest.raises(ValueError, match=r"contexts\.csv has an end that is neither highest nor lowest"):
+        check_parts("contexts", [{**row, "end": "1_0"}], [1])
 
 
 def test_the_page_reads_no_pipe_as_a_configuration(tmp_path: Path) -> None:

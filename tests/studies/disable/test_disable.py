@@ -195,6 +195,7 @@ def test_what_cannot_be_disabled_is_refused(
         "`--readouts mlm=x`: mlm takes no data; give mlm alone": ["--readouts=mlm=x"],
         "`--readouts mlm` needs a model with a trained masked-language-model head: ": ["--readouts=position,mlm"],
         "`--prune` disables heads together by zero or mean, and": ["--prune", "--kinds=uniform,resample"],
+        "`--prune wights` is not one of units, weights, all (did you mean `weights`?)": ["--prune=wights"],
         "`--prune_share 2.0` is out of range": ["--prune_share=2"],
         "`--tokens 0` is out of range": ["--tokens=0"],
         "`--retrain -1` is out of range": ["--retrain=-1"],
