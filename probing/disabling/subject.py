@@ -227,6 +227,7 @@ class Subject:
 
     @cached_property
     def _tuned_head(self) -> TunedHead:
+        _ = self.readers  # the model is where passes run before it is copied
         return TunedHead(self.tuned, self.model, self.pad_token_id)
 
     def masked_words(self, text: Text, seed: int) -> MaskedWordLoss:
