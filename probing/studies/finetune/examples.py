@@ -206,7 +206,7 @@ def labelled(
     sides = label_sides([TokenTable(tokens) for tokens in tables], corpora, splits, task, group_by)
     of: HeadOf = "sentences" if isinstance(task, SentenceTask) else "tokens"
     standard = Standard.of(sides.train) if sides.numbers else None
-    pad = padding_id(config, tokenizer)
+    pad = padding_id(config, tokenizer, tables)
 
     def side(examples: Examples, tokens: Tokens) -> Side:
         return Side(tokens, examples, _targets(examples, standard), of, _given(tokens, config), pad)
@@ -223,10 +223,21 @@ def _separates(tokenizer: Any) -> bool:
     return bool(tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add(pair=False))
 
 
-def padding_id(config: Any, tokenizer: Any) -> int:
-    """Return the id of the padding token; of a model without one, that of a token that no sentence has inside."""
-    known = (getattr(config, "pad_token_id", None), tokenizer.pad_token_id, getattr(config, "eos_token_id", None))
-    return next((int(token) for token in known if isinstance(token, int)), 0)
+def padding_id(config: Any, tokenizer: Any, tables: Sequence[Tokens]) -> int:
+    """Return the id of the padding token; of a model without one, that of a token that no sentence has.
+
+    Heads of decoders take the last token that is not padding for the end of a sentence.
+
+    Args:
+        config: The model's configuration, whose ids may be of another vocabulary.
+        tokenizer: The tokenizer.
+        tables: The tokens of each corpus.
+    """
+    n_tokens = int(config.vocab_size)
+    known = [getattr(config, "pad_token_id", None), tokenizer.pad_token_id]
+    used = {int(one) for tokens in tables for one in np.unique(tokens.input_ids)}
+    free = [one for one in (getattr(config, "eos_token_id", None), *range(n_tokens)) if one not in used]
+    return next((one for one in [*known, *free] if isinstance(one, int) and 0 <= one < n_tokens), 0)
 
 
 def _targets(examples: Examples, standard: Standard | None) -> Tensor:

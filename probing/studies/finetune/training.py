@@ -99,8 +99,7 @@ def _name_outputs(model: Any, task: Task) -> None:
     model.config.id2label = dict(enumerate(names))
     model.config.label2id = {name: i for i, name in enumerate(names)}
     model.config.problem_type = "regression" if task.standard else None
-    if model.config.pad_token_id is None:
-        model.config.pad_token_id = task.train.pad_token_id
+    model.config.pad_token_id = task.train.pad_token_id
 
 
 class Keeper(KeptTraining):

@@ -89,14 +89,13 @@ def test_labels_are_exchanged_among_what_has_one_and_each_seed_draws_its_own(tar
     assert torch.equal(side.targets.nan_to_num(), targets.nan_to_num())
 
 
-def test_a_checkpoint_is_an_ordinary_model_folder(made: Any, planted: str, tmp_path: Path) -> None:
-    """It gives the score that was noted, and other commands read it."""
+def score_of_plain_model(folder: Path, planted: str) -> float:
+    """Return the accuracy of a checkpoint on the test sentences, read one by one by transformers alone."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from probing.corpus import load_corpus
     from probing.corpus.splits import splits_of
 
-    folder = made.folder / "checkpoints" / "pretrained-seed0-order1"
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     corpus = load_corpus(planted)
     right = []
@@ -106,8 +105,25 @@ def test_a_checkpoint_is_an_ordinary_model_folder(made: Any, planted: str, tmp_p
         if side == "test":
             logits = model.eval()(**tokenizer(text, return_tensors="pt")).logits
             right.append(model.config.id2label[int(logits.argmax())] == label)
+    return float(np.mean(right))
+
+
+def test_a_decoder_without_a_padding_token_reads_each_sentence_to_its_end(
+    checkpoints: dict[str, Path], planted: str, tmp_path: Path
+) -> None:
+    """The ids of the tiny model's configuration are those of a larger vocabulary."""
+    found = finetune(
+        model=str(checkpoints["gpt2"]), corpus=planted, runs=str(tmp_path), tuning={**FAST, "epochs": 2}, **OPTIONS
+    )
+    folder = found.folder / "checkpoints" / "pretrained-seed0-order0"
+    assert found.tunings[0]["score"] == score_of_plain_model(folder, planted)
+
+
+def test_a_checkpoint_is_an_ordinary_model_folder(made: Any, planted: str, tmp_path: Path) -> None:
+    """It gives the score that was noted, and other commands read it."""
+    folder = made.folder / "checkpoints" / "pretrained-seed0-order1"
     (row,) = [row for row in made.tunings if (row["start"], row["seed"], row["order_seed"]) == ("pretrained", 0, 1)]
-    assert np.mean(right) == row["score"]
+    assert score_of_plain_model(folder, planted) == row["score"]
     bare: dict[str, Any] = {"replicates": 0, "controls": "none", "evidence": "none", "probe": {"l2": 1e-2}}
     run = fit(
         model=str(folder), corpus=planted, layer=1, task="sentence_label", runs=str(tmp_path), quiet=True,
