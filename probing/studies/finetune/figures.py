@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from probing.figures.formats import USUAL
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, write_drawings
 from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED
-from probing.studies.finetune.tables import CALLED, score_words, starts_of
+from probing.studies.finetune.tables import CALLED, SHORT, score_words, starts_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,15 +46,15 @@ def scores(figure: Figure, tables: Mapping[str, Sequence[Row]], model: str, is_n
     names: list[str] = []
     places: list[float] = []
     for start in starts_of(tables["scores"]):
-        own = [row for row in tables["tunings"] if row["start"] == start]
+        own, shown = [row for row in tables["tunings"] if row["start"] == start], SHORT.get(start, start)
         for seed in sorted({row["seed"] for row in own}):
-            place = len(places) + 0.7 * len({name.split(",")[0] for name in names} - {start})
+            place = len(places) + 0.7 * len({name.split(",")[0] for name in names} - {shown})
             here = [row for row in own if row["seed"] == seed]
             for i, row in enumerate(here):
                 x = place + (i - (len(here) - 1) / 2) * 0.6 / max(len(here), 2)
                 axes.plot([x, x], [row["score_low"], row["score_high"]], color=_COLORS[start], lw=0.8)
                 axes.plot([x], [row["score"]], "o", ms=4, color=_COLORS[start])
-            names.append(f"{start},\nseed {seed}")
+            names.append(f"{shown},\nseed {seed}")
             places.append(place)
     for row, dashes in zip((row for row in tables["scores"] if not row.get("n_tunings")), _DASHES, strict=False):
         axes.axhline(row["score"], color=GREY, lw=1, ls=dashes, label=CALLED[row["answer"]])
@@ -72,7 +72,7 @@ def losses(figure: Figure, rows: Sequence[Row], model: str, is_number: bool) -> 
     named: set[str] = set()
     for start, seed, order in dict.fromkeys((row["start"], row["seed"], row["order_seed"]) for row in rows):
         own = [row for row in rows if (row["start"], row["seed"], row["order_seed"]) == (start, seed, order)]
-        label = {what: f"{start}, {what}" for what in ("training", "validation")}
+        label = {what: f"{SHORT.get(start, start)}, {what}" for what in ("training", "validation")}
         axes.plot(
             [row["step"] for row in own], [row["train_loss"] for row in own], lw=0.6, alpha=0.6, color=_COLORS[start],
             label=None if label["training"] in named else label["training"],

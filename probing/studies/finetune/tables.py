@@ -33,7 +33,8 @@ SOURCES = {
     "test": "the choice of test sentences",
 }
 
-_SHORT = {
+# Short forms of some of them, for tables and figures.
+SHORT = {
     SHUFFLED: "labels shuffled", MAJORITY: "majority class", CONSTANT: "mean of training", BAG: "static vectors",
     SECOND: "second sentence",
 }  # fmt: skip
@@ -49,7 +50,7 @@ _CORRELATIONS = (
 _START = text(
     "start", "From where the model starts: `pretrained`, `random` (the same model, randomly initialised) or `shuffled` "
     "(pretrained, tuned on labels that are exchanged at random among the training examples).",
-    labels={SHUFFLED: _SHORT[SHUFFLED]},
+    labels={SHUFFLED: SHORT[SHUFFLED]},
 )  # fmt: skip
 _SEED = whole("seed", "Seed of the head, of all that is randomly initialised, and of the draw of shuffled labels.")
 _ORDER = whole("order_seed", "Seed of the order of the training sentences and of dropout.", "order")
@@ -66,7 +67,7 @@ SCORES = Schema("scores", "a row per start, and one per baseline", (
          "class and `mean` the mean of training numbers; `bag` (shown as static vectors) is a linear probe of the "
          "model's own input embeddings: of the token, or of their mean over the sentence; of pairs, of the means u and "
          "v of both sentences as [u, v, |u - v|, u * v], and `second` (shown as second sentence) of v alone.",
-         labels=_SHORT),
+         labels=SHORT),
     whole("n_tunings", "Number of tunings.", "tunings"),
     with_interval("score", "Mean accuracy, or R²; the interval is over test sentences, pairs, or documents, alone."),
     number("overall_low", "Lower end of the interval of the mean score over other seeds, orders and test sentences.",
@@ -79,8 +80,8 @@ SCORES = Schema("scores", "a row per start, and one per baseline", (
       for name, words in SOURCES.items()),
 ))  # fmt: skip
 DIFFERENCES = Schema("differences", "a row per pair of answers", (
-    text("answer", "Whose score is compared.", labels=_SHORT),
-    text("against", "With whose it is compared; starts are compared at the same seed and order.", labels=_SHORT),
+    text("answer", "Whose score is compared.", labels=SHORT),
+    text("against", "With whose it is compared; starts are compared at the same seed and order.", labels=SHORT),
     number("difference", "Score of the first less that of the second, with its interval over other seeds, orders and "
            "test sentences.", form="+.3f", interval=""),
 ))  # fmt: skip
