@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_passes import Case, weights_of
 
+from disabled_case import Case, of_whole_model, weights_of
 from probing.disabling.store import PassStore
 from probing.readouts.forward import Forward, Readers
 from probing.readouts.frozen_probes import ProbeReadout
@@ -113,8 +113,6 @@ def test_heads_together_are_the_same_heads_with_weights_of_zero(setting: Setting
     before = read.detach().clone()
     with torch.no_grad():
         read[:, 8:16] = 0  # 2-1 is not read at all
-    from test_passes import of_whole_model
-
     with torch.no_grad():
         expected = of_whole_model(case, 3)
         read.copy_(before)
