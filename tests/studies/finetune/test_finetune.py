@@ -149,7 +149,7 @@ def test_each_tuning_ends_elsewhere_and_each_order_has_its_own_steps(made: Any) 
     weights = {
         folder.name: load_file(folder / "model.safetensors") for folder in (made.folder / "checkpoints").iterdir()
     }
-    assert len({tuple(one["classifier.weight"].flatten().tolist()) for one in weights.values()}) == 4
+    assert len({tuple(one["classifier.weight"].flatten().tolist()) for one in weights.values()}) == 6
     curves: dict[tuple[Any, ...], list[int]] = {}
     for row in made.tuning_curves:
         curves.setdefault((row["start"], row["seed"], row["order_seed"]), []).append(row["step"])
