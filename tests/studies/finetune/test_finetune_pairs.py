@@ -166,7 +166,7 @@ def test_cut_pairs_are_said_and_counted(
         finetune(model=str(checkpoints["bert"]), pairs=sick, task_args=ENTAILMENT, max_length=4, **options)
 
 
-def test_the_results_of_pairs_are_read_again_and_repeated_by_their_file(made: Any, tmp_path: Path) -> None:
+def test_the_results_of_pairs_are_read_again(made: Any) -> None:
     again = load_run(made.folder)
     assert [dict(row) for row in again.scores] == [dict(row) for row in made.scores]
     assert again.answer() == made.answer()
@@ -175,10 +175,17 @@ def test_the_results_of_pairs_are_read_again_and_repeated_by_their_file(made: An
     page = again.report().read_text(encoding="utf-8")
     assert "second sentence" in page
     assert "The second sentence alone is" in page
-    args = ["finetune", "--config", str(made.folder / "config.yaml"), "--runs", str(tmp_path), "--name", "again"]
+
+
+def test_a_run_on_pairs_is_repeated_by_its_file(checkpoints: dict[str, Path], sick: str, tmp_path: Path) -> None:
+    model, tuning = str(checkpoints["bert"]), {**FAST, "epochs": 1}
+    options = {**OPTIONS, "orders": 2, "tuning": tuning}
+    first = finetune(model=model, pairs=sick, task_args=ENTAILMENT, runs=str(tmp_path), name="first", **options)
+    args = ["finetune", "--config", str(first.folder / "config.yaml"), "--runs", str(tmp_path), "--name", "again"]
     assert run(COMMANDS, args) == 0
     for name in ("scores.csv", "tunings.csv", "differences.csv"):
-        assert (tmp_path / "again" / name).read_bytes() == (made.folder / name).read_bytes(), name
+        assert (tmp_path / "again" / name).read_bytes() == (first.folder / name).read_bytes(), name
+    assert_same_files(first.folder, tmp_path / "again")
 
 
 def arguments(model: Path, sick: str, runs: Path, name: str, *more: str) -> list[str]:
