@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from fault_loop import processes
+from pages import ROOT
 
+# `python -m probing` whose figures are one pixel.
+PROGRAM = f"""
+import gc, sys
+gc.disable()  # imports create none
+sys.path.append({str(ROOT / "tests")!r})
+from rendering import without_rendering
+without_rendering()
+from probing.__main__ import main
+gc.enable()
+sys.exit(main())
+"""
 # Long enough for a busy machine; nothing waits so long unless something is wrong.
 PATIENCE_S = 600
 

@@ -19,18 +19,8 @@ from probing.cli.commandline import run
 from probing.runtime import stages
 from probing.runtime.progress import counted, expect, hush, note, overview, stage
 from probing.runtime.stages import BRIEF, Cost, duration, spent
+from typed import PROGRAM
 
-# `python -m probing` whose figures are one pixel.
-PROGRAM = f"""
-import gc, sys
-gc.disable()  # imports create none
-sys.path.append({str(ROOT / "tests")!r})
-from rendering import without_rendering
-without_rendering()
-from probing.__main__ import main
-gc.enable()
-sys.exit(main())
-"""
 LINE = re.compile(r"\[(\d)/(\d)\] (.+): (\d.*)")
 
 
