@@ -201,7 +201,7 @@ def test_a_killed_run_on_pairs_goes_on_and_ends_in_the_same_bytes(
 ) -> None:
     def args(place: str) -> list[str]:
         return arguments(
-            checkpoints["bert"], sick, tmp_path / place, "killed", "--orders", "2", "--tuning.epochs", "4",
+            checkpoints["bert"], sick, tmp_path / place, "killed", "--orders", "2", "--tuning.epochs", "2",
             "--tuning.save_every", "5", "--tuning.batch_tokens", "200",
         )  # fmt: skip
 
