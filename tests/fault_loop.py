@@ -46,7 +46,7 @@ def processes() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     rooms = (
         "studies.fit.command", "cache.extraction", "probes.training", "studies.pretrain.experiment", "runs.results",
-        "evidence.table",
+        "studies.finetune.experiment", "evidence.table",
     )  # fmt: skip
     probing = [f"probing.{name}" for name in rooms]
     models = ["transformers.models.bert.modeling_bert"]

@@ -41,7 +41,7 @@ QUICK = (
 TOY_ENCODER = [
     "--corpus=sentences.txt", "--seeds=1", "--size=tiny", "--sentences=60", "--encoder.n_layers=1",
     "--encoder.d_model=16", "--encoder.n_heads=2", "--encoder.d_feedforward=16", "--encoder.vocabulary=100",
-    "--encoder.row_length=16", "--training.steps=2", "--training.warm_up=1", "--training.batch_size=4",
+    "--encoder.row_length=16", "--training.steps=1", "--training.warm_up=1", "--training.batch_size=4",
     "--trainer.accelerator=cpu", "--trainer.precision=32", "--trainer.devices=1",
 ]  # fmt: skip
 # Names of the figures that were drawn already: those of one run are those of all.

@@ -97,7 +97,12 @@ class ContinuedModule(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_index: int) -> None:
         """Draw the dropout of each batch from the seed, its number and the process."""
-        torch.manual_seed(seed_of(self.seed, "dropout", self.global_step, batch_index, self.global_rank))
+        seed = seed_of(self.seed, "dropout", self.global_step, batch_index, self.global_rank)
+        if self.device.type == "cpu":
+            # torch.manual_seed also formats the stack for each kind of accelerator that may be started later.
+            torch.default_generator.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
 
     def loss_of_step(self, loss_sum: Tensor, n: int) -> Tensor:
         """Return the loss whose mean over processes and accumulated batches is the mean over all targets of the step.

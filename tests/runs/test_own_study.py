@@ -47,32 +47,55 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+# Types the commands of its arguments one after another, in a process whose time is mostly that of the imports.
+TYPED = """
+import contextlib, io, json, pathlib, sys
+from probing.__main__ import main
+found = []
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["probing", *words]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as error:
+        try:
+            status = main()
+        except SystemExit as ended:
+            status = ended.code or 0
+    there = sorted(path.as_posix() for pattern in ("runs", "runs/a/*") for path in pathlib.Path().glob(pattern))
+    found.append((status, out.getvalue(), error.getvalue(), there))
+print(json.dumps(found))
+"""
+
+
+def typed(python: Path, place: Path, *commands: tuple[str, ...]) -> list[tuple[int, str, str, list[str]]]:
+    """Return the exit status of each command, its output and its errors, and the files that run `a` then has."""
+    done = started(python, place, "-c", TYPED, json.dumps(commands))
+    assert done.returncode == 0, done.stderr
+    return [tuple(found) for found in json.loads(done.stdout)]
+
+
 @pytest.mark.slow
 def test_a_study_of_another_package_is_a_command_like_the_others(
     python: Path, checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
-    usual = ("-m", "probing", "norms", f"--model={checkpoints['bert']}", f"--corpus={corpus_file}")
     assert "norms          Measure how long" in started(python, tmp_path, "-m", "probing", "--help").stdout
-    told = started(python, tmp_path, "-m", "probing", "norms", "--help").stdout
-    assert "--layer" in told
-    assert "Layers to read: one (6), several" in told
-
-    wrong = started(python, tmp_path, *usual, "--seed=-1", "--wandb.mode=disabled")
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("probing norms: `--seed -1` is out of range")
-    assert not (tmp_path / "runs").exists()
-
-    done = started(python, tmp_path, *usual, "--name=a", "--layer=0,2", "--wandb.mode=offline")
-    assert done.returncode == 0, done.stderr
-    assert "Norms: a row per layer" in done.stdout
-    assert "Hidden states are longest in layer" in done.stdout
+    usual = ("norms", f"--model={checkpoints['bert']}", f"--corpus={corpus_file}")
+    told, wrong, done, taken, page = typed(
+        python, tmp_path, ("norms", "--help"), (*usual, "--seed=-1", "--wandb.mode=disabled"),
+        (*usual, "--name=a", "--layer=0,2", "--wandb.mode=offline"), (*usual, "--name=a", "--wandb.mode=disabled"),
+        ("report", "runs/a"),
+    )  # fmt: skip
+    assert "--layer" in told[1]
+    assert "Layers to read: one (6), several" in told[1]
+    assert wrong[0] == 2
+    assert wrong[2].startswith("probing norms: `--seed -1` is out of range")
+    assert wrong[3] == []
+    assert done[0] == 0, done[2]
+    assert "Norms: a row per layer" in done[1]
+    assert "Hidden states are longest in layer" in done[1]
+    files = ("norms.csv", "config.yaml", "results.json", "figures", "wandb")
+    assert set(done[3]) == {"runs", *(f"runs/a/{name}" for name in files)}
+    assert (taken[0], "exists and runs are never changed" in taken[2]) == (2, True)
+    assert page[0] == 0, page[2]
     folder = tmp_path / "runs" / "a"
-    assert {path.name for path in folder.iterdir()} == {"norms.csv", "config.yaml", "results.json", "figures", "wandb"}
-    taken = started(python, tmp_path, *usual, "--name=a", "--wandb.mode=disabled")
-    assert (taken.returncode, "exists and runs are never changed" in taken.stderr) == (2, True)
-
-    page = started(python, tmp_path, "-m", "probing", "report", "runs/a")
-    assert page.returncode == 0, page.stderr
     text = (folder / "report.html").read_text(encoding="utf-8")
     for part in (
         "<h2>Norms of hidden states: a</h2>",

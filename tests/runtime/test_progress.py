@@ -19,6 +19,7 @@ from probing.cli.commandline import run
 from probing.runtime import stages
 from probing.runtime.progress import counted, expect, hush, note, overview, stage
 from probing.runtime.stages import BRIEF, Cost, duration, spent
+from typed import PROGRAM
 
 LINE = re.compile(r"\[(\d)/(\d)\] (.+): (\d.*)")
 
@@ -26,7 +27,7 @@ LINE = re.compile(r"\[(\d)/(\d)\] (.+): (\d.*)")
 def command(checkpoints: dict[str, Path], corpus_file: Path, place: Path, *more: str) -> list[str]:
     """Return the command line of a fit whose stages are those of the model, of its probes and of the results."""
     options = ["--model", str(checkpoints["bert"]), "--layer=1,2", "--corpus", str(corpus_file), "--runs", str(place)]
-    return [sys.executable, "-m", "probing", "fit", *options, "--name=a", "--wandb.mode=disabled", *BARE_ARGS, *more]
+    return [sys.executable, "-c", PROGRAM, "fit", *options, "--name=a", "--wandb.mode=disabled", *BARE_ARGS, *more]
 
 
 def at_a_terminal(words: list[str]) -> tuple[str, str]:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,16 @@ from safetensors.torch import load_file
 
 from conftest import make_sentences
 from probing import UserError, finetune, fit, load_run
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
 from probing.models import load_encoder, resolve_model
 from probing.models.loading import load_with_head
 from probing.studies.finetune.examples import Side, is_target
+from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-FAST: dict[str, Any] = {"learning_rate": 3e-3, "epochs": 12, "batch_tokens": 100}
+FAST: dict[str, Any] = {"learning_rate": 3e-3, "epochs": 9, "batch_tokens": 100}
 NO_WANDB = {"mode": "disabled"}
 OPTIONS: dict[str, Any] = {"seeds": 1, "orders": 1, "starts": "pretrained", "quiet": True, "wandb": NO_WANDB}
 
@@ -125,11 +127,11 @@ def test_a_checkpoint_is_an_ordinary_model_folder(made: Any, planted: str, tmp_p
     (row,) = [row for row in made.tunings if (row["start"], row["seed"], row["order_seed"]) == ("pretrained", 0, 1)]
     assert score_of_plain_model(folder, planted) == row["score"]
     bare: dict[str, Any] = {"replicates": 0, "controls": "none", "evidence": "none", "probe": {"l2": 1e-2}}
-    run = fit(
+    probed = fit(
         model=str(folder), corpus=planted, layer=1, task="sentence_label", runs=str(tmp_path), quiet=True,
         wandb={"mode": "disabled"}, **bare,
     )  # fmt: skip
-    assert run.accuracy[0]["n_classes"] == 2
+    assert probed.accuracy[0]["n_classes"] == 2
 
 
 def test_without_steps_the_model_is_its_start_to_the_bit(
@@ -189,14 +191,15 @@ def test_tokens_and_numbers_are_predicted_too(checkpoints: dict[str, Path], tmp_
     words = tmp_path / "words.tsv"
     labelled = ("".join(f"{word}\t{'abc'[len(word) % 3]}\n" for word in text.split()) for text in make_sentences(150))
     words.write_text("\n".join(labelled), encoding="utf-8")
-    options: dict[str, Any] = {"model": str(checkpoints["bert"]), "runs": str(tmp_path), "tuning": FAST, **OPTIONS}
-    of_words = finetune(corpus=str(words), task="label", name="words", **options)
+    options: dict[str, Any] = {"model": str(checkpoints["bert"]), "runs": str(tmp_path), **OPTIONS}
+    larger = {"learning_rate": 3e-3, "epochs": 12, "batch_tokens": 200}
+    of_words = finetune(corpus=str(words), task="label", name="words", tuning=larger, **options)
     assert of_words.tunings[0]["score"] > 0.7
     assert of_words.scores[1]["score"] < 0.6
     rows = [(text, str(1.0 if label == "yes" else -1.5)) for text, label in with_word()]
     of_numbers = finetune(
         corpus=written(tmp_path / "numbers.csv", rows), task="sentence_label", task_args={"numbers": True},
-        name="numbers", **options,
+        name="numbers", tuning={**larger, "learning_rate": 1e-2}, **options,
     )  # fmt: skip
     assert of_numbers.results["numbers"]
     assert of_numbers.tunings[0]["score"] > 0.8
@@ -209,30 +212,19 @@ def test_tokens_and_numbers_are_predicted_too(checkpoints: dict[str, Path], tmp_
 def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(
     checkpoints: dict[str, Path], planted: str, tmp_path: Path
 ) -> None:
-    def args(runs: Path) -> list[str]:
+    def args(place: str) -> list[str]:
         return [
-            sys.executable, "-m", "probing", "finetune", "--model", str(checkpoints["bert"]), "--corpus", planted,
-            "--runs", str(runs), "--name", "killed", "--seeds", "1", "--orders", "2", "--starts", "pretrained",
-            "--tuning.epochs", "4", "--tuning.save_every", "5", "--tuning.batch_tokens", "200",
-            "--wandb.mode", "disabled", "--quiet", "--trainer.accelerator", "cpu",
+            "finetune", "--model", str(checkpoints["bert"]), "--corpus", planted, "--runs", str(tmp_path / place),
+            "--name", "killed", "--seeds", "1", "--orders", "2", "--starts", "pretrained", "--tuning.epochs", "4",
+            "--tuning.save_every", "5", "--tuning.batch_tokens", "200", "--wandb.mode", "disabled", "--quiet",
+            "--trainer.accelerator", "cpu",
         ]  # fmt: skip
 
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(args(tmp_path / "whole"), check=True, env=environment)
-    process = subprocess.Popen(args(tmp_path / "broken"), env=environment)
-    state = tmp_path / "broken" / "killed.partial" / "state"
-    begun = time.monotonic()
-    while not list(state.glob("*order1.ckpt")) and process.poll() is None and time.monotonic() - begun < 120:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert (tmp_path / "broken" / "killed.partial").is_dir()
-    subprocess.run(args(tmp_path / "broken"), check=True, env=environment)
-    whole, broken = (tmp_path / place / "killed" for place in ("whole", "broken"))
-    files = sorted(str(path.relative_to(whole)) for path in whole.rglob("*") if path.suffix in (".csv", ".safetensors"))
-    assert any("checkpoints" in name for name in files)
-    for name in files:
-        assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
+    assert run(COMMANDS, args("whole")) == 0
+    assert processes_of(args("broken"), ("-order1.ckpt", True), {}) == [-signal.SIGKILL]
+    assert list((tmp_path / "broken" / "killed.partial" / "state").glob("*-order1.ckpt"))
+    assert run(COMMANDS, args("broken")) == 0
+    assert_same_files(tmp_path / "whole" / "killed", tmp_path / "broken" / "killed")
 
 
 @pytest.mark.parametrize(

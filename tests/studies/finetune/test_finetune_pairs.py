@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,12 @@ from rich.console import Console
 from downstream_data import entailment_of, marked_pairs, sentence_pairs, word_pairs, write_benchmark, write_sick
 from downstream_data import write_wic as written_wic
 from probing import UserError, finetune, load_run
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
 from probing.downstream.sentence_similarity import spearman
 from probing.downstream.sts_dataset import read_sts
 from probing.runs.registry import study_of
+from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -164,7 +166,7 @@ def test_cut_pairs_are_said_and_counted(
         finetune(model=str(checkpoints["bert"]), pairs=sick, task_args=ENTAILMENT, max_length=4, **options)
 
 
-def test_the_results_of_pairs_are_read_again_and_repeated_by_their_file(made: Any, tmp_path: Path) -> None:
+def test_the_results_of_pairs_are_read_again(made: Any) -> None:
     again = load_run(made.folder)
     assert [dict(row) for row in again.scores] == [dict(row) for row in made.scores]
     assert again.answer() == made.answer()
@@ -173,17 +175,24 @@ def test_the_results_of_pairs_are_read_again_and_repeated_by_their_file(made: An
     page = again.report().read_text(encoding="utf-8")
     assert "second sentence" in page
     assert "The second sentence alone is" in page
-    command = [sys.executable, "-m", "probing", "finetune", "--config", str(made.folder / "config.yaml")]
-    subprocess.run([*command, "--runs", str(tmp_path), "--name", "again"], check=True, capture_output=True)
+
+
+def test_a_run_on_pairs_is_repeated_by_its_file(checkpoints: dict[str, Path], sick: str, tmp_path: Path) -> None:
+    model, tuning = str(checkpoints["bert"]), {**FAST, "epochs": 1}
+    options = {**OPTIONS, "orders": 2, "tuning": tuning}
+    first = finetune(model=model, pairs=sick, task_args=ENTAILMENT, runs=str(tmp_path), name="first", **options)
+    args = ["finetune", "--config", str(first.folder / "config.yaml"), "--runs", str(tmp_path), "--name", "again"]
+    assert run(COMMANDS, args) == 0
     for name in ("scores.csv", "tunings.csv", "differences.csv"):
-        assert (tmp_path / "again" / name).read_bytes() == (made.folder / name).read_bytes(), name
+        assert (tmp_path / "again" / name).read_bytes() == (first.folder / name).read_bytes(), name
+    assert_same_files(first.folder, tmp_path / "again")
 
 
 def arguments(model: Path, sick: str, runs: Path, name: str, *more: str) -> list[str]:
     return [
-        sys.executable, "-m", "probing", "finetune", "--model", str(model), "--pairs", sick,
-        "--task_args.column", "entailment", "--runs", str(runs), "--name", name, "--seeds", "1", "--starts",
-        "pretrained", "--wandb.mode", "disabled", "--quiet", "--trainer.accelerator", "cpu", *more,
+        "finetune", "--model", str(model), "--pairs", sick, "--task_args.column", "entailment", "--runs", str(runs),
+        "--name", name, "--seeds", "1", "--starts", "pretrained", "--wandb.mode", "disabled", "--quiet",
+        "--trainer.accelerator", "cpu", *more,
     ]  # fmt: skip
 
 
@@ -192,26 +201,15 @@ def test_a_killed_run_on_pairs_goes_on_and_ends_in_the_same_bytes(
 ) -> None:
     def args(place: str) -> list[str]:
         return arguments(
-            checkpoints["bert"], sick, tmp_path / place, "killed", "--orders", "2", "--tuning.epochs", "4",
+            checkpoints["bert"], sick, tmp_path / place, "killed", "--orders", "2", "--tuning.epochs", "2",
             "--tuning.save_every", "5", "--tuning.batch_tokens", "200",
         )  # fmt: skip
 
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(args("whole"), check=True, env=environment)
-    process = subprocess.Popen(args("broken"), env=environment)
-    state = tmp_path / "broken" / "killed.partial" / "state"
-    begun = time.monotonic()
-    while not list(state.glob("*order1.ckpt")) and process.poll() is None and time.monotonic() - begun < 120:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert (tmp_path / "broken" / "killed.partial").is_dir()
-    subprocess.run(args("broken"), check=True, env=environment)
-    whole, broken = (tmp_path / place / "killed" for place in ("whole", "broken"))
-    files = sorted(str(path.relative_to(whole)) for path in whole.rglob("*") if path.suffix in (".csv", ".safetensors"))
-    assert any("checkpoints" in name for name in files)
-    for name in files:
-        assert (whole / name).read_bytes() == (broken / name).read_bytes(), name
+    assert run(COMMANDS, args("whole")) == 0
+    assert processes_of(args("broken"), ("-order1.ckpt", True), {}) == [-signal.SIGKILL]
+    assert list((tmp_path / "broken" / "killed.partial" / "state").glob("*-order1.ckpt"))
+    assert run(COMMANDS, args("broken")) == 0
+    assert_same_files(tmp_path / "whole" / "killed", tmp_path / "broken" / "killed")
 
 
 @pytest.mark.several
@@ -221,7 +219,8 @@ def test_two_processes_share_the_pairs_of_each_batch(checkpoints: dict[str, Path
         checkpoints["bert"], sick, tmp_path, "two", "--orders", "1", "--trainer.devices", "2", "--trainer.strategy=ddp",
         *more,
     )  # fmt: skip
-    subprocess.run(args, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [sys.executable, "-m", "probing", *args]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     found = load_run(tmp_path / "two")
     assert found.tunings[0]["score"] > 0.9
     assert {row["answer"] for row in found.scores} == {"pretrained", "majority", "bag", "second"}

@@ -30,6 +30,7 @@ from probing.errors import UserError
 from probing.studies.fit.command import extract
 from probing.tables.schema import ACCURACY, NEURONS
 from rendering import rendered
+from typed import PROGRAM
 from wandb_reader import read_offline_runs
 from wandb_server import WandbServer
 from written import columns_of
@@ -170,7 +171,7 @@ def test_the_stored_configuration_repeats_the_run_whatever_the_hash_seed(run: Ru
     here = os.environ.get("PYTHONHASHSEED")
 
     repeated = subprocess.run(
-        [sys.executable, "-m", "probing", "fit", "--config", str(run.folder / "config.yaml"), "--name", "repeated"],
+        [sys.executable, "-c", PROGRAM, "fit", "--config", str(run.folder / "config.yaml"), "--name", "repeated"],
         # As many threads as here: sums in another order differ in their last bits.
         env={
             **os.environ,

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,15 @@ import pytest
 import yaml
 
 from conftest import BARE, ROOT
-from fault_loop import processes
 from probing import ProbeOptions, Result, UserError, WandbOptions, fit, load_run, pretrain, series
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.studies.pretrain.tables import ARMS
-from rendering import without_rendering
+from typed import processes_of
 from wandb_reader import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
-# Long enough for a busy machine; nothing waits so long unless something is wrong.
-PATIENCE_S = 600
 ENCODER = {"n_layers": 1, "d_model": 32, "n_heads": 2, "d_feedforward": 32, "vocabulary": 100, "row_length": 16}
 TRAINING = {
     "steps": 12, "batch_size": 8, "warm_up": 2, "held_out_rows": 20, "checkpoint_factor": 4.0, "save_every": 3,
@@ -189,44 +185,6 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     assert contents(again.folder) == contents(made.folder)
 
 
-def pretrain_here(args: list[str], moment: tuple[str, bool] | None, variables: dict[str, str]) -> None:
-    """Type `probing pretrain` in this process, and kill it where a file or folder gets its name, if a moment is given.
-
-    Args:
-        args: What is typed.
-        moment: The end of that path, and whether to kill just after it has its name, or just before, when what was
-            written still has a temporary one.
-        variables: Variables of the environment.
-    """
-    named = False
-
-    def watch(event: str, values: tuple[Any, ...]) -> None:
-        nonlocal named
-        if moment is None or event == "os.kill":
-            return
-        path, after = moment
-        at = event == "os.rename" and str(values[1]).endswith(path)
-        if named or (at and not after):
-            os.kill(os.getpid(), signal.SIGKILL)
-        named = named or at
-
-    os.environ.update(variables)
-    warnings.simplefilter("ignore")
-    without_rendering()
-    sys.addaudithook(watch)
-    sys.exit(run(COMMANDS, ["pretrain", *args]))
-
-
-def processes_of(args: list[str], moment: tuple[str, bool] | None, *variables: dict[str, str]) -> list[int | None]:
-    """Type `probing pretrain` in a process for each set of variables, and return their exit statuses."""
-    started = [processes().Process(target=pretrain_here, args=(args, moment, one)) for one in variables]
-    for process in started:
-        process.start()
-    for process in started:
-        process.join(PATIENCE_S)
-    return [process.exitcode for process in started]
-
-
 @pytest.mark.slow
 def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(corpus_file: Path, made: Result, tmp_path: Path) -> None:
     args = [*ARGS, "--corpus", str(corpus_file), "--runs", str(tmp_path), "--name=made"]
@@ -237,7 +195,7 @@ def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(corpus_file: Path
         ("state/none-seed0.ckpt", True), ("state/learned-seed0-step04.json", False),
     ]  # fmt: skip
     for moment in moments:
-        assert processes_of(args, moment, {}) == [-signal.SIGKILL], moment
+        assert processes_of(["pretrain", *args], moment, {}) == [-signal.SIGKILL], moment
         path = next((tmp_path / "made.partial").glob(f"**/{moment[0]}"), None)
         assert (path is not None) is moment[1], moment
     assert run(COMMANDS, ["pretrain", *args]) == 0
@@ -281,7 +239,7 @@ def test_two_processes_end_with_the_losses_of_one(made: Result, corpus_file: Pat
         "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
     }  # fmt: skip
     ranks = [{**launcher, "RANK": rank, "LOCAL_RANK": rank} for rank in ("0", "1")]
-    assert processes_of(args, None, *ranks) == [0, 0]
+    assert processes_of(["pretrain", *args], None, *ranks) == [0, 0]
     two = load_run(tmp_path / "two")
     losses, arms = ([row for row in table if row["arm"] == "learned"] for table in (made.losses, made.arms))
     assert [row["step"] for row in two.losses] == [row["step"] for row in losses]
