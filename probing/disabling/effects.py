@@ -188,7 +188,7 @@ def raising_rows(measured: Sequence[Measured], seed: int) -> Rows:
         rows.append({
             "units": "layers" if is_layer else "heads", "kind": kind, "readout": readout, "layer": last[readout],
             "n_units": len(members), "n_better": better, "n_clear": clear,
-            "chance_low": int(low), "chance_high": int(high), "p_value": rank_p(clear, drawn.astype(np.float64)),
+            "n_chance_low": int(low), "n_chance_high": int(high), "p_value": rank_p(clear, drawn.astype(np.float64)),
         })  # fmt: skip
     for readout in last:
         own = [row for row in rows if row["readout"] == readout]

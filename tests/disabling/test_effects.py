@@ -117,7 +117,7 @@ def test_units_without_which_a_measure_rises_are_counted_beside_what_chance_give
     # What changes nothing is not better, however often signs are drawn.
     same = [Measured(Job(1, 1, "zero"), "tuned", 3, some[0].intact, some[0].intact, N)]
     (still,) = raising_rows(same, 0)
-    assert (still["n_better"], still["chance_high"], still["p_value"]) == (0, 0, 1)
+    assert (still["n_better"], still["n_chance_high"], still["p_value"]) == (0, 0, 1)
     # Layers and kinds are counted by themselves, in the highest layer that is read, and corrected for their number.
     others = [Measured(Job(1, None, "zero"), "position", 3, some[0].right, some[0].intact, N)]
     below = [Measured(one.job, "position", 2, one.right, one.intact, N) for one in some]

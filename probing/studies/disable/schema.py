@@ -42,9 +42,9 @@ RAISING = Schema("raising", "a row per kind of unit, replacement and readout", (
     whole("n_units", "Number of heads or layers."),
     whole("n_better", "Number of them without which the measure is better, by however little."),
     whole("n_clear", "Number of them without which it is better by more than 1.645 standard errors."),
-    whole("chance_low", "Lower end of the range of that number in 95% of draws in which the differences of each "
-          "sentence, or pair, have the same or the opposite sign at random."),
-    whole("chance_high", "Upper end."),
+    whole("n_chance_low", "Lower end of the range of that number in 95% of draws in which the differences of each "
+          "sentence, or pair, have the same or the opposite sign at random.", "by chance"),
+    whole("n_chance_high", "Upper end."),
     number("p_value", "Share of draws with at least as many, corrected for the rows of the readout."),
 ), optional=True)  # fmt: skip
 IMPORTANCE = Schema("importance", "a row per head", (

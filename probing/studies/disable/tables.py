@@ -239,7 +239,7 @@ def _raising(made: Tables, readout: str) -> list[str]:
         more = [row["kind"] for row in rows if row["p_value"] < 0.05]
         told = [
             f"{row['n_better']} ({row['kind']}; clearly without {row['n_clear']}, where chance gives "
-            f"{row['chance_low']} to {row['chance_high']})"
+            f"{row['n_chance_low']} to {row['n_chance_high']})"
             for row in rows
         ]
         verdict = f"more than chance gives with {listed(more)}" if more else "no more than chance gives"
