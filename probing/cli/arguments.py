@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
 from os.path import isfile
-from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, NoReturn, get_args
 
@@ -21,6 +20,7 @@ from probing.cli.option_types import admits_none, as_typed, expected, is_mapping
 from probing.cli.yaml_files import all_values, as_yaml, read_yaml
 from probing.errors import UserError, refuse
 from probing.runtime.installation import started_as
+from probing.runtime.terminal import columns
 
 # The option that asks for the options themselves; `probing.cli.commandline` heeds it.
 PRINT_CONFIG = "--print_config"
@@ -60,7 +60,7 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
     parser, known = _parser_of_command(f"{started_as()} {name}", function), option_types(function)
     if {"-h", "--help"} & set(args):
         for group in parser._action_groups:  # argparse breaks all but the titles
-            group.title = fill(group.title or "", max(40, get_terminal_size().columns - 2))
+            group.title = fill(group.title or "", columns() - 2)
         parser.parse_args(["--help"])
     given, typed = Given(parser, function, name), list(_typed(args))
     for option, value in typed:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
 from importlib import import_module
-from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any
 
@@ -31,7 +30,7 @@ from probing.runtime.processes import (
     signals_interrupt,
     wait_for_first_rank,
 )
-from probing.runtime.terminal import complain, escaped_output, prints_unicode, visible_output
+from probing.runtime.terminal import columns, complain, escaped_output, prints_unicode, visible_output
 
 # A date of more digits is after the year 9999, which is Python's last.
 _LONGEST = 11
@@ -215,10 +214,9 @@ def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
     print(f"usage: {started} COMMAND [OPTIONS]")
     print(f"       {started} COMMAND --help   (its options)")
     print(f"       {started} --version\n")
-    width = max(40, get_terminal_size().columns)
     for name, function in commands.items():
         said = (load_command(function).__doc__ or "").splitlines()[0]
-        print(fill(said, width, initial_indent=f"  {name:14} ", subsequent_indent=" " * 17))
+        print(fill(said, columns(), initial_indent=f"  {name:14} ", subsequent_indent=" " * 17))
     return 0
 
 

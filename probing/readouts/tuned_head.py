@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy
 from probing.cache import ActivationStore
 from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split
-from probing.data.examples import Examples
 from probing.data.labelling import Standard
 from probing.data.preparation import label_sides
+from probing.data.targets import IGNORED, is_target, nothing, targets_of
 from probing.errors import UserError
 from probing.models.examination import examination_inputs, run, with_the_same_weights
 from probing.models.loading import HeadOf
@@ -31,8 +31,6 @@ from probing.tasks import SentenceTask, TokenTask
 
 # Largest difference between the head's outputs by itself and in the model, relative to the largest of them.
 _ROUNDING = 1e-4
-# What stands for a class where nothing is predicted.
-_NONE = -1
 
 
 class TunedHead:
@@ -130,8 +128,8 @@ class TunedScore:
 
     Args:
         text: The sentences.
-        targets: Class of each token, or sentence, of the text, -1 where nothing is predicted; or its standardised
-            number, NaN where there is none.
+        targets: Class of each token, or sentence, of the text, or its standardised number, as `targets_of` returns
+            them.
         head: The head.
         of: What the head is of.
         last: The last layer.
@@ -157,7 +155,7 @@ class TunedScore:
     @cached_property
     def n(self) -> NDArray[np.int64]:
         """Number of targets of each sentence."""
-        there = np.flatnonzero(_is_target(self.targets).numpy())
+        there = np.flatnonzero(is_target(self.targets).numpy())
         tokens = self.text.tokens
         sentences = there if self.of == "sentences" else tokens.sentences[there]
         return np.bincount(sentences, minlength=tokens.n_sentences)
@@ -184,42 +182,38 @@ class TunedScore:
     def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
         """Return the mean loss of each sentence's targets: cross-entropy in nats, or the squared error of numbers."""
         targets = self._of(batch)
-        n = _by_sentence(_is_target(targets).float()).clamp_min(1)
+        n = _by_sentence(is_target(targets).float()).clamp_min(1)
         return lambda states: _by_sentence(self._losses(self.head(batch.inputs, states), targets)) / n.to(states.dtype)
 
     def right(self, batch: Padded, states: Tensor) -> Tensor:
         """Return the sum of the measure over the targets of each sentence of a batch, shape (batch,), float64."""
         targets, logits = self._of(batch), self.head(batch.inputs, states).float()
         if targets.is_floating_point():
-            there, errors = _is_target(targets), self._losses(logits, targets).double()
+            there, errors = is_target(targets), self._losses(logits, targets).double()
             return _by_sentence(torch.where(there, 1 - errors / self._mean_square, 0.0))
-        right = (logits.argmax(-1) == targets) & _is_target(targets)
+        right = (logits.argmax(-1) == targets) & is_target(targets)
         return _by_sentence(right.double())
 
     @cached_property
     def _mean_square(self) -> float:
-        return float(self.targets[_is_target(self.targets)].double().square().mean())
+        return float(self.targets[is_target(self.targets)].double().square().mean())
 
     def _of(self, batch: Padded) -> Tensor:
         """Return the targets of a batch, shape (batch,) or (batch, sequence)."""
         targets = self.targets.to(batch.mask.device)
         if self.of == "sentences":
             return targets[batch.sentences]
-        return torch.where(batch.mask, targets[batch.rows], torch.nan if targets.is_floating_point() else _NONE)
+        return torch.where(batch.mask, targets[batch.rows], nothing(targets))
 
     @staticmethod
     def _losses(logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each target, 0 where there is none, of the shape of the targets."""
         if targets.is_floating_point():
-            there = _is_target(targets)
+            there = is_target(targets)
             error = logits[..., 0] - torch.where(there, targets, 0.0).to(logits.dtype)
             return torch.where(there, error**2, 0.0)
-        found = cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=_NONE, reduction="none")
+        found = cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
         return found.view(targets.shape)
-
-
-def _is_target(targets: Tensor) -> Tensor:
-    return ~targets.isnan() if targets.is_floating_point() else targets != _NONE
 
 
 def _by_sentence(values: Tensor) -> Tensor:
@@ -275,11 +269,4 @@ class TunedTask:
                 f"`{self.typed}`: its head tells the classes {', '.join(self.classes)}, and the text has "
                 f"{', '.join(found)}; tune the model again."
             )
-        return _targets(sides.test, Standard.of(sides.train) if sides.numbers else None)
-
-
-def _targets(examples: Examples, standard: Standard | None) -> Tensor:
-    labels = torch.from_numpy(examples.labels.astype(np.int64))
-    if standard is None:
-        return labels
-    return standard.table(examples).float()[labels.clamp(min=0)].where(labels >= 0, torch.nan)
+        return targets_of(sides.test, Standard.of(sides.train) if sides.numbers else None)

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from shutil import get_terminal_size
 from textwrap import fill
 from typing import Any, TextIO, cast
 
@@ -137,7 +138,12 @@ def _broken(text: str, stream: TextIO) -> str:
     """Return a text broken between words where the stream is a terminal; a longer word is left whole."""
     if not stream.isatty():
         return text
-    return fill(text, max(40, _console().width), break_long_words=False, break_on_hyphens=False)
+    return fill(text, columns(), break_long_words=False, break_on_hyphens=False)
+
+
+def columns() -> int:
+    """Return the width of the terminal, or $COLUMNS, in characters; 80 where there is none."""
+    return max(40, get_terminal_size().columns)
 
 
 def silence(message: str) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
+from probing.data.targets import IGNORED
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.models.loading import HeadOf, load_tuned, load_with_head
@@ -90,6 +91,7 @@ def test_the_head_by_itself_gives_what_the_model_gives(family: str, of: HeadOf, 
 def test_the_accuracy_is_that_of_the_whole_model(family: str, case: Callable[..., Case]) -> None:
     one = case(family, "sentences")
     targets = torch.randint(-1, 3, (len(TEXTS),), generator=torch.Generator().manual_seed(0))
+    targets[targets < 0] = IGNORED
     readout = one.readout(targets)
     found = Forward(one.readers, one.text, 64).read(Intact(1), readout)
     with torch.no_grad():

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
 from probing.cache.plan import batches as by_length
+from probing.data.targets import is_target, nothing
 from probing.runtime.draws import generator_of
-from probing.studies.finetune.examples import IGNORED, Batch, Side, is_target
+from probing.studies.finetune.examples import Batch, Side
 
 # Sentences of similar length are batched together among this many batches' worth of tokens, drawn at random.
 _POOL = 32
@@ -81,8 +82,7 @@ class TuningData(pl.LightningDataModule):
         if len(own := sentences[part::n_parts]):
             return self.train.batch(own, n)
         batch = self.train.batch(sentences[:1], n)
-        nothing = torch.nan if batch.targets.is_floating_point() else IGNORED
-        return replace(batch, targets=torch.full_like(batch.targets, nothing))
+        return replace(batch, targets=torch.full_like(batch.targets, nothing(batch.targets)))
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Return the batches of this process."""

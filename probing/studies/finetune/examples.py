@@ -23,13 +23,11 @@ from probing.corpus.splits import GroupBy, Split, intervals_by_document
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import Standard
 from probing.data.preparation import example_checks, label_sides
+from probing.data.targets import is_target, nothing, targets_of
 from probing.models import ModelSource, load_config, load_tokenizer
 from probing.models.loading import HeadOf
 from probing.runtime.draws import generator_of
 from probing.tasks import SentenceTask, TokenTask
-
-# Label of what is not to be predicted, as losses of torch know it.
-IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -130,15 +128,9 @@ class Side:
         if self.of == "sentences":
             targets = self.targets[torch.from_numpy(sentences)]
         else:
-            nothing = torch.nan if self.targets.is_floating_point() else IGNORED
-            targets = torch.where(mask, self.targets[index], nothing)
+            targets = torch.where(mask, self.targets[index], nothing(self.targets))
         own = int(is_target(targets).sum())
         return Batch(inputs, targets, own if n is None else n, torch.from_numpy(sentences))
-
-
-def is_target(targets: Tensor) -> Tensor:
-    """Return where something is predicted."""
-    return ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
 
 
 @dataclass(frozen=True)
@@ -209,7 +201,7 @@ def labelled(
     pad = padding_id(config, tokenizer, tables)
 
     def side(examples: Examples, tokens: Tokens) -> Side:
-        return Side(tokens, examples, _targets(examples, standard), of, _given(tokens, config), pad)
+        return Side(tokens, examples, targets_of(examples, standard), of, _given(tokens, config), pad)
 
     return Task(
         side(sides.train, tables[0]), side(sides.validation, tables[0]), side(sides.test, tables[-1]), sides,
@@ -238,13 +230,6 @@ def padding_id(config: Any, tokenizer: Any, tables: Sequence[Tokens]) -> int:
     used = {int(one) for tokens in tables for one in np.unique(tokens.input_ids)}
     free = [one for one in (getattr(config, "eos_token_id", None), *range(n_tokens)) if one not in used]
     return next((one for one in [*known, *free] if isinstance(one, int) and 0 <= one < n_tokens), 0)
-
-
-def _targets(examples: Examples, standard: Standard | None) -> Tensor:
-    labels = torch.from_numpy(examples.labels.astype(np.int64))
-    if standard is None:
-        return labels.where(labels >= 0, IGNORED)
-    return standard.table(examples).float()[labels.clamp(min=0)].where(labels >= 0, torch.nan)
 
 
 def _given(tokens: Tokens, config: Any) -> dict[str, Tensor]:

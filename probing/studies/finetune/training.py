@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from probing.models import ModelSource
 from probing.models.loading import load_with_head
+from probing.runs.tuned import checkpoint_name
 from probing.runtime.draws import seed_of
 from probing.runtime.files import replacing
 from probing.runtime.kept_training import KeptTraining, Places, Row, save_model
@@ -45,7 +46,7 @@ class Job:
     @property
     def name(self) -> str:
         """Its name, in folders and curves."""
-        return f"{self.start}-seed{self.seed}-order{self.order}"
+        return checkpoint_name(self.row)
 
     @property
     def row(self) -> Row:

@@ -21,9 +21,10 @@ from conftest import make_sentences
 from probing import UserError, finetune, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from probing.data.targets import is_target
 from probing.models import load_encoder, resolve_model
 from probing.models.loading import load_with_head
-from probing.studies.finetune.examples import Side, is_target
+from probing.studies.finetune.examples import Side
 from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from probing.cache.tokens import Tokens
+from probing.data.targets import IGNORED, is_target
 from probing.studies.finetune.batches import TuningData, epoch_of
-from probing.studies.finetune.examples import IGNORED, Side, is_target
+from probing.studies.finetune.examples import Side
 
 LENGTHS = np.random.default_rng(0).integers(3, 40, 300).astype(np.int32)
 
