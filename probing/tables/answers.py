@@ -83,7 +83,7 @@ def distrust(
         said += [worst_class(accuracy[0], scores), overlaps(accuracy[0], len(neurons))]
     elif poor := [row["layer"] for row in accuracy if row.get("flag") == UNINFORMATIVE]:
         said.append(say("unread_layers", layers=layers_named(poor)))
-    if len(accuracy) > 1:
+    if len(accuracy) > 1 and config.get("sort") != "centred":  # there, the neurons shown first are others
         said.append(_led_by_means(neurons))
     if short := [row["layer"] for row in results["layers"] if not row.get("converged", True)]:
         said.append(say("stopped_short_report", layers=layers_named(short)))

@@ -104,5 +104,7 @@ def test_layers_that_are_led_by_a_mean_are_named_with_what_ranks_otherwise() -> 
     ranked = [*neurons(0, ["offset", ""]), *neurons(1, ["", "offset"]), *neurons(2, ["offset no-signal", ""])]
     said = " ".join(distrust(accuracy, ranked, [], "position", over, {"test_corpus": None}))
     assert "In layers 0 and 2 the first neuron contributes mostly by its mean" in said
+    by_centred = {"test_corpus": None, "sort": "centred"}  # shows other neurons first, and is what would be advised
+    assert "by its mean" not in " ".join(distrust(accuracy, ranked, [], "position", over, by_centred))
     others = [*neurons(0, ["", "offset"]), *neurons(1, [""]), *neurons(2, [""])]
     assert "by its mean" not in " ".join(distrust(accuracy, others, [], "position", over, {"test_corpus": None}))
