@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from probing.runs.study import Result as Result
     from probing.runs.study import Study as Study
     from probing.studies.attention.command import attention as attention
+    from probing.studies.changes.command import changes as changes
     from probing.studies.claims.command import reproduce as reproduce
     from probing.studies.cloze.command import cloze as cloze
     from probing.studies.compare.command import compare as compare

@@ -75,6 +75,8 @@ FLOORS = (
      "studies.finetune", "studies.pretrain", "studies.similarity"},
     # Studies of the runs of others, and the commands that are no studies.
     {"studies.claims", "studies.compare", "studies.series", "studies.sweep", "commands"},
+    # A study that measures the checkpoints of a run as `series` does those of a training.
+    {"studies.changes"},
 )  # fmt: skip
 
 

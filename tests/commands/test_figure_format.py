@@ -20,8 +20,8 @@ NO_WANDB = {"mode": "disabled"}
 # What the commands that draw take beside the option, to be refused for nothing else.
 DRAWING = {
     "fit": [], "rank": ["no-run"], "compare": ["a", "b"], "sweep": [str(ROOT / "conf" / "sweeps" / "layers.yaml")],
-    "attention": [], "disable": [], "pretrain": [], "finetune": [], "series": [], "hierarchy": [], "cloze": [],
-    "geometry": [], "wic": [], "sts": [],
+    "attention": [], "disable": [], "pretrain": [], "finetune": [], "changes": [], "series": [], "hierarchy": [],
+    "cloze": [], "geometry": [], "wic": [], "sts": [],
 }  # fmt: skip
 
 

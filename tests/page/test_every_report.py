@@ -67,6 +67,10 @@ def made(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, sentences:
             model=model, corpus=str(place / "labelled.csv"), seeds=1, orders=2, starts="all", tuning={"epochs": 1},
             **usual,
         ),
+        "changes": lambda: command.changes(
+            run=str(made_of("finetune").folder), measures="states,special", sentences=40,
+            **usual,
+        ),
         "series": lambda: command.series(
             str(made_of("pretrain").folder / "checkpoints" / "*" / "step*"), measures="geometry",
             corpus=str(corpus_file), layer=1, **usual,

@@ -108,25 +108,27 @@ class Change:
 
     Args:
         against: The other checkpoint, on the same sentences.
+        alone: Whether the same map is compared alone, and not those of other heads and other sentences too.
     """
 
     against: Checkpoint
     name: str = "change"
+    alone: bool = False
 
     @property
     def settings(self) -> Mapping[str, Any]:
         """Everything other than model and corpus that changes the sums."""
-        return {"version": 1, "against": self.against.request.key()}
+        return {"version": 1, "against": self.against.request.key(), **({"alone": True} if self.alone else {})}
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
         """Load the other checkpoint, and return what makes an accumulator for each batch."""
         against = self.against.prepared()
-        return lambda batch: _Compared(against, batch)
+        return lambda batch: _Compared(against, batch, self.alone)
 
 
 class _Compared:
-    def __init__(self, against: Checkpoint, batch: Batch) -> None:
-        self.against, self.batch = against, batch
+    def __init__(self, against: Checkpoint, batch: Batch, alone: bool) -> None:
+        self.against, self.batch, self.alone = against, batch, alone
         self.others = others_of_equal_length(batch.lengths)
         self.held: dict[int, Tensor] = {}
         self.found: dict[str, list[Tensor]] = {"cosine": [], "jensen_shannon": []}
@@ -135,6 +137,10 @@ class _Compared:
         if attention.layer not in self.held:
             self.held = self._read(attention.layer)
         ours, theirs = attention.probabilities, self.held.pop(attention.layer)
+        if self.alone:
+            self.found["cosine"].append(map_cosines(ours, theirs)[:, None])
+            self.found["jensen_shannon"].append(row_divergences(ours, theirs)[:, None])
+            return
         cosines = map_cosines(ours, theirs), other_head_cosines(ours, theirs), map_cosines(ours, theirs[self.others])
         a, b = (ours, _entropies(ours)), (theirs, _entropies(theirs))
         of_sentences = theirs[self.others], b[1][self.others]
@@ -171,7 +177,7 @@ def map_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
     rows = []
     for name, counts in (("cosine", (lengths > 0).astype(np.int64)), ("jensen_shannon", lengths)):
         sums = store.by_sentence(name).numpy()
-        for i, of in enumerate(_OF_MAPS):
+        for i, of in enumerate(_OF_MAPS[: sums.shape[1]]):
             if of == OTHER_HEADS and sums.shape[3] == 1:
                 continue
             used = has_other if of == OTHER_SENTENCES else np.ones(len(counts), dtype=bool)

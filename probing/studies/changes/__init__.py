@@ -1,0 +1,1 @@
+"""What tuning changes in a model, layer by layer, and whether the task does it."""
