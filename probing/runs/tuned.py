@@ -12,8 +12,10 @@ from probing.corpus.splits import GroupBy
 from probing.errors import UserError
 from probing.models import resolve_model
 from probing.results.shown import listed
-from probing.runs.loading import load_run
+from probing.runs.checks import kind_of
+from probing.runs.loading import load_run, writers
 from probing.runs.places import TEXTS, texts_of
+from probing.runs.registry import study_of
 from probing.runs.study import Result
 
 # The folder of a run that holds its checkpoints, and the beginning of the name of those that started from trained
@@ -75,6 +77,19 @@ def checkpoint_name(row: Mapping[str, Any]) -> str:
     return f"{row['start']}-seed{row['seed']}-order{row['order_seed']}"
 
 
+def is_tuned(typed: str) -> bool:
+    """Return whether a folder is that of a run of `finetune`, or of a checkpoint in one."""
+    folder, _ = _folder_of(typed)
+    results = folder / "results.json"
+    return os.path.isfile(results) and kind_of(folder, writers()) == study_of("finetune").kind
+
+
+def _folder_of(typed: str) -> tuple[Path, str | None]:
+    """Return the folder of a run, and the name of its checkpoint if that is named."""
+    folder = Path(os.path.normpath(typed))
+    return (folder.parent.parent, folder.name) if folder.parent.name == CHECKPOINTS else (folder, None)
+
+
 def tuned_of(typed: str, option: str) -> Tuned:
     """Return a checkpoint of a run of `finetune`.
 
@@ -85,9 +100,7 @@ def tuned_of(typed: str, option: str) -> Tuned:
     Raises:
         UserError: If there is no such run or checkpoint, or its text is pairs of sentences.
     """
-    folder, name = Path(os.path.normpath(typed)), None
-    if folder.parent.name == CHECKPOINTS:
-        folder, name = folder.parent.parent, folder.name
+    folder, name = _folder_of(typed)
     run = load_run(folder)
     if run.study.name != "finetune":
         raise UserError(f"`{option}`: expected a run of `finetune`, found one of `{run.study.name}`; give another.")

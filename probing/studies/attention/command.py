@@ -18,6 +18,7 @@ from probing.cli.option_types import (
     Tokenizer,
     Wandb,
     chosen,
+    defaults,
 )
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
@@ -27,6 +28,7 @@ from probing.runs.call import Call
 from probing.runs.registry import study_of
 from probing.runs.run import load_fit, of_text
 from probing.runs.study import Result
+from probing.runs.tuned import Tuned, is_tuned, read_as_tuned, tuned_of
 from probing.runtime import terminal
 from probing.runtime.processes import is_main_process
 
@@ -62,7 +64,9 @@ def attention(
         as_published: With --against, also compare the heads as the code of Kovaleva et al. (2019) does: by maps of
             200 x 200 tokens, which include rows of padding, over the first 1,000 sentences.
         run: Folder of a run of fit on position, of the same model. With it, find the heads that attend to a fixed
-            offset, and measure whether they read the neurons that the run ranks first.
+            offset, and measure whether they read the neurons that the run ranks first. Or that of a run of finetune, or
+            of a checkpoint in it, which is then read in place of --model and compared with the model that it was tuned
+            from, on the run's own text.
         parts: Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations,
             trees, roles, change (with --against), position_heads and position_neurons (with --run), first_token (with
             --first_token exclude), attention_probe and fusion. The last two take long and are not among all. Parts that
@@ -74,16 +78,20 @@ def attention(
     Returns:
         The survey; None on ranks other than the first.
     """
+    ranked: str | None = config["run"]
+    if ranked is not None and is_tuned(ranked):
+        against = _start_of(tuned_of(ranked, f"--run {ranked}"), config)
+        ranked, corpus, test_corpus = None, config["corpus"], config["test_corpus"]
     call = Call.of(study_of("attention"), config, name, wandb, _ALONE * (as_published and against is None))
     with terminal.quiet_libraries():
         from probing.cache.source import say_what_was_left_out
         from probing.heads.parts import measurable, measure, n_stages
         from probing.studies.attention.results import measured
 
-        names, by_name = _wanted(parts, against is not None, run is not None, first_token == "exclude")
+        names, by_name = _wanted(parts, against is not None, ranked is not None, first_token == "exclude")
         source = call.source(tokenizer=tokenizer)
         layers, read = source.blocks(layer_numbers(layer)), _read(corpus, test_corpus, pairs, seed, call.say)
-        subject = _subject(source, layers, read, config, seed, roles, against, as_published, config["run"])
+        subject = _subject(source, layers, read, config, seed, roles, against, as_published, ranked)
         there, left_out = measurable(subject, names, by_name)
         call.expect(n_stages(subject, there))
         tables, stores = measure(subject, there, call.cached, source.trainer, call.say)
@@ -129,6 +137,17 @@ def _subject(
         without_first=config["first_token"] == "exclude",
     )
     return Subject.of(request, layers, seed, asked)
+
+
+def _start_of(tuned: Tuned, config: dict[str, Any]) -> Any:
+    """Return what a tuned model is compared with: --against, or what it was tuned from; note what is read.
+
+    Raises:
+        UserError: If an option contradicts the run, or its text has changed or is gone.
+    """
+    read_as_tuned(tuned, config, defaults(attention))
+    config["against"] = tuned.config["model"] if config["against"] is None else config["against"]
+    return config["against"]
 
 
 def _wanted(parts: str | list[str], is_compared: bool, has_run: bool, without_first: bool) -> tuple[list[str], bool]:

@@ -11,7 +11,7 @@ import torch
 
 from conftest import make_sentences
 from families import untouched
-from probing import Result, UserError, WandbOptions, changes, finetune, load_run
+from probing import Result, UserError, WandbOptions, attention, changes, finetune, load_run
 from probing.studies.changes.tables import MEASURES
 from tuned import CHANGED
 
@@ -92,8 +92,6 @@ def test_what_seeds_alone_change_is_not_the_tasks(planted: dict[str, Any]) -> No
 
 
 def test_rows_of_checkpoints_are_what_attention_against_finds(planted: dict[str, Any], found: Result) -> None:
-    from probing import attention
-
     own = attention(
         model=planted["start"], against=planted["task"][1], corpus=planted["corpus"], parts=["change"],
         runs=str(planted["place"] / "others"), **USUAL,
@@ -146,6 +144,12 @@ def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, checkpo
     assert {row["by_task"] for row in found.layer_changes} == {"no"}
     assert "nothing is changed in any layer" in " ".join(found.conclusions())
     assert load_run(found.folder).layer_changes == found.layer_changes
+    checkpoint = str(Path(run) / "checkpoints" / "shuffled-seed1-order0")
+    for typed, name in ((run, "pretrained-seed0-order0"), (checkpoint, "shuffled-seed1-order0")):
+        own = attention(run=typed, parts="change", **usual)  # which finds model, start and text by itself
+        assert own is not None
+        assert (Path(own.config["model"]).name, own.config["against"]) == (name, str(checkpoints["bert"]))
+        assert {row["value"] for row in own.change if row["of"] == "same"} == {1.0, 0.0}  # of cosines and divergences
 
 
 @pytest.mark.parametrize(
