@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from family_tokenizers import MAX_LENGTH, make_tokenizer
+from probing.runtime.terminal import quiet_libraries
 
 D_MODEL, N_HEADS = 16, 2
 
@@ -249,7 +250,7 @@ def make_checkpoint(folder: Path, family: str, sentences: list[str], seed: int =
 
 
 def save_at_random(folder: Path, model: Any, tokenizer: Any, seed: int = 0) -> Path:
-    """Save a model with its tokenizer, its parameters drawn from the seed alone."""
+    """Save a model with its tokenizer, its parameters drawn from the seed alone; without a word on standard error."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -257,8 +258,9 @@ def save_at_random(folder: Path, model: Any, tokenizer: Any, seed: int = 0) -> P
         for name, parameter in model.named_parameters():
             gain = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
             parameter.copy_(gain + 0.3 * torch.randn(parameter.shape, generator=generator))
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    with quiet_libraries():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     return folder
 
 
