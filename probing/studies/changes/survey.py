@@ -105,20 +105,17 @@ def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str
         changes: Rows of `checkpoint_changes`.
         of_start: What was measured of the start, by measure and layer.
     """
-    rows = [_layer_row(key, changes, of_start.get(key, math.nan)) for key in _keys(changes)]
+    by_key: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for row in changes:
+        by_key.setdefault((row["measure"], row["layer"]), []).append(row)
+    keys = sorted(by_key, key=lambda key: (list(MEASURES).index(key[0]), key[1]))
+    rows = [_layer_row(key, by_key[key], of_start.get(key, math.nan)) for key in keys]
     for row, p in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
         row |= {"p_value": p, "by_task": "" if math.isnan(p) else "yes" if p <= LEVEL else "no"}
     return rows
 
 
-def _keys(changes: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """Return the measures and layers, in the order of the measures."""
-    there = {(row["measure"], row["layer"]) for row in changes}
-    return sorted(there, key=lambda key: (list(MEASURES).index(key[0]), key[1]))
-
-
-def _layer_row(key: tuple[str, int], changes: Sequence[Mapping[str, Any]], of_start: float) -> dict[str, Any]:
-    here = [row for row in changes if (row["measure"], row["layer"]) == key]
+def _layer_row(key: tuple[str, int], here: Sequence[Mapping[str, Any]], of_start: float) -> dict[str, Any]:
     groups = {start: _by_seed(here, start) for start in (TRUE, SHUFFLED)}
     between = [row["change"] for row in here if row["against"] != START]
     is_distance = MEASURES[key[0]].is_distance
@@ -130,7 +127,7 @@ def _layer_row(key: tuple[str, int], changes: Sequence[Mapping[str, Any]], of_st
         "tuned": tuned.value, "tuned_low": tuned.low, "tuned_high": tuned.high,
         "shuffled": float(np.mean(shuffled)) if shuffled else math.nan,
         "two_seeds": float(np.mean(np.abs(between))) if between else math.nan,
-        "common": common_share(own_changes(here), between) if is_distance else math.nan,
+        "common": common_share(_own_changes(here), between) if is_distance else math.nan,
         "difference": beyond.value if beyond else math.nan,
         "difference_low": beyond.low if beyond else math.nan,
         "difference_high": beyond.high if beyond else math.nan,
@@ -138,7 +135,7 @@ def _layer_row(key: tuple[str, int], changes: Sequence[Mapping[str, Any]], of_st
     }  # fmt: skip
 
 
-def own_changes(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+def _own_changes(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the change of each checkpoint that was tuned on true labels, from the start."""
     return [row["change"] for row in rows if row["start"] == TRUE and row["against"] == START]
 

@@ -68,7 +68,7 @@ def test_unrelated_states_stay_far_apart_on_other_sentences(tmp_path: Path) -> N
     assert found.rotated == pytest.approx(1, abs=0.12)
 
 
-def test_equal_states_are_exactly_0_apart(tmp_path: Path) -> None:
-    assert vars(state_distances(*stores(tmp_path, states(0), states(0)), [1])[1]) == {
-        "cosine": 0.0, "rotated": 0.0, "cka": 0.0,
-    }  # fmt: skip
+@pytest.mark.parametrize("seed", range(6))
+def test_equal_states_are_exactly_0_apart(seed: int, tmp_path: Path) -> None:
+    found = state_distances(*stores(tmp_path, states(seed), states(seed)), [1])[1]
+    assert vars(found) == {"cosine": 0.0, "rotated": 0.0, "cka": 0.0}
