@@ -20,10 +20,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class GroupDifference:
-    """The mean of one group less that of another.
+    """The mean of one group less that of another, or over it.
 
     Args:
-        value: The difference.
+        value: The difference, or the ratio.
         low: Lower end of its 95% interval; NaN if a group has fewer than two draws.
         high: Its upper end.
         p: p-value of no difference, or of one that is not above 0; NaN if a group has fewer than two draws. It is 1 if
@@ -58,6 +58,23 @@ def welch(first: Sequence[float], second: Sequence[float], *, is_above: bool) ->
     t = value / error
     p = float(stdtr(freedom, -t)) if is_above else 2 * float(stdtr(freedom, -abs(t)))
     return GroupDifference(value, value - reach, value + reach, p)
+
+
+def times(first: Sequence[float], second: Sequence[float]) -> GroupDifference:
+    """Return how many times as large the draws of one group are as those of another, by the means of their logarithms.
+
+    Distances vary in proportion to their size, so that logarithms of two groups vary alike where the groups do not, and
+    seeds tell more (Welch's test has more degrees of freedom, and the larger group does not hide the difference). Where
+    a draw is 0, there is no ratio, and the p-value is that of the difference.
+
+    Args:
+        first: Draws of the group that is asked to be the larger one, at least 0.
+        second: Draws of the other.
+    """
+    if min(*first, *second) > 0:
+        found = welch(np.log(first).tolist(), np.log(second).tolist(), is_above=True)
+        return GroupDifference(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.p)
+    return GroupDifference(math.nan, math.nan, math.nan, welch(first, second, is_above=True).p)
 
 
 def common_share(from_start: Sequence[float], between: Sequence[float]) -> float:

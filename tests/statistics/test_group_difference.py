@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_ind
 
 from probing.statistics.chance import holm
-from probing.statistics.group_difference import common_share, welch
+from probing.statistics.group_difference import common_share, times, welch
 
 pytestmark = pytest.mark.numeric
 
@@ -32,6 +32,22 @@ def test_against_a_group_that_is_0_it_is_the_test_of_one_group() -> None:
     found, oracle = welch(a, [0.0, 0.0], is_above=False), ttest_1samp(a, 0)
     assert found.p == pytest.approx(oracle.pvalue)
     assert (found.low, found.high) == pytest.approx(tuple(oracle.confidence_interval(0.95)))
+
+
+def test_a_ratio_is_that_of_geometric_means() -> None:
+    a, b = [0.2, 0.5, 0.3], [0.05, 0.02, 0.03]
+    found, oracle = times(a, b), ttest_ind(np.log(a), np.log(b), equal_var=False, alternative="greater")
+    assert found.value == pytest.approx((0.2 * 0.5 * 0.3 / (0.05 * 0.02 * 0.03)) ** (1 / 3))
+    assert found.p == pytest.approx(oracle.pvalue)
+    low, high = ttest_ind(np.log(a), np.log(b), equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((math.exp(low), math.exp(high)))
+
+
+def test_of_what_is_not_changed_there_is_no_ratio() -> None:
+    assert times([0.0, 0.0], [0.0, 0.0]).p == 1.0
+    found = times([0.1, 0.2, 0.15], [0.0, 0.0, 0.0])
+    assert math.isnan(found.value)
+    assert found.p == welch([0.1, 0.2, 0.15], [0.0, 0.0, 0.0], is_above=True).p < 0.05
 
 
 def test_groups_that_do_not_vary_or_are_single_show_nothing() -> None:
@@ -65,6 +81,7 @@ def test_seeds_alone_are_claimed_in_few_families_of_measures(n: int, scale: floa
         shared, own = generator.normal(size=(2 * n, 1)), generator.normal(size=(2 * n, 60))
         changes = (1 + 0.1 * (0.7 * shared + 0.7 * own)) ** 2
         changes[n:] = 1 + (changes[n:] - 1) / scale
-        p = [welch(changes[:n, k].tolist(), changes[n:, k].tolist(), is_above=True).p for k in range(60)]
+        groups = [(changes[:n, k].tolist(), changes[n:, k].tolist()) for k in range(60)]
+        p = [times(*pair).p if k % 2 else welch(*pair, is_above=True).p for k, pair in enumerate(groups)]
         claimed += min(holm(p)) <= 0.05
     assert claimed <= 27

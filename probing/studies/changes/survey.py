@@ -13,7 +13,7 @@ from probing.results.shown import count, without_nan
 from probing.runtime.machine import drop_garbage
 from probing.runtime.progress import note, stage
 from probing.statistics.chance import holm
-from probing.statistics.group_difference import common_share, welch
+from probing.statistics.group_difference import common_share, times, welch
 from probing.studies.changes.measures import Rows, check_members, of_checkpoint, of_pair
 from probing.studies.changes.members import SHUFFLED, TRUE, Family, Member
 from probing.studies.changes.tables import LEVEL, MEASURES, OF_CHECKPOINTS, OF_PAIRS
@@ -111,7 +111,7 @@ def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str
     keys = sorted(by_key, key=lambda key: (list(MEASURES).index(key[0]), key[1]))
     rows = [_layer_row(key, by_key[key], of_start.get(key, math.nan)) for key in keys]
     for row, p in zip(rows, holm([row["p_value"] for row in rows]), strict=True):
-        row |= {"p_value": p, "by_task": "" if math.isnan(p) else "yes" if p <= LEVEL else "no"}
+        row |= {"p_value": p, "by_task": "" if math.isnan(p) else "yes" if p <= LEVEL else "not shown"}
     return rows
 
 
@@ -121,18 +121,22 @@ def _layer_row(key: tuple[str, int], here: Sequence[Mapping[str, Any]], of_start
     is_distance = MEASURES[key[0]].is_distance
     own, shuffled = groups[TRUE], groups[SHUFFLED]
     tuned = welch(own, [0.0, 0.0], is_above=is_distance)
-    beyond = welch(own, shuffled, is_above=is_distance) if shuffled else None
+    beyond = _beyond(own, shuffled, is_distance) if shuffled else {}
     return {
         "measure": key[0], "layer": key[1], "start_value": of_start,
         "tuned": tuned.value, "tuned_low": tuned.low, "tuned_high": tuned.high,
         "shuffled": float(np.mean(shuffled)) if shuffled else math.nan,
         "two_seeds": float(np.mean(np.abs(between))) if between else math.nan,
         "common": common_share(_own_changes(here), between) if is_distance else math.nan,
-        "difference": beyond.value if beyond else math.nan,
-        "difference_low": beyond.low if beyond else math.nan,
-        "difference_high": beyond.high if beyond else math.nan,
-        "p_value": beyond.p if beyond else math.nan,
+        "p_value": math.nan, **beyond,
     }  # fmt: skip
+
+
+def _beyond(own: Sequence[float], shuffled: Sequence[float], is_distance: bool) -> dict[str, float]:
+    """Return how what the true labels change is related to what shuffled ones do, and whether that may be chance."""
+    found = times(own, shuffled) if is_distance else welch(own, shuffled, is_above=False)
+    name = "ratio" if is_distance else "difference"
+    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high, "p_value": found.p}
 
 
 def _own_changes(rows: Sequence[Mapping[str, Any]]) -> list[float]:

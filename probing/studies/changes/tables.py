@@ -72,15 +72,18 @@ LAYERS = Schema("layer_changes", "a row per measure and layer", (
     number("start_value", "Of a property, what the start has.", "start"),
     with_interval("tuned", "Distance of the tuned checkpoints from the start, mean over seeds and orders; of a "
                   "property, theirs less the start's. The interval is over seeds.", form=".4f"),
-    number("shuffled", "The same of checkpoints that were tuned on shuffled labels.", "labels shuffled", ".4f"),
+    number("shuffled", "The same of checkpoints that were tuned on shuffled labels.", "shuffled", ".4f"),
     number("two_seeds", "Distance of two tuned checkpoints that differ in the seed alone; of a property, the size of "
            "their difference.", "two seeds", ".4f"),
     number("common", "Of distances: share of the squared change that all seeds have in common.", "in common", ".0%"),
-    with_interval("difference", "`tuned` less `shuffled`; the interval is over seeds (Welch)."),
-    number("p_value", "p-value of this difference, of distances of its being above 0, corrected for all measures and "
-           "layers (Holm).", "p"),
-    text("by_task", f"Whether the task has changed the layer: `yes` where that p-value is at most {LEVEL}, `no` where "
-         "it is above; empty where it is not known.", "by the task"),
+    with_interval("ratio", "Of distances: how many times as much tuning changes as tuning on shuffled labels, by means "
+                  "of logarithms; the interval is over seeds (Welch).", "times shuffled", ".1f"),
+    with_interval("difference", "Of a property: `tuned` less `shuffled`; the interval is over seeds (Welch).",
+                  "tuned less shuffled", "+.4f"),
+    number("p_value", "p-value of a ratio of 1 or less, or of a difference of 0, corrected for all measures and layers "
+           "(Holm).", "p"),
+    text("by_task", f"Whether the task has changed the layer: `yes` where that p-value is at most {LEVEL}, "
+         "`not shown` where it is above; empty where it is not known.", "by the task"),
 ))  # fmt: skip
 CHECKPOINTS = Schema("checkpoint_changes", "a row per checkpoint, what it is compared with, measure and layer", (
     text("checkpoint", "Name of the checkpoint."),
@@ -92,8 +95,9 @@ CHECKPOINTS = Schema("checkpoint_changes", "a row per checkpoint, what it is com
     text("measure", "What is measured, as in `layer_changes`.", labels=_MEASURE.labels), layer_column(),
     number("change", "Distance of both; of a property, that of the checkpoint less that of the other.", form=".4f"),
 ))  # fmt: skip
-_SHOWN = ("layer", "tuned*", "shuffled", "two_seeds", "common", "by_task")
-TERMS = LAYERS.terms(_SHOWN)
+_OF_DISTANCES = ("layer", "tuned", "shuffled", "ratio*", "two_seeds", "common", "by_task")
+_OF_PROPERTIES = ("layer", "start_value", "tuned", "shuffled", "difference*", "by_task")
+TERMS = LAYERS.terms(_OF_DISTANCES) | LAYERS.terms(_OF_PROPERTIES)
 
 
 def rows_of(made: Tables, measure: str) -> list[Row]:
@@ -121,14 +125,10 @@ def more_tables(made: Tables) -> list[Any]:
 
 def _table(made: Tables, name: str) -> Any:
     rows, one = rows_of(made, name), MEASURES[name]
-    has = {column for row in rows for column, value in row.items() if value not in (None, "")}
-    has |= {"start_value"} if any(known(row, "start_value") for row in rows) else set()
-    columns = ["layer", *["start_value"] * ("start_value" in has and not one.is_distance), *_SHOWN[1:]]
-    shown = [
-        column if column.rstrip("*") + "_low" in has or "*" not in column else column.rstrip("*")
-        for column in columns
-        if column.rstrip("*") in has
-    ]
+    has = {column for row in rows for column, value in row.items() if value not in (None, "") and value == value}
+    columns: Sequence[str] = _OF_DISTANCES if one.is_distance else _OF_PROPERTIES
+    columns = ["tuned*" if column == "tuned" and "shuffled" not in has else column for column in columns]
+    shown = [column for column in columns if column.rstrip("*") in has]
     return shown_table(LAYERS, rows, f"Change of {one.words}: {one.meaning}", shown)
 
 
@@ -217,6 +217,8 @@ def _lines(made: Tables, name: str) -> list[str]:
     if not most["tuned"]:
         return [f"{begin}: nothing is changed in any layer."]
     beside = [f"{most['shuffled']:{_form(one)}} with labels shuffled"] if known(most, "shuffled") else []
+    if apart := ends(most, "ratio"):
+        beside = [f"{most['ratio']:.2g} times as much as with labels shuffled, {apart[0]:.2g} to {apart[1]:.2g}"]
     beside += [f"{most['two_seeds']:.3g} between two seeds"] if known(most, "two_seeds") else []
     said = f"{begin}: changed most in layer {most['layer']} ({'; '.join([_size(most), *beside])})"
     if name not in _FIRST and (layers := _layers_by_task(made, name)):

@@ -68,7 +68,8 @@ def test_what_the_task_changes_is_called_the_tasks_in_its_layers_and_no_other() 
     assert claimed == {(measure, layer) for measure in ("states_cosine", "position_accuracy") for layer in (5, 6)}
     by_key = {(row["measure"], row["layer"]): row for row in rows}
     assert by_key["position_accuracy", 5]["start_value"] == 0.8
-    assert by_key["states_cosine", 6]["difference"] == pytest.approx(0.4, abs=0.01)
+    assert by_key["states_cosine", 6]["ratio"] == pytest.approx(5, rel=0.1)
+    assert by_key["position_accuracy", 6]["difference"] == pytest.approx(-0.4, abs=0.01)
 
 
 def test_a_distance_that_shuffled_labels_change_more_is_not_the_tasks() -> None:
