@@ -12,8 +12,11 @@ from probing.corpus.splits import GroupBy
 from probing.errors import UserError
 from probing.models import resolve_model
 from probing.results.shown import listed
+from probing.runs.checks import reading
+from probing.runs.folder import read_json
 from probing.runs.loading import load_run
 from probing.runs.places import TEXTS, texts_of
+from probing.runs.registry import study_of
 from probing.runs.study import Result
 
 # The folder of a run that holds its checkpoints, and the beginning of the name of those that started from trained
@@ -68,6 +71,15 @@ class Tuned:
         """What `tunings.csv` has as the score of this checkpoint: accuracy or R² of the whole test part."""
         name = self.checkpoint.name
         return float(next(row["score"] for row in self.run.tunings if checkpoint_name(row) == name))
+
+
+def is_of_tunings(folder: str | Path) -> bool:
+    """Return whether a folder holds a finished run of `finetune`; a folder without results does not."""
+    path = Path(folder) / "results.json"
+    if not os.path.isfile(path):
+        return False
+    with reading(Path(folder)):
+        return bool(read_json(path).get("kind") == study_of("finetune").kind)
 
 
 def checkpoint_name(row: Mapping[str, Any]) -> str:

@@ -21,6 +21,12 @@ class Finetune(Study):
     page = "finetune.md"
     files: ClassVar[Mapping[str, str]] = {
         "checkpoints/START-seedN-orderM/": "Each tuned model with its head, an ordinary model folder.",
+        "answers.safetensors": "What each tuned model has right of each test sentence, for `compare`. Every tensor has "
+        "a number for each test sentence with something to predict: `right/START-seedN-orderM`, the targets whose "
+        "class is predicted, or the squared error that the constant answer makes and the model does not; `of`, what "
+        "the score is a share of: the number of targets, or the squared errors of the constant answer; `cluster`, the "
+        "number of its document, or of the sentence; `sentence` and `labels`, hashes of its text and of its targets. "
+        "The score of a tuning is the sum of the first over that of the second.",
         "figures/": "Scores beside the baselines, and losses by step.",
     }
 
