@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from probing.runs.study import Result, Study, Terms
+from probing.results.markup import Html
+from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.finetune import tables as finetuning
 from probing.studies.finetune.tables import CURVES, DIFFERENCES, SCORES, TERMS, TUNINGS
 
@@ -42,8 +43,14 @@ class Finetune(Study):
         """Return how well each start does, and whether pretraining helps."""
         return finetuning.answer(made.by_name, made.config["model"], made.results)
 
+    def section(self, made: Result, place: SectionPlace) -> Html:
+        """Return the sentences, the scores and losses as charts, and all tables."""
+        from probing.studies.finetune.section import finetuning_section
+
+        return finetuning_section(made, place.anchor)
+
     def terms(self, made: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings of the shown table."""
+        """Return the meanings of the headings, and of what charts show."""
         return {self.title: TERMS}
 
     def conclusions(self, made: Result) -> list[str]:
