@@ -100,7 +100,7 @@ def test_a_checkpoint_reads_a_pair_as_two_segments(made: Any, sick: str) -> None
     """Plain transformers, given both sentences, has the score that was noted."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from probing.studies.finetune.pairs import pair_text, read_parts
+    from probing.downstream.labelled_pairs import pair_text, read_parts
 
     folder = made.folder / "checkpoints" / "pretrained-seed0-order1"
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
