@@ -20,6 +20,7 @@ from probing.corpus.splits import Split
 from probing.disabling.probed_task import Frozen, ProbedTask
 from probing.downstream.wic_evaluation import target_check
 from probing.models import load_encoder, load_tokenizer
+from probing.models.behaviour import n_token_types
 from probing.models.loading import load_tuned
 from probing.readouts.forward import Readers, Readout
 from probing.readouts.later_blocks import LaterBlocks
@@ -96,6 +97,13 @@ class Subject:
     def tokenizer(self) -> Any:
         """The model's tokenizer."""
         return load_tokenizer(self.source.model)
+
+    @property
+    def n_types(self) -> int:
+        """Of pairs of sentences, how many token types the model is given; 0 if none, and of single sentences."""
+        if self.corpora[-1].seconds is None:
+            return 0
+        return n_token_types(self.model.encoder, self.tokenizer, of_pairs=True)
 
     @property
     def pad_token_id(self) -> int:

@@ -111,7 +111,8 @@ def read_sources(folders: Sequence[str | Path]) -> Sources:
             raise UserError(f"`{path}` is given twice; each run is shown once.")
     made = [load_run(path) for path in paths]
     runs = [one for one in made if isinstance(one, Run)]
-    agreements = [one for one in made if one.study.name == "compare"]
+    # What compares runs of `finetune` has no agreement of rankings.
+    agreements = [one for one in made if one.study.name == "compare" and "compared" not in one.results]
     if len(agreements) > 1:
         named = ", ".join(str(one.folder) for one in agreements)
         raise UserError(f"`report` shows one comparison, and {len(agreements)} are given: {named}.")

@@ -26,17 +26,21 @@ class Padded:
         rows: Index of each token in the text, shape (batch, sequence); 0 for padding.
         mask: Whether there is a token, shape (batch, sequence).
         input_ids: Token ids, shape (batch, sequence).
+        token_types: Which sentence of a pair each token is of, as the model takes it, shape (batch, sequence); None
+            where it is not told.
     """
 
     sentences: Tensor
     rows: Tensor
     mask: Tensor
     input_ids: Tensor
+    token_types: Tensor | None = None
 
     @property
     def inputs(self) -> dict[str, Tensor]:
         """What the encoder takes."""
-        return {"input_ids": self.input_ids, "attention_mask": self.mask.long()}
+        types = {} if self.token_types is None else {"token_type_ids": self.token_types}
+        return {"input_ids": self.input_ids, "attention_mask": self.mask.long(), **types}
 
 
 def padded(tokens: Tokens, sentences: NDArray[np.int64], pad_token_id: int, device: Any = "cpu") -> Padded:
@@ -50,7 +54,10 @@ def padded(tokens: Tokens, sentences: NDArray[np.int64], pad_token_id: int, devi
     """
     rows, mask = padded_index(tokens.lengths, sentences)
     ids = torch.where(mask, torch.from_numpy(tokens.input_ids[rows.numpy()].astype(np.int64)), pad_token_id)
-    return Padded(*(part.to(device) for part in (torch.from_numpy(sentences), rows, mask, ids)))
+    types = None
+    if tokens.token_types is not None:
+        types = torch.where(mask, torch.from_numpy(tokens.token_types[rows.numpy()].astype(np.int64)), 0).to(device)
+    return Padded(torch.from_numpy(sentences).to(device), rows.to(device), mask.to(device), ids.to(device), types)
 
 
 def padded_batches(
@@ -76,10 +83,12 @@ class Text:
     Args:
         store: The activations of the corpus.
         kept: Index of each sentence in the corpus, ascending.
+        n_types: Of pairs, how many token types the model is given; 0 if none.
     """
 
     store: Activations
     kept: NDArray[np.int64]
+    n_types: int = 0
 
     @cached_property
     def of_corpus(self) -> NDArray[np.int64]:
@@ -90,7 +99,11 @@ class Text:
     def tokens(self) -> Tokens:
         """The text's own table of tokens."""
         whole, rows = self.store.tokens, self.of_corpus
-        return Tokens(whole.lengths[self.kept], whole.input_ids[rows], whole.words[rows])
+        types = whole.types_for(self.n_types)
+        return Tokens(
+            whole.lengths[self.kept], whole.input_ids[rows], whole.words[rows],
+            token_types=None if types is None else types[rows],
+        )  # fmt: skip
 
     def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
         """Return the sentences in batches of similar length.
@@ -116,7 +129,7 @@ class Text:
         return states
 
 
-def draw_text(store: Activations, candidates: NDArray[np.bool_], at_most: int, seed: int) -> Text:
+def draw_text(store: Activations, candidates: NDArray[np.bool_], at_most: int, seed: int, n_types: int = 0) -> Text:
     """Draw sentences, whole ones, until the next would exceed a number of tokens.
 
     Args:
@@ -124,12 +137,13 @@ def draw_text(store: Activations, candidates: NDArray[np.bool_], at_most: int, s
         candidates: Which of its sentences may be drawn, shape (n_sentences,); one is drawn even if it is longer.
         at_most: Most tokens that are drawn.
         seed: Seed of the draw.
+        n_types: Of pairs, how many token types the model is given; 0 if none.
     """
     lengths = store.tokens.lengths
     there = np.flatnonzero(candidates & (lengths > 0))
     order = np.random.default_rng(seed).permutation(there)
     n = max(1, int((np.cumsum(lengths[order], dtype=np.int64) <= at_most).sum()))
-    return Text(store, np.sort(order[:n]))
+    return Text(store, np.sort(order[:n]), n_types)
 
 
 def draw_others(sentences: NDArray[Any], others: NDArray[Any], is_same_text: bool, seed: int) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -149,7 +149,7 @@ class TunedScore:
     def part(self, sentences: NDArray[np.int64]) -> TunedScore:
         """Return the readout of some of the sentences, by their index in the text, ascending."""
         kept = sentences if self.of == "sentences" else np.flatnonzero(np.isin(self.text.tokens.sentences, sentences))
-        text = Text(self.text.store, self.text.kept[sentences])
+        text = replace(self.text, kept=self.text.kept[sentences])
         return TunedScore(text, self.targets[torch.from_numpy(kept)], self.head, self.of, self.last)
 
     @cached_property
@@ -164,7 +164,8 @@ class TunedScore:
     def content(self) -> tuple[NDArray[Any], ...]:
         """The token ids and the targets."""
         tokens = self.text.tokens
-        return tokens.input_ids, tokens.lengths, self.targets.numpy()
+        types = () if tokens.token_types is None else (tokens.token_types,)
+        return tokens.input_ids, tokens.lengths, self.targets.numpy(), *types
 
     def layers(self, block: int) -> list[int]:
         """Return the last layer, which the head reads."""

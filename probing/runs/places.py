@@ -274,7 +274,7 @@ def _text(run: Kept, option: str, offered: Sequence[Offered], fits: Callable[[Co
     if typed == "-":
         raise _Absent(f"`{run.folder}`: its {what} was read from standard input, which is gone; {_GIVE}.")
     missing, others = [], []
-    for source, place in _sources(run, option, typed):
+    for source, place in sources_of(run, option, typed):
         if place and not os.path.exists(place):
             missing.append(place)
             continue
@@ -301,7 +301,7 @@ def _text(run: Kept, option: str, offered: Sequence[Offered], fits: Callable[[Co
     )
 
 
-def _sources(run: Kept, option: str, typed: str) -> Iterator[tuple[str, str]]:
+def sources_of(run: Kept, option: str, typed: str) -> Iterator[tuple[str, str]]:
     """Yield how a text may be named now, and the path in it; empty where it is no file or folder of this machine."""
     if typed == "builtin":
         yield typed, ""

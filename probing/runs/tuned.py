@@ -12,15 +12,18 @@ from probing.corpus.splits import GroupBy
 from probing.errors import UserError
 from probing.models import resolve_model
 from probing.results.shown import listed
-from probing.runs.checks import kind_of
-from probing.runs.loading import load_run, writers
-from probing.runs.places import TEXTS, texts_of
+from probing.runs.checks import reading
+from probing.runs.folder import read_json
+from probing.runs.loading import load_run
+from probing.runs.places import TEXTS, sources_of, texts_of
 from probing.runs.registry import study_of
 from probing.runs.study import Result
 
 # The folder of a run that holds its checkpoints, and the beginning of the name of those that started from trained
 # weights.
 CHECKPOINTS, PRETRAINED = "checkpoints", "pretrained-"
+# Options of `finetune` that name pairs, in the order of `TEXTS`.
+PAIRS = "pairs", "test_pairs"
 # Options whose values are those of the run.
 OF_TUNED = ("revision", "random_weights", "max_length")
 
@@ -55,6 +58,11 @@ class Tuned:
         return self.run.results
 
     @property
+    def are_pairs(self) -> bool:
+        """Whether it was tuned on pairs of sentences."""
+        return "pairs" in self.run.results["corpora"]
+
+    @property
     def split_by(self) -> GroupBy:
         """What the split kept whole: the value of `--group_by`."""
         found: GroupBy = self.run.config["group_by"]
@@ -72,6 +80,15 @@ class Tuned:
         return float(next(row["score"] for row in self.run.tunings if checkpoint_name(row) == name))
 
 
+def is_of_tunings(folder: str | Path) -> bool:
+    """Return whether a folder holds a finished run of `finetune`; a folder without results does not."""
+    path = Path(folder) / "results.json"
+    if not os.path.isfile(path):
+        return False
+    with reading(Path(folder)):
+        return bool(read_json(path).get("kind") == study_of("finetune").kind)
+
+
 def checkpoint_name(row: Mapping[str, Any]) -> str:
     """Return the name of the checkpoint of a row of `tunings.csv`."""
     return f"{row['start']}-seed{row['seed']}-order{row['order_seed']}"
@@ -79,9 +96,7 @@ def checkpoint_name(row: Mapping[str, Any]) -> str:
 
 def is_tuned(typed: str) -> bool:
     """Return whether a folder is that of a run of `finetune`, or of a checkpoint in one."""
-    folder, _ = _folder_of(typed)
-    results = folder / "results.json"
-    return os.path.isfile(results) and kind_of(folder, writers()) == study_of("finetune").kind
+    return is_of_tunings(_folder_of(typed)[0])
 
 
 def _folder_of(typed: str) -> tuple[Path, str | None]:
@@ -98,16 +113,12 @@ def tuned_of(typed: str, option: str) -> Tuned:
         option: The option that names it, with its value, for messages.
 
     Raises:
-        UserError: If there is no such run or checkpoint, or its text is pairs of sentences.
+        UserError: If there is no such run or checkpoint.
     """
     folder, name = _folder_of(typed)
     run = load_run(folder)
     if run.study.name != "finetune":
         raise UserError(f"`{option}`: expected a run of `finetune`, found one of `{run.study.name}`; give another.")
-    if "corpus" not in run.results["corpora"]:
-        raise UserError(
-            f"`{option}`: its model was tuned on pairs, and single sentences are read here; give another run."
-        )
     known = [checkpoint_name(row) for row in run.tunings]
     first = next((one for one in known if one.startswith(PRETRAINED)), known[0])
     if (name := name or first) not in known:
@@ -137,6 +148,14 @@ def read_as_tuned(tuned: Tuned, config: dict[str, Any], usual: Mapping[str, Any]
                 f"{made[option]}; leave one of the two out."
             )
     resolve_model(model)
+    if tuned.are_pairs:
+        config |= {option: made[option] for option in ("model", *OF_TUNED)}
+        for option, of_pairs in zip(TEXTS, PAIRS, strict=True):
+            typed = made[of_pairs]
+            if config[option] == usual[option]:
+                places = [] if typed is None else sources_of(tuned, of_pairs, typed)
+                config[option] = next((one for one, place in places if not place or os.path.exists(place)), typed)
+        return
     moved = [config[option] for option in TEXTS if config[option] not in (usual[option], tuned.config[option])]
     config |= {option: made[option] for option in ("model", *OF_TUNED)}
     config |= {"test_corpus": None, **dict(zip(TEXTS, texts_of(tuned, moved).sources, strict=False))}

@@ -7,7 +7,7 @@ such as an accuracy over sentences. `docs/finetune.md` derives what is computed 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ class Spread:
 
     Args:
         mean: Mean score of all trainings.
-        low: Lower end of the 95% interval of the mean, over other seeds, orders and test clusters; NaN if there are
+        low: Lower end of the interval of the mean, over other seeds, orders and test clusters; NaN if there are
             fewer than two trainings or too few clusters.
         high: Its upper end.
         variances: Variance that each source gives to the score of a single training: `seed` and `order` alone, and
@@ -50,7 +50,7 @@ class Spread:
         return {name: value / total if total else math.nan for name, value in self.variances.items()}
 
 
-def spread(numerators: Floats, denominators: Floats) -> Spread:
+def spread(numerators: Floats, denominators: Floats, level: float = LEVEL) -> Spread:
     """Return the mean score and what its variance consists of, by analysis of variance with random effects.
 
     With one order, what seed and order do together belongs to the seed; with one seed, to the order.
@@ -59,6 +59,7 @@ def spread(numerators: Floats, denominators: Floats) -> Spread:
         numerators: What each training has in each cluster, such as tokens that are right; of a comparison, the
             difference of two. Shape (n_seeds, n_orders, n_clusters).
         denominators: What a score is a share of, such as tokens, shape (n_clusters,).
+        level: Confidence level of the interval.
     """
     n, total = numerators.shape[2], denominators.sum()
     scores = numerators.sum(2) / total
@@ -69,7 +70,7 @@ def spread(numerators: Floats, denominators: Floats) -> Spread:
     # What trainings differ by on the same few clusters is in part the choice of these.
     variances = {name: max(value - of_clusters[name] / n, 0.0) for name, value in seen.items()}
     test = float((pseudo**2).sum(2).mean()) / max(n - 1, 1) / n
-    low, high = _interval(scores, max(of_clusters["mean"], 0.0) / n, n)
+    low, high = _interval(scores, of_clusters, n, level)
     return Spread(float(scores.mean()), low, high, {**variances, "test": test if n > 1 else math.nan})
 
 
@@ -95,7 +96,9 @@ def _of_trainings(rows: float, columns: float, rest: float, n_seeds: int, n_orde
 
 
 def _of_clusters(pseudo: Floats) -> dict[str, float]:
-    """Return the variances over clusters: of the mean of all trainings, and of what trainings differ by.
+    """Return the variances over clusters: of what all trainings share, and of what they differ by.
+
+    `trainings` is what the latter give to the variance of the mean of all of them.
 
     Args:
         pseudo: How far each cluster moves each score, with mean 0 over clusters, shape (n_seeds, n_orders, n_clusters).
@@ -112,30 +115,110 @@ def _of_clusters(pseudo: Floats) -> dict[str, float]:
     )
     rows, columns, both = (float(one) / levels / free if levels else math.nan for one, levels in squares)
     known = [one for one in (rows, columns) if one == one]
-    of_mean = square - sum(known) + (both if len(known) == 2 else 0.0)
-    return {"mean": of_mean / (n_seeds * n_orders), **_of_trainings(rows, columns, both, n_seeds, n_orders)}
+    of_trainings = (sum(known) - (both if len(known) == 2 else 0.0)) / (n_seeds * n_orders)
+    of_mean = square / (n_seeds * n_orders) - of_trainings
+    return {"mean": of_mean, "trainings": of_trainings, **_of_trainings(rows, columns, both, n_seeds, n_orders)}
 
 
-def _interval(scores: Floats, test: float, n: int) -> tuple[float, float]:
+# A part of the variance of a mean, and the degrees of freedom of its estimate.
+Part = tuple[float, int]
+
+
+def _interval(scores: Floats, of_clusters: Mapping[str, float], n: int, level: float) -> tuple[float, float]:
     """Return the interval of the mean: Student's t with the degrees of freedom of Satterthwaite (1946)."""
     if scores.size < 2 or n < MIN_SENTENCES:
         return math.nan, math.nan
+    parts = [(max(of_clusters["mean"], 0.0) / n, n - 1), *_parts_of_trainings(scores, of_clusters["trainings"], n)]
+    return _around(float(scores.mean()), parts, level)
+
+
+def _parts_of_trainings(scores: Floats, of_clusters: float, n: int) -> list[Part]:
+    """Return what the trainings give to the variance of their mean score; there are at least two.
+
+    Few trainings may happen to have nearly the same score though they are right on other clusters. What that gives to
+    the variance is known from the clusters, and the variance is not taken to be smaller.
+
+    Args:
+        scores: The score of each training, shape (n_seeds, n_orders).
+        of_clusters: What trainings differ by on each cluster, as `trainings` of `_of_clusters`.
+        n: Number of clusters.
+    """
     n_seeds, n_orders = scores.shape
     rows, columns, rest = _mean_squares(scores)
-    parts = [(test, n - 1)]
     if n_orders == 1:
-        parts.append((rows / n_seeds, n_seeds - 1))
+        parts = [(rows / n_seeds, n_seeds - 1)]
     elif n_seeds == 1:
-        parts.append((columns / n_orders, n_orders - 1))
+        parts = [(columns / n_orders, n_orders - 1)]
     else:
         # The mean square of a source that seems to vary less than the rest is that of the rest.
         size, free = scores.size, (n_seeds - 1) * (n_orders - 1)
-        parts += [
+        parts = [
             (max(rows, rest) / size, n_seeds - 1), (max(columns, rest) / size, n_orders - 1), (-rest / size, free)
         ]  # fmt: skip
+    return [*parts, (max(of_clusters / n - sum(part for part, _ in parts), 0.0), n - 1)]
+
+
+def _around(mean: float, parts: Sequence[Part], level: float) -> tuple[float, float]:
     variance = sum(part for part, _ in parts)
     if not variance > 0:
-        return float(scores.mean()), float(scores.mean())
-    freedom = variance**2 / sum(part**2 / free for part, free in parts)
-    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(variance)
-    return float(scores.mean()) - reach, float(scores.mean()) + reach
+        return mean, mean
+    # What is subtracted must not leave fewer degrees of freedom than the least known of the parts has.
+    least = min(free for part, free in parts if part > 0)
+    freedom = max(variance**2 / sum(part**2 / free for part, free in parts), least)
+    reach = float(stdtrit(freedom, (1 + level) / 2)) * math.sqrt(variance)
+    return mean - reach, mean + reach
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean score of some trainings less that of others, on the same test clusters.
+
+    Args:
+        mean: The difference.
+        low: Lower end of its interval over other seeds, orders and test clusters; NaN if there are too few of them.
+        high: Its upper end.
+    """
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired_difference(a: Floats, b: Floats, denominators: Floats, level: float = LEVEL) -> Difference:
+    """Return the difference of trainings at the same seeds and orders: the spread of what each pair differs by.
+
+    Args:
+        a: What each training has in each cluster, shape (n_seeds, n_orders, n_clusters).
+        b: What the other one of the same seed and order has, of the same shape.
+        denominators: What a score is a share of, shape (n_clusters,).
+        level: Confidence level of the interval.
+    """
+    found = spread(a - b, denominators, level)
+    return Difference(found.mean, found.low, found.high)
+
+
+def independent_difference(a: Floats, b: Floats, denominators: Floats, level: float = LEVEL) -> Difference:
+    """Return the difference of trainings whose seeds and orders have nothing to do with each other.
+
+    The variances of both means by their trainings are added up, as by Welch (1938); of the test clusters, which both
+    share, it is that of the difference.
+
+    Args:
+        a: What each training has in each cluster, shape (n_seeds, n_orders, n_clusters).
+        b: What the others have, shape (n_seeds, n_orders, n_clusters) with other numbers of seeds and orders.
+        denominators: What a score is a share of, shape (n_clusters,).
+        level: Confidence level of the interval.
+    """
+    n, total = len(denominators), denominators.sum()
+    scores = [one.sum(2) / total for one in (a, b)]
+    mean = float(scores[0].mean() - scores[1].mean())
+    if min(one.size for one in scores) < 2 or n < MIN_SENTENCES:
+        return Difference(mean, math.nan, math.nan)
+    pseudo = [n * (one - of[..., None] * denominators) / total for one, of in zip((a, b), scores, strict=True)]
+    of_difference = float(((pseudo[0].mean((0, 1)) - pseudo[1].mean((0, 1))) ** 2).sum()) / (n - 1)
+    # What clusters do to single trainings is in the variances of these already.
+    of_trainings = [_of_clusters(one)["trainings"] for one in pseudo]
+    parts = [(max(of_difference - sum(of_trainings), 0.0) / n, n - 1)]
+    for one, of_one in zip(scores, of_trainings, strict=True):
+        parts += _parts_of_trainings(one, of_one, n)
+    return Difference(mean, *_around(mean, parts, level))

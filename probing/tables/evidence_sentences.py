@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from probing.statistics.intervals import FEW
 from probing.tables.evidence_notes import NOTES, Sentence
+from probing.tables.recipe_sentences import RECIPE_SENTENCES
 
 # Error rate at which claims are made: for a single interval, and for all neurons together that were removed in a layer.
 ALPHA = 0.05
@@ -369,5 +370,6 @@ SENTENCES: dict[str, Sentence] = {
     "its_stability": Sentence("how stable its rank is", "There were no bootstraps.", _PARTS),
     "its_loss": Sentence("what a probe loses without it", "No neuron was removed.", _PARTS),
     "the_control": Sentence('the control "{control}"', "A control of that name was run.", _PARTS),
+    **RECIPE_SENTENCES,
     **NOTES,
 }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from probing.statistics.tuning_variance import spread
+from probing.statistics.tuning_variance import independent_difference, paired_difference, spread
 
 pytestmark = pytest.mark.numeric
 
@@ -84,3 +85,90 @@ def test_what_was_not_varied_is_not_known() -> None:
     assert math.isnan(spread(right[..., :19], np.ones(19)).low)
     same = spread(np.ones((2, 2, 30)), np.ones(30))
     assert (same.low, same.mean, same.high) == (1, 1, 1)
+
+
+def two_recipes(
+    generator: np.random.Generator, sizes: tuple[tuple[int, int], tuple[int, int]], better_by: float = 0.0,
+    times: float = 1.0, n: int = 50,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # fmt: skip
+    """Return trainings of two recipes on the same clusters, of which the second varies other times as much."""
+    shared = 0.3 * generator.standard_normal((1, 1, n))
+    a, b = (drawn(generator, *size, n) for size in sizes)
+    return a + shared + better_by, 0.7 + times * (b - 0.7) + shared
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times"),
+    [
+        (((3, 2), (3, 2)), 1.0), (((3, 3), (3, 3)), 1.0), (((3, 2), (5, 2)), 1.0), (((5, 5), (3, 3)), 3.0),
+        (((2, 2), (5, 5)), 1 / 3),
+    ],
+)  # fmt: skip
+def test_the_interval_of_recipes_with_other_seeds_misses_one_time_in_twenty(sizes: Any, times: float) -> None:
+    generator, missed = np.random.default_rng(5), 0
+    for _ in range(400):
+        found = independent_difference(*two_recipes(generator, sizes, 0.0, times), np.ones(50))
+        missed += not found.low <= 0 <= found.high
+    assert missed / 400 < 0.08
+
+
+def test_the_interval_of_recipes_with_the_same_seeds_misses_one_time_in_twenty_and_is_narrower_where_seeds_matter() -> (
+    None
+):
+    generator, missed, widths = np.random.default_rng(6), 0, []
+    for _ in range(400):
+        a, b = two_recipes(generator, ((3, 3), (3, 3)))
+        of_seed = 0.1 * generator.standard_normal((3, 1, 1))  # moves both recipes alike
+        paired = paired_difference(a + of_seed, b + of_seed, np.ones(50))
+        apart = independent_difference(a + of_seed, b + of_seed, np.ones(50))
+        missed += not paired.low <= 0 <= paired.high
+        widths.append((paired.high - paired.low, apart.high - apart.low))
+    assert missed / 400 < 0.08
+    assert np.median([width[0] for width in widths]) < 0.8 * np.median([width[1] for width in widths])
+
+
+def test_recipes_are_told_apart_where_they_differ_and_seldom_where_they_do_not() -> None:
+    """Planted: the same recipe with other seeds, and one that is better by a third."""
+    generator = np.random.default_rng(7)
+
+    def resolved(better_by: float) -> int:
+        found = [
+            independent_difference(*two_recipes(generator, ((3, 2), (3, 2)), better_by), np.ones(50))
+            for _ in range(20)
+        ]  # fmt: skip
+        return sum(one.low > 0 for one in found) + (0 if better_by else sum(one.high < 0 for one in found))
+
+    assert resolved(0.0) <= 1
+    assert resolved(1 / 3) == 20
+
+
+def test_the_same_trainings_differ_by_exactly_nothing() -> None:
+    a = drawn(np.random.default_rng(8), 3, 2, 40)
+    found = paired_difference(a, a.copy(), np.ones(40))
+    assert (found.low, found.mean, found.high) == (0, 0, 0)
+
+
+def test_of_one_training_no_other_seed_is_known() -> None:
+    generator = np.random.default_rng(9)
+    a, b = drawn(generator, 3, 2, 40), drawn(generator, 1, 1, 40)
+    assert math.isnan(independent_difference(a, b, np.ones(40)).low)
+    assert math.isnan(paired_difference(a[:1, :1], b, np.ones(40)).high)
+    assert math.isnan(independent_difference(a[..., :19], a[..., :19], np.ones(19)).low)
+
+
+def test_a_higher_level_has_a_wider_interval() -> None:
+    a, b = two_recipes(np.random.default_rng(10), ((3, 2), (4, 3)))
+    for compared, one, other in ((independent_difference, a, b), (paired_difference, a, b[:3, :2])):
+        usual, wider = compared(one, other, np.ones(50)), compared(one, other, np.ones(50), 0.99)
+        assert wider.low < usual.low < usual.mean == wider.mean < usual.high < wider.high
+
+
+def test_trainings_that_happen_to_score_alike_on_other_clusters_are_not_known_to_the_digit() -> None:
+    """Each takes everything for one class, and the classes are equally frequent."""
+    right = np.zeros((2, 2, 60))
+    right[0, :, :30] = right[1, :, 30:] = 1
+    found = spread(right, np.ones(60))
+    assert found.low < 0.4 < 0.6 < found.high
+    for compared in (paired_difference, independent_difference):
+        difference = compared(np.ones((2, 2, 60)), right, np.ones(60))
+        assert 0.2 < difference.low < 0.45 < difference.mean < 0.55 < difference.high

@@ -145,6 +145,11 @@ def _start_of(tuned: Tuned, config: dict[str, Any]) -> Any:
     Raises:
         UserError: If an option contradicts the run, or its text has changed or is gone.
     """
+    if tuned.are_pairs:
+        raise UserError(
+            f"`{tuned.typed}`: its model was tuned on pairs, and the text of such a run is not read here; give "
+            f"`--model {tuned.checkpoint} --against {tuned.config['model']}`, and a text."
+        )
     read_as_tuned(tuned, config, defaults(attention))
     config["against"] = tuned.config["model"] if config["against"] is None else config["against"]
     return config["against"]

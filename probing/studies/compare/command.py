@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +15,11 @@ from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
 from probing.runs.call import Call, Measured
 from probing.runs.folder import RunFolder
+from probing.runs.loading import load_run
 from probing.runs.registry import study_of
 from probing.runs.run import Run, load_fit_of_classes
 from probing.runs.study import Result
+from probing.runs.tuned import is_of_tunings
 from probing.runtime import terminal
 from probing.runtime.progress import stage
 from probing.studies.compare.tables import everywhere_sentence, sites_lines, unread_lines, verdicts
@@ -24,6 +27,8 @@ from probing.tasks import short_name
 
 # More draws than this would take long to train and hardly sharpen the p-values.
 MOST_NULL_DRAWS = 1000
+# Options that also apply to runs of `finetune`.
+_OF_RECIPES = ("runs", "cache", "quiet", "verbose", "figure_format")
 
 
 @configured
@@ -38,8 +43,11 @@ def compare(
 ) -> Result:  # fmt: skip
     """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
 
+    Of runs of `finetune`, compare the scores: is one recipe better than another, by more than seeds do? Then all
+    options but those of where and how to write are refused.
+
     Args:
-        folders: Folders of finished runs; may be given without `--folders`.
+        folders: Folders of finished runs; may be given without `--folders`. All are of `fit`, or all of `finetune`.
         models: Models to fit first and to compare as well, such as [bert, roberta].
         fit: Options of `fit` for the models of --models, such as --fit.layer 0,6,12.
         matching: How neurons of two models are paired: by index, for models of one lineage, or by correlation, for
@@ -67,6 +75,8 @@ def compare(
     given: list[str] = config["folders"] or []
     if len(given) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
+    if any(map(is_of_tunings, given)):
+        return _compare_recipes(call, given, name)
     if corpus is not None and not given:
         raise UserError("`--corpus` is the text of finished runs; give that of `--models` with `--fit.corpus`.")
     defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
@@ -97,6 +107,34 @@ def compare(
         stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
         folder = RunFolder(call.place, name, stem[:120])
         return call.write_into(folder, lambda _: _measured(opened, pairs, common, top))
+
+
+def _compare_recipes(call: Call, given: Sequence[str], name: str | None) -> Result:
+    """Compare runs of `finetune`; of the options, those of where and how results are written apply.
+
+    Raises:
+        UserError: If another option is given, or a run of another command, or the runs cannot be compared.
+    """
+    usual = {option: one.default for option, one in signature(compare).parameters.items()}
+    of_rankings = [one for one in usual if one not in (*_OF_RECIPES, "folders", "name", "wandb")]
+    if typed := [option for option in of_rankings if (call.config[option] or None) != (usual[option] or None)]:
+        raise UserError(
+            f"`--{typed[0]}` is about rankings, and of runs of `finetune` scores are compared; leave it out."
+        )
+    if other := [folder for folder in given if not is_of_tunings(folder)]:
+        raise UserError(
+            f"`{other[0]}` is no finished run of `finetune`, as others are; give runs of `fit` alone, whose rankings "
+            "are compared, or of `finetune` alone, whose scores are."
+        )
+    call.expect(1)
+    with terminal.quiet_libraries():
+        from probing.studies.compare.recipes import measured
+
+        with stage(f"scores of {len(given)} runs"):
+            found = measured([load_run(folder) for folder in given])
+        for option in of_rankings:
+            del call.config[option]
+        return call.write_into(RunFolder(call.place, name, "compare-finetune"), lambda _: found)
 
 
 def _said(opened: Sequence[Any], common: Any, top: int) -> list[str]:

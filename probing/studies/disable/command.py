@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,10 @@ def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokeniz
     blocks = source.blocks(layer_numbers(config["layer"]))
     source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
     split_by: GroupBy = "sentence" if made is None else made.split_by
-    corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, call.say, split_by)
+    if isinstance(made, Tuned) and made.are_pairs:
+        corpora, splits = _pairs_of(made, config, call.say)
+    else:
+        corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, call.say, split_by)
     asked = Asked(
         units,
         kinds,
@@ -200,6 +204,27 @@ def _tuned_of(typed: str | None, config: dict[str, Any]) -> Tuned | None:
     tuned = tuned_of(typed, option)
     read_as_tuned(tuned, config, defaults(disable))
     return tuned
+
+
+def _pairs_of(tuned: Tuned, config: dict[str, Any], say: Callable[[str], None]) -> Any:
+    """Return the corpora of the pairs that a model was tuned on, and the side of each pair.
+
+    Raises:
+        UserError: If they are not there any more, or others.
+    """
+    from probing.downstream.labelled_pairs import pair_text, read_parts
+
+    parts, other = read_parts(config["corpus"], "--corpus", say), None
+    if config["test_corpus"] is not None:
+        other = config["test_corpus"], read_parts(config["test_corpus"], "--test_corpus", say)
+    found = pair_text(config["corpus"], parts, other, tuned.config["seed"], tuned.split_by, say)
+    prints = [text["fingerprint"] for text in tuned.results["corpora"].values()]
+    if [corpus.fingerprint for corpus in found.corpora] != prints:
+        raise UserError(
+            f"`{tuned.typed}`: the pairs at `{config['corpus']}` are others than those that the run read; give their "
+            "folder or file with --corpus, or repeat the run."
+        )
+    return found.corpora, found.splits
 
 
 def _task_of(tuned: Tuned) -> Any:

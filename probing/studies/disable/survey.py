@@ -120,8 +120,8 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) ->
     Raises:
         UserError: If the cache cannot be written.
     """
-    text = draw_text(stores[-1], _is(subject.splits[-1], "test"), asked.n_tokens, asked.seed)
-    train = draw_text(stores[0], _is(subject.splits[0], "train"), asked.n_tokens, asked.seed)
+    text = draw_text(stores[-1], _is(subject.splits[-1], "test"), asked.n_tokens, asked.seed, subject.n_types)
+    train = draw_text(stores[0], _is(subject.splits[0], "train"), asked.n_tokens, asked.seed, subject.n_types)
     work = _Work(subject, stores, asked, text, train)
     parts: list[_Part] = []
     if POSITION in subject.wanted:

@@ -75,11 +75,11 @@ def finetune(
     options = ("corpus", "test_corpus") if pairs is None else ("pairs", "test_pairs")
     texts = dict(zip_longest(options, text[0]))
     with terminal.quiet_libraries():
+        from probing.downstream.labelled_pairs import about_pairs
         from probing.models import find_model
         from probing.runtime.kept_training import Places
         from probing.runtime.trainer import check_trainer_options
         from probing.studies.finetune.experiment import Asked, carry_out, jobs_of
-        from probing.studies.finetune.pairs import about_pairs
         from probing.studies.finetune.results import measured
 
         check_trainer_options(trainer or {}, "pretraining")
@@ -125,7 +125,7 @@ def _read(
             raise UserError(f"`--test_pairs {config['test_pairs']}`: there are no --pairs to train on; give both.")
         loaded = load_task(task, task_args)
         return loaded, read_corpora(corpus, test_corpus, config["seed"], say, config["group_by"]), None
-    from probing.studies.finetune.pairs import pair_text, read_parts, task_of
+    from probing.downstream.labelled_pairs import pair_text, read_parts, task_of
 
     usual = {"corpus": "builtin", "test_corpus": None}
     if option := next((name for name, value in usual.items() if config[name] != value), None):

@@ -14,7 +14,7 @@ from probing.runtime.progress import stage
 from probing.studies.finetune.baselines import baselines
 from probing.studies.finetune.examples import Task, labelled
 from probing.studies.finetune.options import TuningOptions
-from probing.studies.finetune.results import tables_of
+from probing.studies.finetune.results import kept_answers, tables_of
 from probing.studies.finetune.training import Job, read_answers, tune
 from probing.tasks import TokenTask
 
@@ -75,4 +75,5 @@ def carry_out(
     if not places.writes:
         return {}, task
     answers = {job: read_answers(places, job) for job in asked.jobs}
+    kept_answers(task, text[0][-1], answers).write(places.folder)
     return tables_of(asked.jobs, task, answers, others, curve), task

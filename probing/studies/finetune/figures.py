@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from probing.figures.formats import USUAL
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, write_drawings
 from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED
-from probing.studies.finetune.tables import CALLED, SHORT, score_words, starts_of
+from probing.studies.finetune.tables import CALLED, SHORT, losses_in, score_words, starts_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,6 +84,6 @@ def losses(figure: Figure, rows: Sequence[Row], model: str, is_number: bool) -> 
         )  # fmt: skip
         named |= set(label.values())
     axes.set_xlabel("step")
-    axes.set_ylabel("squared error, in sd" if is_number else "cross-entropy, nats")
+    axes.set_ylabel(losses_in(is_number))
     axes.set_title(f"{model}: losses of each tuning")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")

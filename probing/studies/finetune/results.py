@@ -16,6 +16,7 @@ from probing.downstream.sentence_similarity import spearman
 from probing.models import ModelSource
 from probing.results.shown import without_nan
 from probing.runs.call import Measured
+from probing.runs.tuned_answers import ANSWERS, TunedAnswers
 from probing.statistics.intervals import accuracy_interval, ratio_interval
 from probing.statistics.tuning_variance import Spread, spread
 from probing.studies.finetune.baselines import Baseline
@@ -51,9 +52,10 @@ class Scores:
     @property
     def denominators(self) -> Sums:
         """What a score is a share of in each cluster: targets, or squared errors of the constant answer."""
-        return self._of_clusters(self._each())
+        return self._of_clusters(self.of_sentences())
 
-    def _each(self) -> Sums:
+    def of_sentences(self) -> Sums:
+        """Return the same of each sentence of the test corpus, 0 without targets, shape (n_sentences,)."""
         examples = self.task.sides.test
         if self.task.standard is None:
             return examples.tokens_by_sentence().astype(np.float64)
@@ -132,6 +134,19 @@ def tables_of(
     return {name: [without_nan(row) for row in rows] for name, rows in tables.items()}
 
 
+def kept_answers(task: Task, corpus: Corpus, answers: Mapping[Job, Answers]) -> TunedAnswers:
+    """Return what each tuning has right of each test sentence, as the run keeps it.
+
+    Args:
+        task: What models were tuned on.
+        corpus: The test corpus.
+        answers: What each tuned model answers on the test part.
+    """
+    of = Scores(task, {}, {}).of_sentences()
+    right = {job.name: one.right for job, one in answers.items()}
+    return TunedAnswers.on(corpus, task.sides.test, task.classes, of, right)
+
+
 def _steps(curve: Sequence[Row], job: Job) -> int:
     """Return the number of steps of a tuning; orders may differ by a few."""
     return max((int(row["step"]) for row in curve if row.items() >= job.row.items()), default=0)
@@ -194,7 +209,10 @@ def _differences(scores: Scores, jobs: Sequence[Job], starts: Sequence[str], oth
     for a, b in pairs:
         minus = scores.crossed(jobs, b) if b in starts else scores.numerators(b)[None, None]
         found = spread(scores.crossed(jobs, a) - minus, scores.denominators)
-        rows.append({"answer": a, "against": b, "difference": found.mean, "low": found.low, "high": found.high})
+        # No two accuracies differ by more than 1.
+        most = np.inf if scores.numbers else 1.0
+        low, high = max(found.low, -most), min(found.high, most)
+        rows.append({"answer": a, "against": b, "difference": found.mean, "low": low, "high": high})
     if SECOND in others:
         rows.append(_difference_of_baselines(scores, SECOND, others[0]))
     return rows
@@ -246,7 +264,7 @@ def measured(
 
     def write(folder: Path) -> list[Path]:
         shutil.rmtree(folder / "state", ignore_errors=True)
-        return [
+        return [folder / ANSWERS] + [
             path
             for option, text in corpora.items()
             if text is not None and str(config[option]).endswith(f"{folder.stem}/{option}.txt")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from probing.runs.study import Result, Study, Terms
+from probing.results.markup import Html
+from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.finetune import tables as finetuning
 from probing.studies.finetune.tables import CURVES, DIFFERENCES, SCORES, TERMS, TUNINGS
 
@@ -21,6 +22,12 @@ class Finetune(Study):
     page = "finetune.md"
     files: ClassVar[Mapping[str, str]] = {
         "checkpoints/START-seedN-orderM/": "Each tuned model with its head, an ordinary model folder.",
+        "answers.safetensors": "What each tuned model has right of each test sentence, for `compare`. Every tensor has "
+        "a number for each test sentence with something to predict: `right/START-seedN-orderM`, the targets whose "
+        "class is predicted, or the squared error that the constant answer makes and the model does not; `of`, what "
+        "the score is a share of: the number of targets, or the squared errors of the constant answer; `cluster`, the "
+        "number of its document, or of the sentence; `sentence` and `labels`, hashes of its text and of its targets. "
+        "The score of a tuning is the sum of the first over that of the second.",
         "figures/": "Scores beside the baselines, and losses by step.",
     }
 
@@ -36,8 +43,14 @@ class Finetune(Study):
         """Return how well each start does, and whether pretraining helps."""
         return finetuning.answer(made.by_name, made.config["model"], made.results)
 
+    def section(self, made: Result, place: SectionPlace) -> Html:
+        """Return the sentences, the scores and losses as charts, and all tables."""
+        from probing.studies.finetune.section import finetuning_section
+
+        return finetuning_section(made, place.anchor)
+
     def terms(self, made: Result) -> Mapping[str, Terms]:
-        """Return the meanings of the headings of the shown table."""
+        """Return the meanings of the headings, and of what charts show."""
         return {self.title: TERMS}
 
     def conclusions(self, made: Result) -> list[str]:

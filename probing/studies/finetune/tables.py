@@ -109,6 +109,11 @@ def score_words(is_number: bool) -> str:
     return "R²" if is_number else "accuracy"
 
 
+def losses_in(is_number: bool) -> str:
+    """Return what losses are, and in which unit."""
+    return "squared error, in sd" if is_number else "cross-entropy, nats"
+
+
 def examples_of(results: Mapping[str, Any]) -> str:
     """Return what a model is tested on: sentences, or pairs.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -250,12 +249,6 @@ def test_what_does_not_fit_is_refused(
     disabling = disabled(place, planted, units="layers", kinds="skip", layer=2)
     with pytest.raises(UserError, match="expected a run of `finetune`, found one of `disable`"):
         disabled(place, disabling.folder)
-    of_pairs = tmp_path / "of_pairs"
-    shutil.copytree(planted, of_pairs)
-    results = (of_pairs / "results.json").read_text(encoding="utf-8")
-    (of_pairs / "results.json").write_text(results.replace('"corpus": {', '"pairs": {'), encoding="utf-8")
-    with pytest.raises(UserError, match="its model was tuned on pairs, and single sentences are read here"):
-        disabled(place, of_pairs)
     assert not (tmp_path / "runs").exists()
 
 

@@ -25,6 +25,7 @@ from probing.data.targets import is_target
 from probing.models import load_encoder, resolve_model
 from probing.models.loading import load_with_head
 from probing.studies.finetune.examples import Side
+from probing.studies.finetune.section import _thinned, finetuning_section
 from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -146,6 +147,7 @@ def test_without_steps_the_model_is_its_start_to_the_bit(
     shared = [name for name in start if "pooler" not in name]
     assert all(torch.equal(start[name], after[name]) for name in shared)
     assert not found.tuning_curves
+    assert "Losses by step" not in found.report().read_text(encoding="utf-8")
 
 
 def test_each_tuning_ends_elsewhere_and_each_order_has_its_own_steps(made: Any) -> None:
@@ -264,6 +266,34 @@ def test_the_results_are_read_again(made: Any) -> None:
     assert "Fine-tuning" in page
     assert "the score of one tuning varies by" in page
     assert "(shown as static vectors) is a linear probe" in unescape(page)  # of the table that is shown
+
+
+def test_a_page_has_the_score_of_each_tuning_beside_the_baselines_and_its_losses(made: Any, tmp_path: Path) -> None:
+    section = unescape(finetuning_section(made, "here"))
+    for row in made.tunings:
+        start = "labels shuffled" if row["start"] == "shuffled" else row["start"]
+        named = f"{start}, seed {row['seed']}, order {row['order_seed']}, tuning"
+        (found,) = re.findall(rf"<title>{named} \d+: ([0-9.]+) \(([0-9.]+) to ([0-9.]+)\)</title>", section)
+        assert found == tuple(f"{row[name]:.3f}" for name in ("score", "score_low", "score_high"))
+    baselines = {row["answer"]: row["score"] for row in made.scores}
+    assert f"<title>the majority class, tuning 0: {baselines['majority']:.3f}</title>" in section
+    assert f"<title>a bag of static vectors, tuning 5: {baselines['bag']:.3f}</title>" in section
+    last = {row["start"]: row for row in made.tuning_curves if row.get("validation_loss") is not None}["random"]
+    which = f"seed {last['seed']}, order {last['order_seed']}, step {last['step']}"
+    assert f"<title>random, validation, {which}: {last['validation_loss']:.3f}</title>" in section
+    assert "Differences: a row per pair of answers" in section  # which the terminal says are in a report
+
+
+def test_a_curve_of_few_points_has_the_mean_loss_of_all_steps() -> None:
+    noted = [(3, 2.0), *((step, 1.0 / step) for step in range(4, 60))]
+    curve = [{"step": step, "train_loss": loss} for step, loss in noted]
+    steps, losses = _thinned(curve)
+    assert len(steps) <= 12
+    assert steps[-1] == 59
+    before = [0, *steps[:-1]]
+    mean = sum(loss * (step - first) for step, first, loss in zip(steps, before, losses, strict=True)) / 59
+    assert mean == pytest.approx((3 * 2.0 + sum(loss for _, loss in noted[1:])) / 59)
+    assert _thinned(curve[:5]) == ([3, 4, 5, 6, 7], [loss for _, loss in noted[:5]])
 
 
 @pytest.mark.several

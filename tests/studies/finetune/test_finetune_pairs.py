@@ -16,7 +16,7 @@ from rich.console import Console
 
 from downstream_data import entailment_of, marked_pairs, sentence_pairs, word_pairs, write_benchmark, write_sick
 from downstream_data import write_wic as written_wic
-from probing import UserError, finetune, load_run
+from probing import UserError, compare, finetune, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.downstream.sentence_similarity import spearman
@@ -100,7 +100,7 @@ def test_a_checkpoint_reads_a_pair_as_two_segments(made: Any, sick: str) -> None
     """Plain transformers, given both sentences, has the score that was noted."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from probing.studies.finetune.pairs import pair_text, read_parts
+    from probing.downstream.labelled_pairs import pair_text, read_parts
 
     folder = made.folder / "checkpoints" / "pretrained-seed0-order1"
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -175,6 +175,20 @@ def test_the_results_of_pairs_are_read_again(made: Any) -> None:
     page = again.report().read_text(encoding="utf-8")
     assert "second sentence" in page
     assert "The second sentence alone is" in page
+
+
+def test_two_recipes_on_pairs_are_compared(
+    made: Any, checkpoints: dict[str, Path], sick: str, tmp_path: Path
+) -> None:  # fmt: skip
+    bare = finetune(
+        model=str(checkpoints["bert"]), pairs=sick, task_args=ENTAILMENT, runs=str(tmp_path), name="bare",
+        tuning={**FAST, "epochs": 0}, **{**OPTIONS, "orders": 2},
+    )  # fmt: skip
+    found = compare([made, bare], runs=str(tmp_path), quiet=True, wandb={"mode": "disabled"})
+    (row,) = found.recipes
+    assert (row["verdict"], row["score_a"], row["score_b"]) == ("a", 1.0, pytest.approx(bare.scores[0]["score"]))
+    assert "over seeds, orders and test pairs" in found.answer()[0]
+    assert {one["option"] for one in found.options} == {"tuning.epochs"}
 
 
 def test_a_run_on_pairs_is_repeated_by_its_file(checkpoints: dict[str, Path], sick: str, tmp_path: Path) -> None:

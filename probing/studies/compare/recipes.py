@@ -1,0 +1,251 @@
+"""Two or more runs of `finetune` on the same test part: whether their recipes differ by more than seeds do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.errors import UserError
+from probing.results.shown import listed
+from probing.runs.call import Measured
+from probing.runs.checks import reading
+from probing.runs.continued import NOT_OF_THE_RUN
+from probing.runs.study import Result
+from probing.runs.tuned import checkpoint_name
+from probing.runs.tuned_answers import TunedAnswers, read_answers_of
+from probing.statistics.tuning_variance import independent_difference, paired_difference
+from probing.studies.compare.recipe_figures import write_recipe_figures
+from probing.studies.compare.recipe_tables import (
+    INDEPENDENT,
+    PAIRED,
+    TUNINGS,
+    differing,
+    level_of,
+    options_of,
+    verdict_of,
+)
+from probing.studies.finetune.options import STARTS
+from probing.studies.finetune.tables import examples_of
+from probing.tasks import short_name
+
+Sums = NDArray[np.float64]
+# A seed and an order.
+Draw = tuple[int, int]
+# Largest relative difference of squared errors of the constant answer that rounding may make.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Tunings:
+    """The tunings of a run on a test part that others share.
+
+    Args:
+        label: Name of the run.
+        run: The run.
+        of: What a score is a share of in each test cluster, shape (n_clusters,).
+        right: What each tuning has of each cluster, by start, and by seed and order.
+    """
+
+    label: str
+    run: Result
+    of: Sums
+    right: Mapping[str, Mapping[Draw, Sums]]
+
+    def crossed(self, start: str, seeds: Sequence[int], orders: Sequence[int]) -> Sums:
+        """Return what tunings of a start have, shape (n_seeds, n_orders, n_clusters)."""
+        return np.stack([np.stack([self.right[start][seed, order] for order in orders]) for seed in seeds])
+
+    def levels(self, start: str) -> tuple[list[int], list[int]]:
+        """Return the seeds and the orders of a start, ascending."""
+        draws = self.right[start]
+        return sorted({seed for seed, _ in draws}), sorted({order for _, order in draws})
+
+
+def labels_of(runs: Sequence[Result]) -> list[str]:
+    """Return the names of runs: those of their folders, or whole paths where these are equal.
+
+    Raises:
+        UserError: If a run is given twice.
+    """
+    paths = [run.folder.resolve() for run in runs]
+    for path, run in zip(paths, runs, strict=True):
+        if paths.count(path) > 1:
+            raise UserError(f"`{run.folder}` is given twice; expected different runs.")
+    names = [path.name for path in paths]
+    return names if len({*names}) == len(names) else [str(run.folder) for run in runs]
+
+
+def tunings_of(runs: Sequence[Result]) -> list[Tunings]:
+    """Return the tunings of runs by test cluster, in the same order of clusters.
+
+    Raises:
+        UserError: If runs are of other tasks, classes or test parts, or one does not have its answers.
+    """
+    labels, first = labels_of(runs), runs[0]
+    answers = []
+    for run in runs:
+        with reading(run.folder):
+            _check_task(first, run)
+            answers.append(read_answers_of(run))
+    answers = [_aligned(first, answers[0], run, own) for run, own in zip(runs, answers, strict=True)]
+    made = []
+    for label, run, own in zip(labels, runs, answers, strict=True):
+        with reading(run.folder):
+            made.append(_by_cluster(label, run, own))
+    return made
+
+
+def _check_task(first: Result, run: Result) -> None:
+    """Refuse runs that do not predict the same."""
+    both = f"`{first.folder}` and `{run.folder}`"
+    tasks = [short_name(one.config) for one in (first, run)]
+    if tasks[0] != tasks[1] or first.results["numbers"] != run.results["numbers"]:
+        as_what = [f"{task} as {'numbers' if one.results['numbers'] else 'classes'}" for task, one in
+                   zip(tasks, (first, run), strict=True)]  # fmt: skip
+        raise UserError(f"{both} predict {as_what[0]} and {as_what[1]}; expected runs on the same task.")
+    classes = [set(one.results["classes"]) for one in (first, run)]
+    if only := sorted(classes[0] ^ classes[1]):
+        raise UserError(
+            f"{both} have other classes: {listed(only[:5])} {'is' if len(only) == 1 else 'are'} in one of them alone; "
+            "expected runs with the same classes."
+        )
+
+
+def _aligned(first: Result, of_first: TunedAnswers, run: Result, own: TunedAnswers) -> TunedAnswers:
+    """Return the answers of a run in the order of the test sentences of the first one.
+
+    Raises:
+        UserError: If the test parts differ.
+    """
+    both = f"`{first.folder}` and `{run.folder}`"
+    n_shared = len(np.intersect1d(of_first.sentence, own.sentence))
+    examples = examples_of(run.results)
+    if not n_shared == len(of_first.sentence) == len(own.sentence):
+        raise UserError(
+            f"{both} are tested on {len(of_first.sentence):,} and {len(own.sentence):,} {examples}, of which they "
+            f"share {n_shared:,}; expected the same test part: the same text and --seed, or the same --test_corpus."
+        )
+    order = np.argsort(own.sentence)[np.argsort(np.argsort(of_first.sentence))]
+    found = TunedAnswers(
+        own.sentence[order], own.labels[order], own.cluster[order], own.of[order],
+        {name: sums[order] for name, sums in own.right.items()},
+    )  # fmt: skip
+    if n_other := int((found.labels != of_first.labels).sum()):
+        raise UserError(
+            f"{both}: in {n_other:,} of {n_shared:,} {examples}, other things are to be predicted, because "
+            "labels have changed, or tokenizers divide or cut sentences otherwise; expected the same targets."
+        )
+    clusters = np.stack([of_first.cluster, found.cluster])
+    n_clusters = {len(np.unique(one)) for one in clusters}
+    if n_clusters != {np.unique(clusters, axis=1).shape[1]}:
+        raise UserError(f"{both} have intervals over other units; expected runs with the same --group_by.")
+    if not np.allclose(found.of, of_first.of, rtol=_ROUNDING, atol=0):
+        raise UserError(
+            f"{both} were trained on other numbers, so that their constant answers differ, and R² with them; expected "
+            "runs on the same training part."
+        )
+    return found
+
+
+def _numbered(clusters: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.unique(clusters, return_inverse=True)[1]
+
+
+def _by_cluster(label: str, run: Result, answers: TunedAnswers) -> Tunings:
+    of_sentence = _numbered(answers.cluster)
+
+    def sums(values: Sums) -> Sums:
+        return np.bincount(of_sentence, weights=values).astype(np.float64)
+
+    right: dict[str, dict[Draw, Sums]] = {}
+    for row in run.tunings:
+        of_start = right.setdefault(row["start"], {})
+        of_start[row["seed"], row["order_seed"]] = sums(answers.right[checkpoint_name(row)])
+    for start, draws in right.items():
+        if start not in STARTS or len(draws) != len({seed for seed, _ in draws}) * len({order for _, order in draws}):
+            raise ValueError(f"tunings.csv does not have every seed of {start} with every order")
+    return Tunings(label, run, sums(answers.of), right)
+
+
+def recipes_of(made: Sequence[Tunings]) -> list[dict[str, Any]]:
+    """Return the rows of `recipes.csv`: each pair of runs, from each start that both have.
+
+    Raises:
+        UserError: If two runs have no start in common.
+    """
+    pairs = list(combinations(made, 2))
+    rows = []
+    for a, b in pairs:
+        starts = [start for start in a.right if start in b.right]
+        if not starts:
+            raise UserError(
+                f"`{a.run.folder}` and `{b.run.folder}` start from {listed(list(a.right))} and from "
+                f"{listed(list(b.right))}; expected a start that both have."
+            )
+        rows += [_recipe(a, b, start, level_of(len(pairs))) for start in starts]
+    return rows
+
+
+def _recipe(a: Tunings, b: Tunings, start: str, level: float) -> dict[str, Any]:
+    levels = [one.levels(start) for one in (a, b)]
+    shared = [sorted(set(first) & set(second)) for first, second in zip(*levels, strict=True)]
+    is_paired = any(shared[0] == seeds and shared[1] == orders for seeds, orders in levels)
+    own = [one.crossed(start, *(shared if is_paired else of)) for one, of in zip((a, b), levels, strict=True)]
+    compared = paired_difference if is_paired else independent_difference
+    found = compared(own[0], own[1], a.of, level)
+    # No two accuracies differ by more than 1.
+    most = np.inf if a.run.results["numbers"] else 1.0
+    scores = [float(one.sum(2).mean() / a.of.sum()) for one in own]
+    row = {
+        "run_a": a.label, "run_b": b.label, "start": start, "draws": PAIRED if is_paired else INDEPENDENT,
+        "tunings_a": own[0].shape[0] * own[0].shape[1], "tunings_b": own[1].shape[0] * own[1].shape[1],
+        "score_a": scores[0], "score_b": scores[1],
+        "difference": found.mean, "low": max(found.low, -most), "high": min(found.high, most),
+    }  # fmt: skip
+    return row | {"verdict": verdict_of(row, is_paired and np.array_equal(own[0], own[1]))}
+
+
+def _options(made: Sequence[Tunings]) -> dict[str, dict[str, str]]:
+    """Return the options of each run; a text is what it holds, so that one that has moved is the same."""
+    texts = {one.label: one.run.results["corpora"] for one in made}
+    options = {}
+    for one in made:
+        own = options_of(one.run.config, (*NOT_OF_THE_RUN, "verbose", *(name for of in texts.values() for name in of)))
+        for name, text in texts[one.label].items():
+            prints = {of[name]["fingerprint"] if name in of else None for of in texts.values()}
+            own[name] = f"{text['name']} ({text['fingerprint'][:8]})" if len(prints) > 1 else ""
+        options[one.label] = own
+    return options
+
+
+def measured(runs: Sequence[Result]) -> Measured:
+    """Hold runs against each other, and return what is written.
+
+    Raises:
+        UserError: If they cannot be.
+    """
+    made = tunings_of(runs)
+    rows = recipes_of(made)
+    first = runs[0]
+    results = {
+        "compared": TUNINGS,
+        "runs": {one.label: str(one.run.folder) for one in made},
+        "models": {one.label: one.run.config["model"] for one in made},
+        "task": short_name(first.config),
+        "numbers": first.results["numbers"],
+        "examples": examples_of(first.results),
+        "intervals_over": first.results["intervals_over"],
+        "n_tunings": {one.label: {start: len(of) for start, of in one.right.items()} for one in made},
+    }
+    options = differing(_options(made))
+
+    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
+        return write_recipe_figures(folder, rows, first.results["numbers"], formats)
+
+    return Measured({"recipes": rows, "options": options}, results, draw=draw)
