@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from probing.runs.study import Result, Study, Terms
 from probing.studies.finetune import tables as finetuning
+from probing.studies.finetune.options import LAST
 from probing.studies.finetune.tables import CURVES, DIFFERENCES, SCORES, TERMS, TUNINGS
 
 
@@ -34,7 +35,9 @@ class Finetune(Study):
 
     def answer(self, made: Result) -> list[str]:
         """Return how well each start does, and whether pretraining helps."""
-        return finetuning.answer(made.by_name, made.config["model"], made.results)
+        layer = made.config["tuning"].get("layer", LAST)  # runs of earlier versions have no such option
+        on = "" if layer == LAST else f" with its head on layer {layer}"
+        return finetuning.answer(made.by_name, f"{made.config['model']}{on}", made.results)
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings of the shown table."""
