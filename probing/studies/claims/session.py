@@ -228,6 +228,8 @@ class _Planning:
         if need.command == TUNING:
             need = self._named(need, fingerprint)
         there = self._there(need, fingerprint)
+        if there and need.command == TUNING:  # which may have another name, and others read it by that
+            need = replace(need, options={**need.options, "name": there.name})
         self.folders[need.name] = there or self.place / str(need.options.get("name", need.name))
         self.texts[need.name] = text
         return Planned(need, there, *(self.costs.of(need, text) if self.costs and not there else ()))

@@ -130,6 +130,7 @@ def test_a_finished_tuning_of_the_same_model_and_text_is_taken_and_read_by_other
     made = finished(tmp_path / "mine", model)
     runs = planned(model, tmp_path)
     assert runs["tuned"].there == made
+    assert " --name mine " in runs["tuned"].need.line
     assert f"task={made}/checkpoints/pretrained-seed0-order0" in runs["disabled_task"].need.line
     assert runs["disabled_task"].there is None
     of_task = tmp_path / "task"
