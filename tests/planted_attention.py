@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from planted_tuned import runs_of as runs_of_tuned
 from probing.results.rows import Table
 from probing.runs.study import Result
 from written import results_of
@@ -24,6 +25,7 @@ def runs_of(true: bool) -> Mapping[str, Any]:
         "attention": survey(true),
         "pairs": results_of("attention", Path("pairs"), {}, {}, attention_classes=classes(true)),
         "change": results_of("attention", Path("change"), {}, {}, change=Table(_changed(true))),
+        **runs_of_tuned(true),
     }  # fmt: skip
 
 

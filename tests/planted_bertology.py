@@ -9,6 +9,7 @@ from typing import Any
 
 from planted_attention import runs_of as attention_runs_of
 from planted_attention import with_interval
+from planted_tuned import runs_of as runs_of_tuned
 from probing.results.rows import Table
 from probing.runs.run import Run
 from probing.runs.study import Result
@@ -39,6 +40,7 @@ def runs_of(true: bool) -> Mapping[str, Any]:
         "disabled": _disabled("position", true),
         "disabled_words": _disabled("mlm", true),
         "change": attention_runs_of(true)["change"],
+        **runs_of_tuned(true),
     }  # fmt: skip
 
 

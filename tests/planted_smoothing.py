@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planted_attention import N_LAYERS, Row, with_interval
+from planted_tuned import runs_of as runs_of_tuned
 from probing.results.rows import Table
 from written import results_of
 
@@ -29,6 +30,7 @@ def runs_of(true: bool) -> Mapping[str, Any]:
         "geometry": geometry,
         "attention": attention,
         "fusion": results_of("attention", Path("fusion"), {}, {}, fusion=Table(_fusions(true))),
+        **runs_of_tuned(true),
     }
 
 

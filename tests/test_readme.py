@@ -186,7 +186,7 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
             args.append("--dry_run")
         args += [] if "--models" in args else ["--models", str(toy)]
         if "shi2022" in args:  # fusions are trained in a test of their own
-            args += ["--claims", "1-7"]
+            args += ["--claims", "1,3-7"]
         args += ["--corpus", "sentences.txt"]
     if "runs/A" in args:
         shutil.copytree(finished, "runs")

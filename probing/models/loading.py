@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from probing.errors import UserError, as_clause
 from probing.models.forward_cost import weight_bytes
+from probing.models.lower_blocks import are_lower_layers, leave_out_blocks, not_cut
 from probing.models.max_length import max_length_of, outline
 from probing.models.objects import ModelObject, encoder_in, has_masked_lm_head
 from probing.models.source import WEIGHT_FILES, ModelSource, building, has
@@ -203,7 +204,9 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     return None if report["missing_keys"] or report["mismatched_keys"] else model.eval()
 
 
-def load_with_head(source: ModelSource, of: HeadOf, n_outputs: int, seed: int, random_weights: bool = False) -> Any:
+def load_with_head(
+    source: ModelSource, of: HeadOf, n_outputs: int, seed: int, random_weights: bool = False, layer: int = -1
+) -> Any:  # fmt: skip
     """Load a model with a new head of `transformers`, to be tuned.
 
     Args:
@@ -212,12 +215,14 @@ def load_with_head(source: ModelSource, of: HeadOf, n_outputs: int, seed: int, r
         n_outputs: Number of classes, or 1 for a number.
         seed: Seed of the head, and of whatever else the checkpoint lacks, such as a pooler.
         random_weights: Whether the model itself is randomly initialised, too, by the seed.
+        layer: The block on which the head stands, from 1, or from -1 for the last one; those above are left out.
 
     Returns:
         The model, in float32 and evaluation mode.
 
     Raises:
-        UserError: If the family has no such head, if the model is an encoder-decoder, or if it cannot be loaded.
+        UserError: If the family has no such head, if the model is an encoder-decoder or has no such block, or if it
+            cannot be loaded, or not without the blocks above.
     """
     import torch
 
@@ -227,6 +232,7 @@ def load_with_head(source: ModelSource, of: HeadOf, n_outputs: int, seed: int, r
             f"`--model {source.name}` ({config.model_type}): transformers has no head of {of} for it that reads its "
             "encoder alone; choose another model, such as BERT."
         )
+    is_cut = leave_out_blocks(config, layer, source.name)
     config.num_labels = n_outputs
     config.problem_type = None
     _check_memory(source, config, torch.float32)
@@ -235,13 +241,18 @@ def load_with_head(source: ModelSource, of: HeadOf, n_outputs: int, seed: int, r
         model: Any = families[type(config)]._from_config(config)
         base = model.base_model
         if not random_weights:
-            weights = load_encoder(source).state_dict()
+            encoder = load_encoder(source)
+            weights = encoder.state_dict()
             if lacking := sorted(set(base.state_dict()) - set(weights)):
                 raise UserError(
                     f"`--model {source.name}` ({config.model_type}): the model under a head of {of} has a part that "
                     f"the model by itself has not ({lacking[0]}); choose another model."
                 )
+            if is_cut and any(value.shape != weights[name].shape for name, value in base.state_dict().items()):
+                raise not_cut(config, layer, source.name)
             base.load_state_dict({name: weights[name] for name in base.state_dict()})
+            if is_cut and not are_lower_layers(base.eval(), encoder):
+                raise not_cut(config, layer, source.name)
     return model.float().eval()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from probing.errors import UserError, did_you_mean, refuse
 from probing.studies.claims.model_kinds import KINDS_OF_MODELS
+from probing.studies.claims.references import runs_named
 from probing.studies.claims.verdict import Range
 
 _LONGEST = 120
@@ -168,6 +169,13 @@ def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
     ids = [one.claim.id for one in found if one.claim]
     problems = [problem for one in found for problem in one.problems]
     problems += [f"claim {i} is there twice" for i in sorted({i for i in ids if ids.count(i) > 1})]
+    before = {name: list(content["runs"])[:i] for i, name in enumerate(content["runs"])}
+    problems += [
+        f"the run {name} reads the run {other}, which does not stand before it among `runs`"
+        for name, described in content["runs"].items()
+        for other in runs_named(described)
+        if other not in before[name]
+    ]
     refuse([f"conf/claims/{name}.yaml: {problem}" for problem in problems])
     claims = sorted((one.claim for one in found if one.claim), key=lambda claim: claim.id)
     return Paper(name, content["title"], content["outliers"] or {}, content["runs"], claims)

@@ -27,7 +27,7 @@ from probing.runtime.stages import BRIEF, Cost
 from probing.studies.claims.tables import plan_tables
 
 # The commands whose runs claims may need.
-COMMANDS = ("fit", "geometry", "attention", "disable", "hierarchy", "cloze", "wic", "sts", "pretrain")
+COMMANDS = ("fit", "geometry", "attention", "disable", "hierarchy", "cloze", "wic", "sts", "pretrain", "finetune")
 # The options that name data which files of claims ask for.
 DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned", "cloze")
 
@@ -57,13 +57,14 @@ def reproduce(
         wic: Folder of the WiC data set, for claims about word senses, given as to `wic`.
         sts: Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, given as to `sts`.
         static: File of word vectors in GloVe's format, for claims about static vectors.
-        labels: Sentences with labels, such as SST-2, for claims about supervised tasks: a .jsonl file or a data set, as
-            for `fit --task sentence_label`.
+        labels: Sentences with labels, such as SST-2, for claims about supervised tasks and tuned models: a table, a
+            .jsonl file or a data set, as for `fit --task sentence_label`; without it, models are tuned to tell the
+            position of a token from the end of its sentence.
         pairs: File of pairs of sentences, for claims about heads that read two sentences, given as to `attention`.
         roles: Role links, for claims about semantic roles, given as to `attention`; without them, the subjects and
             objects of a treebank are taken.
         untuned: Pretrained model from which the models were fine-tuned, for claims about what fine-tuning changes,
-            given as --against to `attention`.
+            given as --against to `attention`; without it, the models are tuned here.
         cloze: File of pairs of words at a mask, for claims about negation and agreement, given as to `cloze`; without
             it, the forty pairs that come with the program.
         dry_run: Only say which runs are needed and which of them are there, with an estimate of time and disk.
@@ -132,6 +133,6 @@ def _make(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> P
     function = study_of(name).command
     own = defaults(function)
     with contextlib.redirect_stdout(io.StringIO()):
-        made = function(**options, **{option: value for option, value in common.items() if option in own})
+        made = function(**{**{option: value for option, value in common.items() if option in own}, **options})
     folder: Path = made.folder
     return folder

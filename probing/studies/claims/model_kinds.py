@@ -22,11 +22,13 @@ class Kind:
 
     Args:
         words: What a model of this kind is, as the object of a sentence.
-        has: Returns whether a model is of this kind; it may load the model.
+        has: Returns whether a model is of this kind; it may load the model. None where the files do not tell.
+        datum: The data by which the user says that a model is of this kind; empty where the files tell.
     """
 
     words: str
-    has: Callable[[ModelSource], bool]
+    has: Callable[[ModelSource], bool] | None = None
+    datum: str = ""
 
 
 def is_decoder(source: ModelSource) -> bool:
@@ -65,20 +67,24 @@ KINDS_OF_MODELS: Mapping[str, Kind] = {
     "decoder": Kind("a decoder, in which no token attends to a later one", is_decoder),
     "masked language model": Kind("a model with a trained masked-language-model head", has_mask_head),
     "large model": Kind(f"a model of {LARGE} blocks or more", is_large),
+    "tuned model": Kind("a tuned model, whose start `--untuned` names", datum="untuned"),
 }
 
 
-def kinds_of(source: ModelSource, asked: Collection[str]) -> frozenset[str]:
+def kinds_of(source: ModelSource, asked: Collection[str], given: Collection[str] = ()) -> frozenset[str]:
     """Return those of the asked kinds that a model is of; a model that cannot be read whole is of none.
 
     Args:
         source: The model's files.
         asked: Names of kinds; only these are looked for, because that may load the model.
+        given: Names of the data that the user gave.
     """
-    return frozenset(name for name in sorted(asked) if _has(KINDS_OF_MODELS[name], source))
+    return frozenset(name for name in sorted(asked) if _has(KINDS_OF_MODELS[name], source, given))
 
 
-def _has(kind: Kind, source: ModelSource) -> bool:
+def _has(kind: Kind, source: ModelSource, given: Collection[str]) -> bool:
+    if kind.has is None:
+        return kind.datum in given
     try:
         return kind.has(source)
     except UserError:  # which the runs of this model will say, in the words of their commands

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from probing.errors import UserError
 from probing.runs.folder import PARTIAL, read_json, read_yaml
 from probing.studies.claims.claim import Claim, Paper, Reading
 from probing.studies.claims.measures.registry import MEASURES
+from probing.studies.claims.references import runs_named, values_of, with_folders
 
 # The kind that `results.json` names, for each command that claims may need; a run of `fit` names none.
 KINDS: Mapping[str, str | None] = {
@@ -26,6 +27,7 @@ KINDS: Mapping[str, str | None] = {
     "wic": "word-in-context evaluation",
     "sts": "similarity evaluation",
     "pretrain": "pretraining with and without positions",
+    "finetune": "fine-tuning",
 }
 # Prefix of the names of encoders that `pretrain` trains on this machine; the size follows, as in pretrain-tiny.
 TRAINED_HERE = "pretrain-"
@@ -38,8 +40,16 @@ BESIDE_THE_POINT = (
 # option of the run whose value ends with a question mark is left out; without the question mark, the run cannot be
 # made.
 _DATUM = re.compile(r"\$(?P<name>\w+)(?P<optional>\??)")
+# What a value can name beside the user's data: the model that claims are measured on.
+MODEL = "model"
+# What the options of a run are where data of others are not given.
+WITHOUT = "without"
+# The option that may name a finished run, whose model and text are then read: task=FOLDER.
+_OF_RUN = "readouts"
+# Options that are those of that run.
+_AS_THAT_RUN = ("model", "corpus", "test_corpus", "max_length")
 # Options that list what is measured: a finished run that measured more than is needed can be used, too.
-OF_WHICH_MORE_SERVES = ("controls", "transforms")
+OF_WHICH_MORE_SERVES = ("controls", "transforms", "starts")
 # Options that name a text which a run reads in place of `--corpus`.
 OTHER_TEXTS = ("pairs", "file")
 # Options that commands take without their name.
@@ -56,6 +66,7 @@ class Need:
         options: The options that are not the defaults, with the model and the corpus.
         lacking: What it would need that was not given, as a clause; empty if it can be made.
         has_own_text: Whether the paper's file gives this run a corpus of its own, instead of the corpus of all runs.
+        reads: Names of the other runs whose folders its options name.
     """
 
     name: str
@@ -63,6 +74,7 @@ class Need:
     options: Mapping[str, Any]
     lacking: str = ""
     has_own_text: bool = False
+    reads: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
@@ -73,9 +85,27 @@ class Need:
                 words += value if isinstance(value, list) else [value]
             elif value is True:
                 words.append(f"--{option}")
+            elif isinstance(value, Mapping):
+                words += [word for name, one in value.items() for word in (f"--{option}.{name}", str(one))]
             else:
                 words += [f"--{option}", str(value)]
         return shlex.join(words)
+
+    @property
+    def model_of_run(self) -> str:
+        """The folder of a checkpoint of another run, if it is the model that this one reads; otherwise empty."""
+        if not self.reads:
+            return ""
+        return str(self.options[_OF_RUN]).partition("=")[2] if self.is_of_run else str(self.options["model"])
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether the text, too, is that of another run."""
+        return bool(self.reads) and _OF_RUN in self.options
+
+    def in_folders(self, folders: Mapping[str, Path]) -> Need:
+        """Return the run with the folders of other runs in place of their names."""
+        return replace(self, options={option: with_folders(value, folders) for option, value in self.options.items()})
 
 
 @dataclass(frozen=True)
@@ -112,6 +142,8 @@ def runs_of(claims: Sequence[Claim], model: str, paper: Paper, kinds: Collection
             wanted |= set(_runs(reading))
             numbers = _others(reading, model)
             wanted |= set(runs_of([one for one in paper.claims if one.id in numbers], model, paper, kinds))
+    for name in reversed(list(paper.runs)):  # a run names earlier ones alone
+        wanted |= set(runs_named(paper.runs[name])) if name in wanted else set()
     return [name for name in paper.runs if name in wanted]
 
 
@@ -148,25 +180,35 @@ def needs_of(
         given: What the user gave for all runs.
         defaults: The defaults of the options of each command.
     """
-    text = {name: {} if set(OTHER_TEXTS) & set(paper.runs[name]) else {"corpus": given.corpus} for name in names}
-    return [_need(name, paper.runs[name], {"model": model, **text[name]}, given, defaults) for name in names]
+    return [_need(name, paper.runs[name], model, given, defaults) for name in names]
 
 
 def _need(
-    name: str, described: Mapping[str, Any], about: Mapping[str, Any], given: Given,
-    defaults: Mapping[str, Mapping[str, Any]],
+    name: str, described: Mapping[str, Any], model: str, given: Given, defaults: Mapping[str, Mapping[str, Any]]
 ) -> Need:  # fmt: skip
-    command = described["command"]
-    own, lacking = defaults[command], []
-    options = {key: value for key, value in about.items() if key in own and value != own[key]}
-    for option, value in described.items():
+    command, data = described["command"], {**given.data, MODEL: model}
+    asked = {option: value for option, value in described.items() if option not in ("command", WITHOUT)}
+    absent = {option: datum for option, value in asked.items() if (datum := _absent(value, data))}
+    needed = [f"`--{datum['name']}`" for datum in absent.values() if not datum["optional"]]
+    asked = {option: value for option, value in asked.items() if option not in absent}
+    if needed and WITHOUT in described:
+        asked, needed = asked | described[WITHOUT], []
+    reads = runs_named(asked)
+    about = {} if reads and _OF_RUN in asked else {"model": model}
+    about |= {"corpus": given.corpus} if about and not set(OTHER_TEXTS) & set(described) else {}
+    own = defaults[command]
+    options: dict[str, Any] = {key: value for key, value in about.items() if key in own and value != own[key]}
+    for option, value in asked.items():
         datum = _DATUM.fullmatch(str(value))
-        if datum and given.data[datum["name"]] is None:
-            lacking += [] if datum["optional"] else [f"`--{datum['name']}`"]
-        elif option != "command":
-            found = given.data[datum["name"]] if datum else value
-            options[option] = [found] if option == "folders" else found
-    return Need(name, command, options, " and ".join(lacking), "corpus" in described)
+        typed = data[datum["name"]] if datum else value
+        options[option] = [typed] if option == "folders" else typed
+    return Need(name, command, options, " and ".join(needed), "corpus" in asked, reads)
+
+
+def _absent(value: Any, data: Mapping[str, Any]) -> re.Match[str] | None:
+    """Return the datum that an option's value stands for if the user did not give it."""
+    datum = _DATUM.fullmatch(str(value))
+    return datum if datum and data[datum["name"]] is None else None
 
 
 @dataclass(frozen=True)
@@ -195,16 +237,23 @@ def existing(
         fingerprints: Fingerprints of the model and the text. Where a run records fingerprints, these are compared
             instead of the options that name the model and the text.
     """
-    wanted = {name: value for name, value in {**defaults, **need.options}.items() if name not in BESIDE_THE_POINT}
+    usual = {option: asdict(value) if is_dataclass(value) else value for option, value in defaults.items()}  # type: ignore[arg-type]
+    wanted = {
+        name: value
+        for name, value in _over(usual, need.options).items()
+        if name not in BESIDE_THE_POINT and not (need.is_of_run and name in _AS_THAT_RUN)
+    }
     for place in sorted(places, key=lambda path: (path.stat().st_mtime, path.name), reverse=True):
         found = _read(place)
         if found is None or found[1].get("kind") != KINDS[need.command] or "arrays" in found[0]:
             continue
-        config, keys = {**defaults, **found[0]}, list(_keys(found[1].get("cache", {})))
-        corpora = {key["corpus"] for key in keys} | _named(found[1], "corpus", "pairs")
+        config, keys = _over(usual, found[0]), list(_keys(found[1].get("cache", {})))
+        corpora = {key["corpus"] for key in keys} | _named(
+            {**found[1], **found[1].get("corpora", {})}, "corpus", "pairs"
+        )
         models = {key["model"] for key in keys} | _named(found[1], "model")
         # A run with a corpus of its own is compared by the name of the corpus, not by a fingerprint.
-        is_of_text = "corpus" in defaults and not need.has_own_text
+        is_of_text = "corpus" in defaults and not need.has_own_text and not need.is_of_run
         told = ({"model"} if models else set()) | ({"corpus"} if corpora and is_of_text else set())
         of_these = all(model == fingerprints.model for model in models) and (
             not corpora or not is_of_text or fingerprints.corpus in corpora
@@ -217,10 +266,24 @@ def existing(
 
 def _serves(option: str, found: Any, wanted: Any) -> bool:
     """Return whether a run that has the value `found` of an option has all that `wanted` asks for; it may have more."""
+    if option == _OF_RUN and isinstance(found, str) and isinstance(wanted, str):
+        return _in_full(found) == _in_full(wanted)
     if option not in OF_WHICH_MORE_SERVES or found == wanted:
         return bool(found == wanted)
     has, asked = ({*(value.split(",") if isinstance(value, str) else value)} for value in (found, wanted))
     return "all" in has or asked <= has
+
+
+def _over(usual: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with the defaults of those that are not there, also in groups."""
+    groups = {name: value for name, value in options.items() if isinstance(value, Mapping) and name in usual}
+    return {**usual, **options, **{name: {**usual[name], **value} for name, value in groups.items()}}
+
+
+def _in_full(typed: str) -> str:
+    """Return what names a run, as in task=FOLDER, with the whole path of its folder."""
+    name, sign, folder = typed.partition("=")
+    return f"{name}{sign}{os.path.realpath(folder)}"
 
 
 def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
@@ -240,8 +303,9 @@ def finished_runs(runs: Path) -> list[Path]:
 
 def given_data(paper: Paper) -> list[str]:
     """Return the names of the data that runs of a paper read, in the order of its file."""
-    values = (str(value) for run in paper.runs.values() for value in run.values())
-    return list(dict.fromkeys(datum["name"] for value in values if (datum := _DATUM.fullmatch(value))))
+    values = (value for run in paper.runs.values() for value in values_of(run))
+    found = (datum["name"] for value in values if (datum := _DATUM.fullmatch(value)))
+    return [name for name in dict.fromkeys(found) if name != MODEL]
 
 
 def split_models(typed: str | Sequence[str]) -> dict[str, str]:
@@ -270,7 +334,8 @@ def _others(reading: Reading, model: str) -> list[int]:
 def _named(results: Mapping[str, Any], *names: str) -> set[str]:
     """Return the fingerprints that the results of a run without a cache give of its model or its texts."""
     found = (results.get(name) for name in names)
-    return {one["fingerprint"] for one in found if isinstance(one, Mapping) and "fingerprint" in one}
+    named = {one["fingerprint"] for one in found if isinstance(one, Mapping) and "fingerprint" in one}
+    return named | {results[key] for name in names if (key := f"{name}_fingerprint") in results}
 
 
 def _keys(found: Any) -> Iterator[Mapping[str, Any]]:

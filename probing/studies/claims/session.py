@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from probing.cache.source import ActivationSource, Reading, Speed
-from probing.corpus import Corpus, from_sentences
+from probing.corpus import Corpus, from_sentences, load_corpus
 from probing.corpus.pairs import read_pairs
 from probing.errors import UserError, about_option, as_clause
 from probing.models import ALIASES, load_config, resolve_model
@@ -40,6 +40,9 @@ BUILTIN = "minilm"
 
 # Why a single model has no runs of trainings.
 _NOT_OF_ONE_MODEL = f"encoders with and without position embeddings: `--models {TRAINED_HERE}tiny` trains small ones"
+
+# The command that tunes a model, whose run others read.
+TUNING = "finetune"
 
 # Tasks whose labels are a column of a treebank.
 OF_TREEBANKS = ("upos", "xpos", "deprel")
@@ -135,16 +138,12 @@ def plan(
             lacking[name] = f"{ALIASES.get(name, name)}, which cannot be read: {as_clause(error)}"
             continue
         if name not in paper.models:
-            kinds[name] = kinds_of(source, {kind for claim in those for kind in claim.kinds})
-        names, runs[name] = _runs_here(those, name, paper, kinds), []
+            told = {datum for datum, value in given.data.items() if value is not None}
+            kinds[name] = kinds_of(source, {kind for claim in those for kind in claim.kinds}, told)
+        names = _runs_here(those, name, paper, kinds)
         costs = _Costs(source, cache, defaults) if cache else None
-        for stated in needs_of(names, paper, where, given, defaults):
-            need = _with_columns(stated, corpus)
-            text, fingerprint = _text_of(need, corpus)
-            prints = Fingerprints(source.fingerprint(), fingerprint)
-            there = None if need.lacking else existing(need, finished, defaults[need.command], prints)
-            is_to_be_made = not there and not need.lacking
-            runs[name].append(Planned(need, there, *(costs.of(need, text) if costs and is_to_be_made else ())))
+        stated = needs_of(names, paper, where, given, defaults)
+        runs[name] = _Planning(source, corpus, defaults, finished, place, costs).of(stated)
     return Plan(paper, runs, lacking, kinds)
 
 
@@ -181,6 +180,79 @@ def _text_of(need: Need, corpus: Corpus) -> tuple[Corpus, str]:
     return corpus, corpus.fingerprint
 
 
+@dataclass
+class _Planning:
+    """Plans the runs of a model, some of which read the folders of others.
+
+    Args:
+        source: The model.
+        corpus: The text of all runs.
+        defaults: The defaults of the options of each command.
+        finished: The folders of finished runs.
+        place: The folder of runs.
+        costs: Estimates what runs take; None leaves that out.
+    """
+
+    source: ModelSource
+    corpus: Corpus
+    defaults: Mapping[str, Mapping[str, Any]]
+    finished: Sequence[Path]
+    place: Path
+    costs: _Costs | None
+    folders: dict[str, Path] = field(default_factory=dict)
+    texts: dict[str, Corpus] = field(default_factory=dict)
+    lacking: dict[str, str] = field(default_factory=dict)
+
+    def of(self, needs: Sequence[Need]) -> list[Planned]:
+        """Return the runs, each with its folder if it is there.
+
+        Raises:
+            UserError: If a text that the user gave cannot be read.
+        """
+        return [self._planned(need) for need in needs]
+
+    def _planned(self, stated: Need) -> Planned:
+        need = _with_columns(stated, self.corpus)
+        if need.lacking or (gone := next((one for one in need.reads if one in self.lacking), None)):
+            self.lacking[need.name] = need.lacking or self.lacking[str(gone)]
+            return Planned(replace(need, lacking=self.lacking[need.name]), None)
+        need = need.in_folders(self.folders)
+        if need.command == TUNING and need.has_own_text:  # which is known by its fingerprint
+            text = load_corpus(need.options["corpus"])
+            fingerprint, need = text.fingerprint, replace(need, has_own_text=False)
+        elif need.is_of_run:
+            text = self.texts[need.reads[0]]
+            fingerprint = text.fingerprint
+        else:
+            text, fingerprint = _text_of(need, self.corpus)
+        if need.command == TUNING:
+            need = self._named(need, fingerprint)
+        there = self._there(need, fingerprint)
+        if there and need.command == TUNING:  # which may have another name, and others read it by that
+            need = replace(need, options={**need.options, "name": there.name})
+        self.folders[need.name] = there or self.place / str(need.options.get("name", need.name))
+        self.texts[need.name] = text
+        return Planned(need, there, *(self.costs.of(need, text) if self.costs and not there else ()))
+
+    def _named(self, need: Need, fingerprint: str) -> Need:
+        """Return a tuning with a name, by which other runs read it and a killed one is continued."""
+        digest = _digest(self.source.fingerprint(), fingerprint, need.line)
+        options = {**need.options, "name": f"{self.source.short_name}-{need.name}-{digest}"}
+        if self.place != Path(self.defaults[TUNING]["runs"]):
+            options["runs"] = str(self.place)
+        return replace(need, options=options)
+
+    def _there(self, need: Need, fingerprint: str) -> Path | None:
+        """Return the folder of a run if it exists; one that reads a run exists only if that does."""
+        source = self.source
+        if need.model_of_run:
+            if not Path(need.model_of_run).is_dir():
+                return None
+            source = resolve_model(need.model_of_run)
+        prints = Fingerprints(source.fingerprint(), fingerprint)
+        return existing(need, self.finished, self.defaults[need.command], prints)
+
+
 class _Costs:
     """Estimates what the runs of a model take; reading a text counts once, for the first run that reads it.
 
@@ -193,16 +265,16 @@ class _Costs:
     def __init__(self, source: ModelSource, cache: Path, defaults: Mapping[str, Mapping[str, Any]]) -> None:
         layers = range(load_config(source).num_hidden_layers + 1)
         self.source, self.defaults = ActivationSource(source, layers, cache), defaults
-        self.readings: dict[tuple[str, Any], Reading] = {}
+        self.readings: dict[tuple[str, Any, str], Reading] = {}
         self.speed: Speed | None = None
 
     def of(self, need: Need, text: Corpus) -> tuple[float, int]:
         """Return about how many seconds a run takes, and how many bytes it adds to the cache."""
-        key = text.fingerprint, need.options.get("corpus") if need.has_own_text else None
+        key = text.fingerprint, need.options.get("corpus") if need.has_own_text else None, need.model_of_run
         reading = self.readings.get(key) or Reading.of(self.source.request(text), self.source.cache)
         self.speed = self.speed or Speed.measure(reading.request)
         own = seconds(need, self.defaults[need.command], reading, self.speed)
-        if key in self.readings or need.command == "hierarchy":  # which reads sentences of its own
+        if key in self.readings or need.command in ("hierarchy", TUNING):  # which read into no cache
             return own, 0
         self.readings[key] = reading
         return own + reading.seconds(self.speed), reading.missing_bytes
@@ -225,11 +297,15 @@ def _trainings(
     usual = {**defaults["pretrain"], "encoder": asdict(shape), "training": asdict(recipe)}
     found = []
     for need in needs_of(names, paper, model, replace(given, data={**given.data, "size": size}), defaults):
-        digest = hashlib.sha256(f"{corpus.fingerprint} {need.line}".encode()).hexdigest()[:8]
-        named = replace(need, options={**need.options, "name": f"{model}-{digest}"})
+        named = replace(need, options={**need.options, "name": f"{model}-{_digest(corpus.fingerprint, need.line)}"})
         there = existing(need, finished, usual, Fingerprints("", corpus.fingerprint))
         found.append(Planned(named, there, 0.0 if there or need.lacking else training_seconds(need)))
     return found
+
+
+def _digest(*parts: str) -> str:
+    """Return eight hexadecimal digits that stand for what a run is made of."""
+    return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:8]
 
 
 def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say) -> tuple[list[Model], dict[str, Any]]:
@@ -263,6 +339,8 @@ def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say)
             say(f"run {n} of {len(planned.to_run)}: {one.need.line}")
             try:
                 with stage(one.need.line):
+                    if gone := [lacking[other] for other in one.need.reads if other in lacking]:
+                        raise UserError(gone[0])
                     places[one.need.name] = make(one.need.command, one.need.options)
             except UserError as error:
                 lacking[one.need.name] = as_clause(error)

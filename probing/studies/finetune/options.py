@@ -14,6 +14,9 @@ from probing.errors import out_of_range
 # From where the model starts: its trained weights, or random ones; or its trained weights on labels that mean nothing.
 STARTS = PRETRAINED, RANDOM, SHUFFLED = "pretrained", "random", "shuffled"
 
+# The layer on which the head stands if it is the highest one.
+LAST = -1
+
 
 @dataclass(frozen=True)
 class TuningOptions:
@@ -28,6 +31,8 @@ class TuningOptions:
         clip: Largest norm of the gradient; 0 does not limit it.
         frozen: Number of the lowest layers that are not tuned: 1 is the embeddings alone, 3 also blocks 1 and 2.
         layer_decay: Factor of the learning rate from each layer to the one below it.
+        layer: Layer on which the head stands, such as 4, or -1 for the last one and -2 for the one below it; the blocks
+            above are left out of the model and of its checkpoints.
         save_every: Number of steps between saved states, from which an interrupted run continues.
     """
 
@@ -39,6 +44,7 @@ class TuningOptions:
     clip: float = 1.0
     frozen: int = 0
     layer_decay: float = 1.0
+    layer: int = LAST
     save_every: int = 200
 
     def problems(self) -> list[str]:

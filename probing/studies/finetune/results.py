@@ -244,6 +244,7 @@ def measured(
     n_clusters = int((test.clusters(test.tokens_by_sentence()) > 0).sum())
     results = {
         "model": model.name,
+        "model_fingerprint": model.fingerprint(),
         "numbers": task.standard is not None,
         "classes": [str(label) for label in task.classes],
         "n_examples": {

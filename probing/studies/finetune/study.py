@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from probing.results.markup import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.finetune import tables as finetuning
+from probing.studies.finetune.options import LAST
 from probing.studies.finetune.tables import CURVES, DIFFERENCES, SCORES, TERMS, TUNINGS
 
 
@@ -41,7 +42,9 @@ class Finetune(Study):
 
     def answer(self, made: Result) -> list[str]:
         """Return how well each start does, and whether pretraining helps."""
-        return finetuning.answer(made.by_name, made.config["model"], made.results)
+        layer = made.config["tuning"].get("layer", LAST)  # runs of earlier versions have no such option
+        on = "" if layer == LAST else f" with its head on layer {layer}"
+        return finetuning.answer(made.by_name, f"{made.config['model']}{on}", made.results)
 
     def section(self, made: Result, place: SectionPlace) -> Html:
         """Return the sentences, the scores and losses as charts, and all tables."""

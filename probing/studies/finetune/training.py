@@ -78,7 +78,8 @@ def tune(
         keeper.log_curve(curve)
         return curve
     # A seed of its own, so that the draws have nothing in common with those of other parts.
-    model = load_with_head(source, task.of, task.n_outputs, seed_of(job.seed, "head") % 2**63, job.start == RANDOM)
+    seed = seed_of(job.seed, "head") % 2**63
+    model = load_with_head(source, task.of, task.n_outputs, seed, job.start == RANDOM, recipe.layer)
     _name_outputs(model, task)
     module = TunedModel(model, recipe, len(data.steps), job.order)
     if not data.steps:

@@ -56,11 +56,13 @@ def test_every_file_is_read_and_its_runs_are_options_of_the_real_commands(file: 
         name = options.pop("command")
         assert name in KINDS
         command = unchecked(study_of(name).command)
-        plain = {key: "text" if str(value).startswith("$") else value for key, value in options.items()}
-        plain |= {"size": "tiny"} if "size" in plain else {}
-        plain |= {"folders": ["text"]} if "folders" in plain else {}
-        assert set(plain) <= set(defaults(command))
-        assert set(converted(command, plain)) == set(plain)  # refuses values that the command would not take
+        instead = options.pop("without", {})
+        for asked in (options, options | instead):
+            plain = {key: "text" if str(value).startswith("$") else value for key, value in asked.items()}
+            plain |= {"size": "tiny"} if "size" in plain else {}
+            plain |= {"folders": ["text"]} if "folders" in plain else {}
+            assert set(plain) <= set(defaults(command))
+            assert set(converted(command, plain)) == set(plain)  # refuses values that the command would not take
     assert set(data) <= {*DATA, "size"}  # of encoders that are trained here
 
 
@@ -126,6 +128,10 @@ def change(**values: Any) -> Callable[[dict[str, Any]], None]:
         (change(analogue="some"), "`analogue` is neither"),
         (change(analogue={"kind": "decoders"}), "claim 1: there is no kind of models decoders; there are decoder, "),
         (change(analogue=["none"]), "claim 1: `analogue` is neither"),
+        (
+            lambda content: content["runs"].update(other={"command": "geometry", "model": "@missing/a"}),
+            "the run other reads the run missing, which does not stand before it among `runs`",
+        ),
         (change(analogue={"criteria": "> 1"}), "the analogue of claim 1 has an unknown key `criteria`"),
         (change(measure="largest_whitened_mean_cosine"), "reads the run held_out, which is not among `runs`"),
     ],

@@ -22,10 +22,18 @@ def test_another_model_has_analogues_of_its_own_heads() -> None:
     rows = {}
     for true, met in ((True, "yes"), (False, "no")):
         rows = {row["id"]: row for row in rows_of(PAPER.claims, [Model("other", runs_of(true))], PAPER)}
-        assert {row["verdict"] for row in rows.values()} == {"analogue", "not testable here"}
-        assert {number: row["met"] for number, row in rows.items() if "met" in row} == dict.fromkeys(
-            [1, 2, 3, 4, 6, 7, 8], met
-        )
+        assert {row["verdict"] for row in rows.values()} == {"analogue"}
+        assert {number: row["met"] for number, row in rows.items()} == dict.fromkeys(range(1, 11), met)
+        assert rows[4]["measure"] == "lead_of_change_by_tuning"
+    named = frozenset({"tuned model"})
+    (row,) = (
+        row for row in rows_of(PAPER.claims, [Model("other", runs_of(True), kinds=named)], PAPER) if row["id"] == 4
+    )
+    assert (row["measure"], row["met"]) == ("lead_of_change_in_last_layers", "yes")
+
+
+def test_claims_on_glue_are_not_testable_on_a_model_of_the_authors() -> None:
+    rows = {row["id"]: row for row in rows_of(PAPER.claims, [Model("own", runs_of(True))], PAPER)}
     assert all("GLUE" in rows[number]["lacking"] or "RTE" in rows[number]["lacking"] for number in (5, 9, 10))
 
 

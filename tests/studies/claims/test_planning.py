@@ -21,6 +21,7 @@ from probing.corpus import Corpus, from_sentences, load_corpus
 from probing.errors import UserError
 from probing.models import load_config, resolve_model
 from probing.models.forward_cost import Blocks
+from probing.runs.registry import study_of
 from probing.studies.attention.command import attention
 from probing.studies.claims.claim import read_paper
 from probing.studies.claims.estimate import seconds
@@ -37,15 +38,11 @@ from probing.studies.claims.planning import (
     split_models,
 )
 from probing.studies.claims.session import Plan, Planned, _compares, plan
-from probing.studies.cloze.command import cloze
 from probing.studies.cloze.texts import BUILTIN, fingerprint_of, read_pairs
-from probing.studies.disable.command import disable
 from probing.studies.fit.command import fit
 from probing.studies.geometry.command import geometry
-from probing.studies.hierarchy.command import hierarchy
 from probing.studies.pretrain.command import pretrain
 from probing.studies.pretrain.options import EncoderOptions, TrainingOptions, chosen_recipe
-from probing.studies.similarity.sts import sts
 
 DEFAULTS = {"fit": defaults(fit), "geometry": defaults(geometry), "pretrain": defaults(pretrain)}
 PRINTS = Fingerprints("m1", "c1")
@@ -302,7 +299,8 @@ def test_a_finished_training_of_the_same_text_and_recipe_is_taken(tmp_path: Path
 
 # The commands of the runs of `bertology`.
 OF_BERTOLOGY: dict[str, Any] = {
-    "fit": fit, "attention": attention, "disable": disable, "hierarchy": hierarchy, "cloze": cloze, "sts": sts
+    name: study_of(name).command
+    for name in ("fit", "attention", "disable", "hierarchy", "cloze", "sts", "finetune")
 }  # fmt: skip
 USUAL = {name: defaults(function) for name, function in OF_BERTOLOGY.items()}
 SENTENCES = load_corpus(["one two three", "four five six"])
@@ -321,7 +319,7 @@ def of_bertology(
     """Return the planned runs of a model by their names."""
     of = read_paper("bertology", MEASURES)
     data = {"cloze": None if cloze_file is None else str(cloze_file), "sts": None if folder is None else str(folder)}
-    data |= {"untuned": None}
+    data |= {"untuned": None, "labels": None}
     made = plan(of, of.claims, {"m": str(model)}, Given("text.conllu", data), text, USUAL, place, cache)
     return {one.need.name: one for one in made.models["m"]}
 
@@ -341,7 +339,8 @@ def test_runs_on_grammars_at_masks_and_of_disabled_heads_are_command_lines(
     for name, one in runs.items():
         words = shlex.split(lines[name])
         found = parse(words[3], unchecked(OF_BERTOLOGY[words[3]]), words[4:])
-        assert {option: found[option] for option in one.need.options} == dict(one.need.options)
+        plain = {option: value for option, value in one.need.options.items() if option != "tuning"}
+        assert {option: found[option] for option in plain} == plain
         assert (one.seconds > 0) is (one.need.lacking == "")
     assert "disabled_words" not in runs  # which is of models with a head alone
     assert runs["minimal_pairs"].seconds < runs["changed_text"].seconds < runs["hierarchy"].seconds

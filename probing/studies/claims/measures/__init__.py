@@ -10,5 +10,6 @@ from probing.studies.claims.measures import (  # noqa: F401  importing them regi
     norms_and_tables,
     positions,
     tasks,
+    tuned,
 )
 from probing.studies.claims.measures.registry import MEASURES as MEASURES

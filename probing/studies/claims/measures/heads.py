@@ -201,7 +201,7 @@ def _spare(run: Result, readout: str, at_most: float) -> Measured:
         at_most: The largest loss that counts as little, in units of the readout.
     """
     rows = at_last_layer(run.by_name, readout)
-    heads, layers = ([_gained(row, readout) for row in rows if is_head(row) is wanted] for wanted in (True, False))
+    heads, layers = ([gained(row, readout) for row in rows if is_head(row) is wanted] for wanted in (True, False))
     if not heads or not layers:
         raise NotMeasurable("a run of `disable` with heads and with layers")
 
@@ -223,14 +223,14 @@ def _gain(run: Result, readout: str) -> Measured:
     """
     rows = [row for row in run.better_without if row["readout"] == readout]
     last = max((row["layer"] for row in rows), default=0)
-    found = [(_gained(row, readout), row) for row in rows if row["layer"] == last]
+    found = [(gained(row, readout), row) for row in rows if row["layer"] == last]
     if not found:
         raise NotMeasurable("a run of `disable` with more sentences")
     gain, row = max(found, key=lambda pair: pair[0].value)
     return Measured(gain.value, gain.low, gain.high, row["p_value"])
 
 
-def _gained(row: Any, readout: str) -> Measured:
+def gained(row: Any, readout: str) -> Measured:
     """Return the effect of a row with the sign by which more is better."""
     effect = from_row(row, "effect")
     if measure_of(readout).higher_is_better:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from statistics import NormalDist
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -53,18 +54,30 @@ def lead_of_change_in_last_layers(subject: Subject, n_layers: int) -> Measured:
         subject: The model.
         n_layers: Number of last layers.
     """
-    run: Result = subject.run("change")
-    found = []
-    for name, sign in (("cosine", 1), ("jensen_shannon", -1)):
-        rows = [row for row in run.change if (row["measure"], row["of"]) == (name, "same") and not row.get("head")]
-        rows.sort(key=lambda row: row["layer"])
-        if len(rows) <= n_layers:
-            raise NotMeasurable("more layers than these")
-        lower, last = rows[:-n_layers], rows[-n_layers:]
-        ends = min(lower, key=lambda row: sign * row["value"]), max(last, key=lambda row: sign * row["value"])
-        found.append(difference(*(from_row(row) for row in (ends if sign > 0 else ends[::-1]))))
-    by_cosine, by_divergence = found
+    by_cosine, by_divergence = (lead_of_last(subject.run("change"), n_layers, name) for name in _LIKENESS)
     return Measured(by_cosine.value, by_cosine.low, by_cosine.high, by_divergence.value)
+
+
+# How alike the maps of two checkpoints are, and the sign of a measure that is larger where they are more alike.
+_LIKENESS: Mapping[str, int] = MappingProxyType({"cosine": 1, "jensen_shannon": -1})
+
+
+def lead_of_last(run: Result, n_layers: int, name: str = "cosine") -> Measured:
+    """Return by how much more the maps of each of the last layers change than those of any lower one.
+
+    Args:
+        run: A survey of a model beside another checkpoint.
+        n_layers: Number of last layers.
+        name: By which measure: `cosine` or `jensen_shannon`.
+    """
+    sign = _LIKENESS[name]
+    rows = [row for row in run.change if (row["measure"], row["of"]) == (name, "same") and not row.get("head")]
+    rows.sort(key=lambda row: row["layer"])
+    if len(rows) <= n_layers:
+        raise NotMeasurable("more layers than these")
+    lower, last = rows[:-n_layers], rows[-n_layers:]
+    ends = min(lower, key=lambda row: sign * row["value"]), max(last, key=lambda row: sign * row["value"])
+    return difference(*(from_row(row) for row in (ends if sign > 0 else ends[::-1])))
 
 
 @measure("fusion")
