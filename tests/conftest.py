@@ -64,6 +64,10 @@ def pytest_collection_finish() -> None:
         registry.entry_points = cache(registry.entry_points)  # type: ignore[attr-defined]
 
 
+def _refuse_closed(file: int) -> None:
+    os.fstat(file)
+
+
 ROOT = Path(__file__).parent.parent
 
 # Options of a fit without the evidence that needs more training and with a given penalty, for tests of other things.
@@ -134,6 +138,14 @@ def own_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys():
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def unsynced() -> Iterator[None]:
+    """Do not wait for the disk: no test switches the machine off. What is synced, and when, test_store.py tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", _refuse_closed)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
