@@ -26,7 +26,7 @@ from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-FAST: dict[str, Any] = {"learning_rate": 1e-2, "epochs": 5, "batch_tokens": 400}
+FAST: dict[str, Any] = {"learning_rate": 1e-2, "epochs": 8, "batch_tokens": 400}
 OPTIONS: dict[str, Any] = {
     "seeds": 1, "orders": 1, "starts": "pretrained", "quiet": True, "wandb": {"mode": "disabled"}
 }  # fmt: skip
@@ -68,7 +68,7 @@ def test_shuffled_labels_of_pairs_stay_at_the_majority(one_block: Path, tmp_path
     write_sick(tmp_path, "train", pairs, np.random.default_rng(0).permutation(entailment_of(pairs)).tolist())
     found = finetune(
         model=str(one_block), pairs=str(tmp_path), task_args=ENTAILMENT, runs=str(tmp_path / "runs"),
-        tuning={**FAST, "epochs": 4}, **{**OPTIONS, "seeds": 3},
+        tuning={**FAST, "epochs": 6}, **{**OPTIONS, "seeds": 3},
     )  # fmt: skip
     (row,) = [row for row in found.differences if (row["answer"], row["against"]) == ("pretrained", "majority")]
     assert row["low"] <= 0 <= row["high"]
@@ -78,7 +78,12 @@ def test_shuffled_labels_of_pairs_stay_at_the_majority(one_block: Path, tmp_path
 
 def test_the_score_of_a_pair_is_predicted_as_a_number(one_block: Path, sick: str, tmp_path: Path) -> None:
     found = finetune(
-        model=str(one_block), pairs=sick, task_args=RELATEDNESS, runs=str(tmp_path), tuning=FAST, **OPTIONS
+        model=str(one_block),
+        pairs=sick,
+        task_args=RELATEDNESS,
+        runs=str(tmp_path),
+        tuning={**FAST, "epochs": 5},
+        **OPTIONS,
     )
     assert found.config["task_args"] == {"column": "relatedness", "numbers": True}
     (tuned,) = found.tunings
