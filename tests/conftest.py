@@ -64,6 +64,10 @@ def pytest_collection_finish() -> None:
         registry.entry_points = cache(registry.entry_points)  # type: ignore[attr-defined]
 
 
+def _refuse_closed(file: int) -> None:
+    os.fstat(file)
+
+
 ROOT = Path(__file__).parent.parent
 
 # Options of a fit without the evidence that needs more training and with a given penalty, for tests of other things.
@@ -137,6 +141,14 @@ def own_environment() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def unsynced() -> Iterator[None]:
+    """Do not wait for the disk: no test switches the machine off. What is synced, and when, test_store.py tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", _refuse_closed)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def overviews() -> Iterator[list[Any]]:
     """The stages of each command that has been called, for `stages_as_announced`."""
     from probing.runtime import progress
@@ -189,6 +201,13 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory, long_sentences: list[s
 
     folder = tmp_path_factory.mktemp("checkpoints")
     return Checkpoints()
+
+
+@pytest.fixture(scope="session")
+def one_block(tmp_path_factory: pytest.TempPathFactory, long_sentences: list[str]) -> Path:
+    """A tiny BERT of one block, which learns in a fifth of the steps of one with three; read only."""
+    folder = tmp_path_factory.mktemp("one_block") / "tiny-bert"
+    return make_checkpoint(folder, "bert", long_sentences, num_hidden_layers=1)
 
 
 @pytest.fixture

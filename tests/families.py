@@ -241,12 +241,22 @@ def few_quickly(families: Iterable[str]) -> list[Any]:
 # --- checkpoints ---
 
 
-def make_checkpoint(folder: Path, family: str, sentences: list[str], seed: int = 0) -> Path:
-    """Save a tiny model whose every parameter is random, gains and biases too, with its tokenizer."""
+def make_checkpoint(folder: Path, family: str, sentences: list[str], seed: int = 0, **sizes: int) -> Path:
+    """Save a tiny model whose every parameter is random, gains and biases too, with its tokenizer.
+
+    Args:
+        folder: Where to.
+        family: Name of the family.
+        sentences: What the tokenizer is made from.
+        seed: Decides the parameters.
+        sizes: What differs from the family's tiny configuration.
+    """
     from transformers import AutoModel
 
     tokenizer = make_tokenizer(FAMILIES[family].tokenizer, sentences)
-    return save_at_random(folder, AutoModel.from_config(FAMILIES[family].config(len(tokenizer))), tokenizer, seed)
+    config = FAMILIES[family].config(len(tokenizer))
+    config.update(sizes)
+    return save_at_random(folder, AutoModel.from_config(config), tokenizer, seed)
 
 
 def save_at_random(folder: Path, model: Any, tokenizer: Any, seed: int = 0) -> Path:

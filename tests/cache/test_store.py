@@ -72,6 +72,24 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, dtype: str) -> None:
     assert again.damaged([0, 1, 2]) == []
 
 
+def test_what_is_recorded_was_on_the_disk_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power failure, a file that the manifest has is whole: the file is synced, its name, and then the line."""
+    store = make_store(tmp_path / "entry")
+    synced: list[tuple[int, int]] = []
+
+    def note(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        synced.append((found.st_ino, found.st_size))
+
+    monkeypatch.setattr(os, "fsync", note)
+    recorded = (tmp_path / "entry" / MANIFEST).stat()
+    store.write(1, 0, states_of(store, 1, 0))
+    path = store.path(1, 0)
+    assert [inode for inode, _ in synced] == [one.stat().st_ino for one in (path, path.parent, store.folder / MANIFEST)]
+    assert synced[0][1] == path.stat().st_size
+    assert synced[-1][1] == (tmp_path / "entry" / MANIFEST).stat().st_size > recorded.st_size
+
+
 def test_a_file_stays_mapped_until_it_is_written_anew(store: ActivationStore, monkeypatch: pytest.MonkeyPatch) -> None:
     before = store.read(1, 0)
     assert store.read(1, 0).data_ptr() == before.data_ptr()

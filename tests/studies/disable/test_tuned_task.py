@@ -209,10 +209,11 @@ def test_numbers_and_tokens_are_read_too(
     labelled = ("".join(f"{word}\t{'abc'[len(word) % 3]}\n" for word in text.split()) for text in make_sentences(150))
     words.write_text("\n".join(labelled), encoding="utf-8")
     how: dict[str, Any] = {
-        "model": str(checkpoints[family]), "runs": str(tmp_path), "tuning": {"learning_rate": 3e-3, "epochs": 4},
+        "model": str(checkpoints[family]), "runs": str(tmp_path), "tuning": {"learning_rate": 3e-3, "epochs": 2},
         **TUNING, "orders": 1, **OPTIONS,
     }  # fmt: skip
-    numbers = written(tmp_path / "numbers.csv", [(text, "1.0" if of == "yes" else "-1.5") for text, of in with_word()])
+    rows = [(text, "1.0" if of == "yes" else "-1.5") for text, of in with_word(240)]
+    numbers = written(tmp_path / "numbers.csv", rows)
     of_runs = {
         "tuned": finetune(corpus=str(words), task="label", name="words", **how),
         "tuned_r2": finetune(corpus=numbers, task="sentence_label", task_args={"numbers": True}, name="numbers", **how),

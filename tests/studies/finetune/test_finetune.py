@@ -30,7 +30,7 @@ from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-FAST: dict[str, Any] = {"learning_rate": 3e-3, "epochs": 9, "batch_tokens": 100}
+FAST: dict[str, Any] = {"learning_rate": 1e-2, "epochs": 6, "batch_tokens": 200}
 NO_WANDB = {"mode": "disabled"}
 OPTIONS: dict[str, Any] = {"seeds": 1, "orders": 1, "starts": "pretrained", "quiet": True, "wandb": NO_WANDB}
 
@@ -53,9 +53,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(checkpoints: dict[str, Path], planted: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def made(one_block: Path, planted: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return finetune(
-        model=str(checkpoints["bert"]), corpus=planted, runs=str(tmp_path_factory.mktemp("runs")), name="planted",
+        model=str(one_block), corpus=planted, runs=str(tmp_path_factory.mktemp("runs")), name="planted",
         tuning=FAST, **{**OPTIONS, "orders": 2, "starts": "all"},
     )  # fmt: skip
 
@@ -190,19 +190,18 @@ def test_frozen_layers_stay_and_others_change(checkpoints: dict[str, Path], plan
             assert torch.equal(start[name], after[name]) is is_frozen, name
 
 
-def test_tokens_and_numbers_are_predicted_too(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_tokens_and_numbers_are_predicted_too(one_block: Path, tmp_path: Path) -> None:
     words = tmp_path / "words.tsv"
     labelled = ("".join(f"{word}\t{'abc'[len(word) % 3]}\n" for word in text.split()) for text in make_sentences(150))
     words.write_text("\n".join(labelled), encoding="utf-8")
-    options: dict[str, Any] = {"model": str(checkpoints["bert"]), "runs": str(tmp_path), **OPTIONS}
-    larger = {"learning_rate": 3e-3, "epochs": 12, "batch_tokens": 200}
-    of_words = finetune(corpus=str(words), task="label", name="words", tuning=larger, **options)
+    options: dict[str, Any] = {"model": str(one_block), "runs": str(tmp_path), **OPTIONS}
+    of_words = finetune(corpus=str(words), task="label", name="words", tuning=FAST, **options)
     assert of_words.tunings[0]["score"] > 0.7
     assert of_words.scores[1]["score"] < 0.6
     rows = [(text, str(1.0 if label == "yes" else -1.5)) for text, label in with_word()]
     of_numbers = finetune(
         corpus=written(tmp_path / "numbers.csv", rows), task="sentence_label", task_args={"numbers": True},
-        name="numbers", tuning={**larger, "learning_rate": 1e-2}, **options,
+        name="numbers", tuning=FAST, **options,
     )  # fmt: skip
     assert of_numbers.results["numbers"]
     assert of_numbers.tunings[0]["score"] > 0.8
@@ -212,13 +211,11 @@ def test_tokens_and_numbers_are_predicted_too(checkpoints: dict[str, Path], tmp_
     assert "R²" in of_numbers.answer()[0]
 
 
-def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(
-    checkpoints: dict[str, Path], planted: str, tmp_path: Path
-) -> None:
+def test_a_killed_run_goes_on_and_ends_in_the_same_bytes(one_block: Path, planted: str, tmp_path: Path) -> None:
     def args(place: str) -> list[str]:
         return [
-            "finetune", "--model", str(checkpoints["bert"]), "--corpus", planted, "--runs", str(tmp_path / place),
-            "--name", "killed", "--seeds", "1", "--orders", "2", "--starts", "pretrained", "--tuning.epochs", "4",
+            "finetune", "--model", str(one_block), "--corpus", planted, "--runs", str(tmp_path / place),
+            "--name", "killed", "--seeds", "1", "--orders", "2", "--starts", "pretrained", "--tuning.epochs", "2",
             "--tuning.save_every", "5", "--tuning.batch_tokens", "200", "--wandb.mode", "disabled", "--quiet",
             "--trainer.accelerator", "cpu",
         ]  # fmt: skip
@@ -297,10 +294,10 @@ def test_a_curve_of_few_points_has_the_mean_loss_of_all_steps() -> None:
 
 
 @pytest.mark.several
-def test_two_processes_share_each_batch(checkpoints: dict[str, Path], planted: str, tmp_path: Path) -> None:
+def test_two_processes_share_each_batch(one_block: Path, planted: str, tmp_path: Path) -> None:
     options = [f"--tuning.{name}={value}" for name, value in FAST.items()]
     args = [
-        sys.executable, "-m", "probing", "finetune", "--model", str(checkpoints["bert"]), "--corpus", planted,
+        sys.executable, "-m", "probing", "finetune", "--model", str(one_block), "--corpus", planted,
         "--runs", str(tmp_path), "--name", "two", "--seeds", "1", "--orders", "1", "--starts", "pretrained", "--quiet",
         "--wandb.mode", "disabled", "--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy=ddp",
         *options,

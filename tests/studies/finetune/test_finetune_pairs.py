@@ -26,7 +26,7 @@ from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
-FAST: dict[str, Any] = {"learning_rate": 3e-3, "epochs": 8, "batch_tokens": 200}
+FAST: dict[str, Any] = {"learning_rate": 1e-2, "epochs": 8, "batch_tokens": 400}
 OPTIONS: dict[str, Any] = {
     "seeds": 1, "orders": 1, "starts": "pretrained", "quiet": True, "wandb": {"mode": "disabled"}
 }  # fmt: skip
@@ -42,9 +42,9 @@ def sick(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(checkpoints: dict[str, Path], sick: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def made(one_block: Path, sick: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return finetune(
-        model=str(checkpoints["bert"]), pairs=sick, task_args=ENTAILMENT, runs=str(tmp_path_factory.mktemp("runs")),
+        model=str(one_block), pairs=sick, task_args=ENTAILMENT, runs=str(tmp_path_factory.mktemp("runs")),
         name="planted", tuning=FAST, **{**OPTIONS, "orders": 2},
     )  # fmt: skip
 
@@ -63,12 +63,12 @@ def test_a_word_that_both_sentences_have_is_learnt_and_is_not_in_the_second_alon
     assert any(line.startswith("The second sentence alone is") for line in said)
 
 
-def test_shuffled_labels_of_pairs_stay_at_the_majority(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+def test_shuffled_labels_of_pairs_stay_at_the_majority(one_block: Path, tmp_path: Path) -> None:
     pairs = marked_pairs(400)
     write_sick(tmp_path, "train", pairs, np.random.default_rng(0).permutation(entailment_of(pairs)).tolist())
     found = finetune(
-        model=str(checkpoints["bert"]), pairs=str(tmp_path), task_args=ENTAILMENT, runs=str(tmp_path / "runs"),
-        tuning={**FAST, "epochs": 4}, **{**OPTIONS, "seeds": 3},
+        model=str(one_block), pairs=str(tmp_path), task_args=ENTAILMENT, runs=str(tmp_path / "runs"),
+        tuning={**FAST, "epochs": 6}, **{**OPTIONS, "seeds": 3},
     )  # fmt: skip
     (row,) = [row for row in found.differences if (row["answer"], row["against"]) == ("pretrained", "majority")]
     assert row["low"] <= 0 <= row["high"]
@@ -76,9 +76,14 @@ def test_shuffled_labels_of_pairs_stay_at_the_majority(checkpoints: dict[str, Pa
         assert tuned["score_low"] < 0.55
 
 
-def test_the_score_of_a_pair_is_predicted_as_a_number(checkpoints: dict[str, Path], sick: str, tmp_path: Path) -> None:
+def test_the_score_of_a_pair_is_predicted_as_a_number(one_block: Path, sick: str, tmp_path: Path) -> None:
     found = finetune(
-        model=str(checkpoints["bert"]), pairs=sick, task_args=RELATEDNESS, runs=str(tmp_path), tuning=FAST, **OPTIONS
+        model=str(one_block),
+        pairs=sick,
+        task_args=RELATEDNESS,
+        runs=str(tmp_path),
+        tuning={**FAST, "epochs": 5},
+        **OPTIONS,
     )
     assert found.config["task_args"] == {"column": "relatedness", "numbers": True}
     (tuned,) = found.tunings
@@ -178,10 +183,10 @@ def test_the_results_of_pairs_are_read_again(made: Any) -> None:
 
 
 def test_two_recipes_on_pairs_are_compared(
-    made: Any, checkpoints: dict[str, Path], sick: str, tmp_path: Path
+    made: Any, one_block: Path, sick: str, tmp_path: Path
 ) -> None:  # fmt: skip
     bare = finetune(
-        model=str(checkpoints["bert"]), pairs=sick, task_args=ENTAILMENT, runs=str(tmp_path), name="bare",
+        model=str(one_block), pairs=sick, task_args=ENTAILMENT, runs=str(tmp_path), name="bare",
         tuning={**FAST, "epochs": 0}, **{**OPTIONS, "orders": 2},
     )  # fmt: skip
     found = compare([made, bare], runs=str(tmp_path), quiet=True, wandb={"mode": "disabled"})
@@ -191,8 +196,8 @@ def test_two_recipes_on_pairs_are_compared(
     assert {one["option"] for one in found.options} == {"tuning.epochs"}
 
 
-def test_a_run_on_pairs_is_repeated_by_its_file(checkpoints: dict[str, Path], sick: str, tmp_path: Path) -> None:
-    model, tuning = str(checkpoints["bert"]), {**FAST, "epochs": 1}
+def test_a_run_on_pairs_is_repeated_by_its_file(one_block: Path, sick: str, tmp_path: Path) -> None:
+    model, tuning = str(one_block), {**FAST, "epochs": 1}
     options = {**OPTIONS, "orders": 2, "tuning": tuning}
     first = finetune(model=model, pairs=sick, task_args=ENTAILMENT, runs=str(tmp_path), name="first", **options)
     args = ["finetune", "--config", str(first.folder / "config.yaml"), "--runs", str(tmp_path), "--name", "again"]
@@ -210,12 +215,10 @@ def arguments(model: Path, sick: str, runs: Path, name: str, *more: str) -> list
     ]  # fmt: skip
 
 
-def test_a_killed_run_on_pairs_goes_on_and_ends_in_the_same_bytes(
-    checkpoints: dict[str, Path], sick: str, tmp_path: Path
-) -> None:
+def test_a_killed_run_on_pairs_goes_on_and_ends_in_the_same_bytes(one_block: Path, sick: str, tmp_path: Path) -> None:
     def args(place: str) -> list[str]:
         return arguments(
-            checkpoints["bert"], sick, tmp_path / place, "killed", "--orders", "2", "--tuning.epochs", "2",
+            one_block, sick, tmp_path / place, "killed", "--orders", "2", "--tuning.epochs", "2",
             "--tuning.save_every", "5", "--tuning.batch_tokens", "200",
         )  # fmt: skip
 
@@ -227,10 +230,10 @@ def test_a_killed_run_on_pairs_goes_on_and_ends_in_the_same_bytes(
 
 
 @pytest.mark.several
-def test_two_processes_share_the_pairs_of_each_batch(checkpoints: dict[str, Path], sick: str, tmp_path: Path) -> None:
+def test_two_processes_share_the_pairs_of_each_batch(one_block: Path, sick: str, tmp_path: Path) -> None:
     more = [f"--tuning.{name}={value}" for name, value in FAST.items()]
     args = arguments(
-        checkpoints["bert"], sick, tmp_path, "two", "--orders", "1", "--trainer.devices", "2", "--trainer.strategy=ddp",
+        one_block, sick, tmp_path, "two", "--orders", "1", "--trainer.devices", "2", "--trainer.strategy=ddp",
         *more,
     )  # fmt: skip
     command = [sys.executable, "-m", "probing", *args]
