@@ -43,7 +43,7 @@ RECIPES = Schema("recipes", "a row per pair of runs of `finetune` and start", (
 OPTIONS = Schema("options", "a row per option of `finetune` that differs, and run", (
     text("option", "Name of the option. Of texts, only those count whose sentences differ, wherever they are."),
     text("run", "The run."),
-    text("value", "Its value there.", may_be_empty=True),
+    text("setting", "Its value there.", may_be_empty=True),
 ), optional=True)  # fmt: skip
 
 _SHOWN = "start", "tunings_a", "tunings_b", "score_a", "score_b", "difference*", "verdict"
@@ -150,7 +150,7 @@ def recipe_tables(rows: Sequence[Row], options: Sequence[Row]) -> list[Any]:
         for heading in ("option", *runs):
             table.add_column(heading)
         for option in dict.fromkeys(row["option"] for row in options):
-            there = {row["run"]: row["value"] for row in options if row["option"] == option}
+            there = {row["run"]: row["setting"] for row in options if row["option"] == option}
             table.add_row(option, *(there[run] for run in runs))
         tables.append(table)
     return tables
@@ -189,7 +189,7 @@ def differing(options: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
     """
     names = dict.fromkeys(name for of_run in options.values() for name in of_run)
     return [
-        {"option": name, "run": run, "value": of_run.get(name, "")}
+        {"option": name, "run": run, "setting": of_run.get(name, "")}
         for name in names
         if len({of_run.get(name, "") for of_run in options.values()}) > 1
         for run, of_run in options.items()

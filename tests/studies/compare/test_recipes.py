@@ -146,7 +146,7 @@ def test_another_training_text_is_an_option_that_differs_and_a_moved_one_is_not(
 ) -> None:
     less = held(place, made("nothing"), made("less-text"))
     assert {one["option"] for one in less.options} == {"corpus"}
-    assert "less.csv (" in less.options[1]["value"]
+    assert "less.csv (" in less.options[1]["setting"]
     assert not held(place, made("nothing"), made("moved")).options
 
 
