@@ -123,7 +123,7 @@ def conclusions(rows: Sequence[Row], options: Sequence[Row], results: Mapping[st
 def _options(rows: Sequence[Row]) -> str:
     by_option: dict[str, list[str]] = {}
     for row in rows:
-        by_option.setdefault(row["option"], []).append(f"{row['run']}: {row['value'] or 'none'}")
+        by_option.setdefault(row["option"], []).append(f"{row['run']}: {row['setting'] or 'none'}")
     if not by_option:
         return say("options_same")
     return say("options_differ", options=listed([f"{name} ({'; '.join(of)})" for name, of in by_option.items()]))
