@@ -124,7 +124,7 @@ def _layer_row(key: tuple[str, int], here: Sequence[Mapping[str, Any]], of_start
     beyond = _beyond(own, shuffled, is_distance) if shuffled else {}
     return {
         "measure": key[0], "layer": key[1], "start_value": of_start,
-        "tuned": tuned.value, "tuned_low": tuned.low, "tuned_high": tuned.high,
+        "tuned": tuned.value, "tuned_low": max(tuned.low, 0.0) if is_distance else tuned.low, "tuned_high": tuned.high,
         "shuffled": float(np.mean(shuffled)) if shuffled else math.nan,
         "two_seeds": float(np.mean(np.abs(between))) if between else math.nan,
         "common": common_share(_own_changes(here), between) if is_distance else math.nan,

@@ -127,7 +127,8 @@ def _table(made: Tables, name: str) -> Any:
     rows, one = rows_of(made, name), MEASURES[name]
     has = {column for row in rows for column, value in row.items() if value not in (None, "") and value == value}
     columns: Sequence[str] = _OF_DISTANCES if one.is_distance else _OF_PROPERTIES
-    columns = ["tuned*" if column == "tuned" and "shuffled" not in has else column for column in columns]
+    if one.is_distance and "shuffled" not in has:
+        columns = ["tuned*" if column == "tuned" else column for column in columns]
     shown = [column for column in columns if column.rstrip("*") in has]
     return shown_table(LAYERS, rows, f"Change of {one.words}: {one.meaning}", shown)
 
