@@ -256,7 +256,7 @@ def test_commands_that_are_not_run_are_understood() -> None:
     found = [line.split("-m probing ")[1] for block in blocks for line in block.splitlines() if "-m probing" in line]
     assert len(found) >= 4
     for line in found:
-        name, *args = shlex.split(line)
+        name, *args = shlex.split(line, comments=True)
         options = parse(name, load_command(COMMANDS[name]), args)
         check_trainer_options(options.get("trainer") or {}, "lbfgs")
 

@@ -69,17 +69,9 @@ def changes(
         def source_of(option: str, model: str, revision: str | None = None) -> ActivationSource:
             with about_option(option):
                 return ActivationSource.of(
-                    model,
-                    revision,
-                    layer,
-                    trainer,
-                    "lbfgs",
-                    cache=call.cached,
-                    dtype=dtype,
-                    max_length=max_length,
-                    batch_tokens=batch_tokens,
-                    say=say,
-                )
+                    model, revision, layer, trainer, "lbfgs", cache=call.cached, dtype=dtype, max_length=max_length,
+                    batch_tokens=batch_tokens, say=say,
+                )  # fmt: skip
 
         first = source_of("--run" if run else "--start", family.start, family.revision)
         given_as = {"pretrained": "--tuned", "shuffled": "--shuffled"}

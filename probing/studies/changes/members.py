@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,6 +13,8 @@ from probing.errors import UserError
 from probing.runs.loading import load_run
 from probing.runs.tuned import CHECKPOINTS, Tuned, checkpoint_name
 
+# With which checkpoint one is compared, in tables, where it is the start.
+START = "start"
 # From which weights a checkpoint was tuned, as `finetune` names it: the pretrained model, on true or shuffled labels.
 TRUE, SHUFFLED = "pretrained", "shuffled"
 
@@ -100,10 +103,15 @@ def of_names(start: str, tuned: Sequence[str], shuffled: Sequence[str]) -> Famil
     """
     groups = {TRUE: tuned, SHUFFLED: shuffled}
     models = [start, *(name for names in groups.values() for name in names)]
-    if twice := next((name for i, name in enumerate(models) if name in models[:i]), None):
+    places = [os.path.realpath(name) if os.path.isdir(name) else name for name in models]
+    if twice := next((name for i, name in enumerate(models) if places[i] in places[:i]), None):
         raise UserError(f"{twice} is named twice among --start, --tuned and --shuffled; name each model once.")
-    last = {name: Path(name).name for name in models}
-    called = {name: end if list(last.values()).count(end) == 1 else name for name, end in last.items()}
+    ends = [Path(name).name for name in models]
+    # A folder whose name another has, or that stands for the start in tables, goes by its path.
+    called = {
+        name: end if ends.count(end) == 1 and end != START else place
+        for name, end, place in zip(models, ends, places, strict=True)
+    }
     members = [
         Member(called[name], name, group, i, 0) for group, names in groups.items() for i, name in enumerate(names)
     ]

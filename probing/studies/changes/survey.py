@@ -15,14 +15,12 @@ from probing.runtime.progress import note, stage
 from probing.statistics.chance import holm
 from probing.statistics.group_difference import common_share, times, welch
 from probing.studies.changes.measures import Rows, check_members, of_checkpoint, of_pair
-from probing.studies.changes.members import SHUFFLED, TRUE, Family, Member
+from probing.studies.changes.members import SHUFFLED, START, TRUE, Family, Member
 from probing.studies.changes.tables import LEVEL, MEASURES, OF_CHECKPOINTS, OF_PAIRS
 from probing.studies.series.measures import How, Text
 
 # What was measured of one checkpoint or pair: values by measure and layer.
 _Found = dict[tuple[str, int], float]
-# With which checkpoint one is compared, in tables, where it is the start.
-START = "start"
 
 
 def survey(

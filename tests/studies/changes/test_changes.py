@@ -161,6 +161,7 @@ def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, checkpo
         ({"run": "{start}", "tuned": "{task}"}, "give one of the two"),
         ({"start": "{start}", "tuned": "{task},{task}"}, "is named twice"),
         ({"start": "{start}", "tuned": "{task},{start}"}, "is named twice"),
+        ({"start": "{start}", "tuned": "{task},{task}/"}, "is named twice"),
         ({"start": "{start}", "tuned": "{roberta}"}, "--tuned"),
         ({"start": "{start}", "tuned": "nowhere/model"}, "--tuned"),
         ({"start": "{start}", "tuned": "{task}", "measures": "weights"}, "--measures"),
