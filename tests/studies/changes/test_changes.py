@@ -127,12 +127,12 @@ def test_hidden_states_are_removed_and_results_are_kept(planted: dict[str, Any],
     assert {path.name for path in cache.iterdir() if path.is_dir()} == before
 
 
-def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
+def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, one_block: Path) -> None:
     lines = [f'{{"text": "{text}", "label": {i % 2}}}' for i, text in enumerate(make_sentences(200, longest=8))]
     (tmp_path / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
     usual: dict[str, Any] = {"runs": str(tmp_path / "runs"), **USUAL}
     finetune(
-        model=str(checkpoints["bert"]), corpus=str(tmp_path / "text.jsonl"), starts=["pretrained", "shuffled"],
+        model=str(one_block), corpus=str(tmp_path / "text.jsonl"), starts=["pretrained", "shuffled"],
         seeds=2, orders=1, tuning={"epochs": 0}, name="tuned", **usual,
     )  # fmt: skip
     run = str(tmp_path / "runs" / "tuned")
@@ -149,7 +149,7 @@ def test_a_run_of_finetune_says_what_was_tuned_from_what(tmp_path: Path, checkpo
     for typed, name in ((run, "pretrained-seed0-order0"), (checkpoint, "shuffled-seed1-order0")):
         own = attention(run=typed, parts="change", **usual)  # which finds model, start and text by itself
         assert own is not None
-        assert (Path(own.config["model"]).name, own.config["against"]) == (name, str(checkpoints["bert"]))
+        assert (Path(own.config["model"]).name, own.config["against"]) == (name, str(one_block))
         assert {row["value"] for row in own.change if row["of"] == "same"} == {1.0, 0.0}  # of cosines and divergences
 
 

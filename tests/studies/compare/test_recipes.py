@@ -27,7 +27,7 @@ from probing.studies.finetune.tables import TUNINGS
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 NO_WANDB: Any = {"mode": "disabled"}
-LEARNS = {"learning_rate": 3e-3, "epochs": 10, "batch_tokens": 100}
+LEARNS = {"learning_rate": 5e-3, "epochs": 6, "batch_tokens": 100}
 NOTHING = {**LEARNS, "epochs": 0}
 
 
@@ -45,14 +45,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(checkpoints: dict[str, Path], place: Path) -> Callable[[str], Result]:
+def made(checkpoints: dict[str, Path], one_block: Path, place: Path) -> Callable[[str], Result]:
     """Return a run of `finetune` by its name, made when it is first asked for."""
     train, test = labelled(place / "train.csv", 300, 0), labelled(place / "test.csv", 60, 1)
     numbers = place / "numbers.csv"
     text = Path(train).read_text(encoding="utf-8").replace(",yes", ",1.5").replace(",no", ",-1")
     numbers.write_text(text, encoding="utf-8")
     usual: dict[str, Any] = {
-        "model": str(checkpoints["bert"]), "corpus": train, "test_corpus": test, "seeds": 2, "orders": 2,
+        "model": str(one_block), "corpus": train, "test_corpus": test, "seeds": 2, "orders": 2,
         "starts": "pretrained", "runs": str(place), "quiet": True, "wandb": NO_WANDB, "tuning": LEARNS,
     }  # fmt: skip
     asked: dict[str, dict[str, Any]] = {
@@ -99,7 +99,7 @@ def test_a_recipe_that_learns_is_better_than_one_without_steps(made: Callable[[s
     assert row["high"] < 0
     assert found.answer()[0].startswith("learns is better than nothing, tuned from the pretrained model: +")
     assert {one["option"] for one in found.options} == {"tuning.epochs"}
-    assert "The runs differ in tuning.epochs (nothing: 0; learns: 10)." in found.conclusions()
+    assert "The runs differ in tuning.epochs (nothing: 0; learns: 6)." in found.conclusions()
 
 
 def test_a_run_and_its_copy_differ_by_exactly_nothing(made: Callable[[str], Result], place: Path) -> None:
