@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -176,13 +176,7 @@ class Study:
             made: The results.
             place: Where it stands.
         """
-        return element(
-            "section",
-            element("h2", self.heading(made)),
-            *(element("p", sentence) for sentence in made.conclusions()),
-            *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
-            id=place.anchor,
-        )
+        return section_of(made, place.anchor, *framed(made.tables()))
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings in its section, by parts of the terms of a page.
@@ -205,3 +199,25 @@ class Study:
             if not schema.optional or path.is_file():
                 tables[schema.name] = read_measured(path, schema)
         return Result(self, folder, read_yaml(folder / "config.yaml"), read_json(folder / "results.json"), tables)
+
+
+def section_of(made: Result, anchor: str, *content: Html | None) -> Html:
+    """Return a section of a page: its heading, what the results say, and what is shown of them.
+
+    Args:
+        made: The results.
+        anchor: What the section is linked by.
+        content: Charts and tables, in their order.
+    """
+    said = (element("p", sentence) for sentence in made.conclusions())
+    return element("section", element("h2", made.study.heading(made)), *said, *content, id=anchor)
+
+
+def framed(tables: Iterable[Any]) -> list[Html]:
+    """Return tables of the terminal as figures of a page, each with its title as the caption."""
+    return [element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in tables]
+
+
+def folded(tables: Iterable[Any]) -> list[Html]:
+    """Return tables of the terminal under their titles, each shown when its title is chosen."""
+    return [element("details", element("summary", str(one.title)), as_in_terminal(one)) for one in tables]

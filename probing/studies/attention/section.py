@@ -11,10 +11,10 @@ from probing.heads.example_maps import Example, read_examples
 from probing.page.heads import HeadMeasure, Place, Survey, cell_of, head_id, head_map, head_measures, places, told
 from probing.page.run import script_data
 from probing.page.sources import model_name
-from probing.results.markup import Html, as_in_terminal, element, joined, table
+from probing.results.markup import Html, element, joined, table
 from probing.results.shown import count, interval
 from probing.runs.checks import leaves_out_first
-from probing.runs.study import Result, SectionPlace
+from probing.runs.study import Result, SectionPlace, folded
 from probing.tables.heads import finds_relation, name_of
 
 # Width of a letter, of a wide one and of the room between words; distances of arcs from the line of the words.
@@ -145,7 +145,7 @@ def survey_section(made: Result, place: SectionPlace) -> Html:
         *(_examples(survey, measures, heads, number, room) if heads and survey.examples else []),
         _relations(survey.made.relations) if survey.made.relations else None,
         _trees(survey.made.trees) if survey.made.trees else None,
-        *(element("details", element("summary", str(one.title)), as_in_terminal(one)) for one in tables),
+        *folded(tables),
         class_="heads-of",
         id=f"attention-{number}",
     )  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from probing.page.lines import Line, Up, line_chart
-from probing.results.markup import Html, as_in_terminal, element
-from probing.runs.study import Result
+from probing.results.markup import Html, element
+from probing.runs.study import Result, framed, section_of
 from probing.studies.changes.results import GROUPS, grouped
 from probing.studies.changes.tables import MEASURES, measures_of
 
@@ -17,13 +17,11 @@ def changes_section(made: Result, anchor: str) -> Html:
         anchor: What the section is linked by.
     """
     shown = [*made.tables(), *made.study.more_tables(made)]
-    return element(
-        "section",
-        element("h2", made.study.heading(made)),
-        *(element("p", sentence) for sentence in made.conclusions()),
+    return section_of(
+        made,
+        anchor,
         element("div", *(_chart(made, name) for name in measures_of(made.by_name)), class_="panels"),
-        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in shown),
-        id=anchor,
+        *framed(shown),
     )
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from probing.page.heads import HEAD, HeadMeasure, Place, head_map
 from probing.page.terms import Terms
 from probing.readouts.names import measure_of
-from probing.results.markup import Html, as_in_terminal, element, table
+from probing.results.markup import Html, element, table
 from probing.results.shown import in_brackets, interval
-from probing.runs.study import Result
+from probing.runs.study import Result, framed, section_of
 from probing.studies.disable.tables import (
     PLACES,
     Row,
@@ -51,14 +51,12 @@ def disabling_section(made: Result, anchor: str) -> Html:
         anchor: What the section is linked by.
     """
     of = made.by_name
-    return element(
-        "section",
-        element("h2", made.study.heading(made)),
-        *(element("p", sentence) for sentence in made.conclusions()),
+    return section_of(
+        made,
+        anchor,
         *(one for readout in readouts_of(of) for one in _maps(at_last_layer(of, readout))),
-        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
+        *framed(made.tables()),
         *_curves(made.pruning),
-        id=anchor,
     )
 
 

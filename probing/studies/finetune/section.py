@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from probing.page.lines import BY_STEP, SHARES, Across, Line, Up, line_chart
-from probing.results.markup import Html, as_in_terminal, element
+from probing.results.markup import Html, element
 from probing.results.schema import Row
 from probing.results.shown import ends
-from probing.runs.study import Result
+from probing.runs.study import Result, folded, framed, section_of
 from probing.studies.finetune.tables import CALLED, SHORT, losses_in, score_words, starts_of
 
 # Most points of the curve of a tuning, and characters of labels that fit below an axis.
@@ -23,17 +23,12 @@ def finetuning_section(made: Result, anchor: str) -> Html:
         made: The results of `finetune`.
         anchor: What the section is linked by.
     """
-    return element(
-        "section",
-        element("h2", made.study.heading(made)),
-        *(element("p", sentence) for sentence in made.conclusions()),
+    return section_of(
+        made,
+        anchor,
         element("div", _scores(made), _losses(made), class_="panels"),
-        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
-        *(
-            element("details", element("summary", str(one.title)), as_in_terminal(one))
-            for one in made.study.more_tables(made)
-        ),
-        id=anchor,
+        *framed(made.tables()),
+        *folded(made.study.more_tables(made)),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.page.lines import Line, line_chart
-from probing.results.markup import Html, as_in_terminal, element
+from probing.results.markup import Html, element
 from probing.results.schema import Row
 from probing.results.shown import ends
-from probing.runs.study import Result
+from probing.runs.study import Result, framed, section_of
 from probing.studies.hierarchy.tables import LINEAR, controls_of, named, of_model, tasks_of
 
 
@@ -20,13 +20,11 @@ def hierarchy_section(made: Result, anchor: str) -> Html:
         anchor: What the section is linked by.
     """
     rows = made.hierarchy
-    return element(
-        "section",
-        element("h2", made.study.heading(made)),
-        *(element("p", sentence) for sentence in made.conclusions()),
+    return section_of(
+        made,
+        anchor,
         *(_shares(rows, task) for task in tasks_of(rows)),
-        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
-        id=anchor,
+        *framed(made.tables()),
     )
 
 

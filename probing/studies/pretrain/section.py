@@ -8,8 +8,8 @@ from typing import Any
 
 from probing.page.lines import BY_STEP, Line, Up, line_chart
 from probing.page.terms import ACCURACY, BY_TOKEN, Terms
-from probing.results.markup import Html, as_in_terminal, element, table
-from probing.runs.study import Result
+from probing.results.markup import Html, element, table
+from probing.runs.study import Result, framed, section_of
 from probing.studies.pretrain.tables import (
     BETTER_THAN_NONE,
     BETTER_THAN_UNIGRAM,
@@ -57,15 +57,13 @@ def pretraining_section(made: Result, anchor: str) -> Html:
         anchor: What the section is linked by.
     """
     end = last_rows(made.arms)
-    return element(
-        "section",
-        element("h2", made.study.heading(made)),
-        *(element("p", sentence) for sentence in made.conclusions()),
+    return section_of(
+        made,
+        anchor,
         _losses(made),
         element("div", _means(end), _positions(end), class_="panels"),
-        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
+        *framed(made.tables()),
         element("details", element("summary", "Every arm, seed and layer after the last step"), _every_layer(end)),
-        id=anchor,
     )
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from probing.page.lines import BY_STEP, LOOKS, Line, Up, line_chart
 from probing.page.terms import ACCURACY, BY_TOKEN, Terms
-from probing.results.markup import Html, as_in_terminal, element
-from probing.runs.study import Result
+from probing.results.markup import Html, element
+from probing.runs.study import Result, framed, section_of
 from probing.studies.series.tables import Panel, Tables, course, first_rows, layers_of, panels
 
 SERIES: Terms = {
@@ -48,13 +48,11 @@ def series_section(made: Result, anchor: str) -> Html:
         made: The results of `series`.
         anchor: What the section is linked by.
     """
-    return element(
-        "section",
-        element("h2", made.study.heading(made)),
-        *(element("p", sentence) for sentence in made.conclusions()),
-        *(element("figure", element("figcaption", one.title), as_in_terminal(one)) for one in made.tables()),
+    return section_of(
+        made,
+        anchor,
+        *framed(made.tables()),
         element("div", *(_chart(made.by_name, panel) for panel in panels(made.by_name)), class_="panels"),
-        id=anchor,
     )
 
 

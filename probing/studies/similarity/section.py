@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from probing.downstream.names import WORDS
 from probing.page.lines import Line, line_chart
 from probing.page.terms import ACCURACY, TRANSFORMS, Terms
-from probing.results.markup import Html, as_in_terminal, element
+from probing.results.markup import Html, element
 from probing.results.schema import Row
 from probing.results.shown import ends
-from probing.runs.study import Result
+from probing.runs.study import Result, folded, section_of
 from probing.statistics.sample_size import label
 
 EVALUATIONS: Terms = {
@@ -52,13 +52,11 @@ def similarity_section(made: Result, anchor: str) -> Html:
 
 
 def _section(made: Result, anchor: str, charts: Sequence[Html]) -> Html:
-    return element(
-        "section",
-        element("h2", made.study.heading(made)),
-        *(element("p", sentence) for sentence in made.conclusions()),
+    return section_of(
+        made,
+        anchor,
         *charts,
-        *(element("details", element("summary", str(t.title)), as_in_terminal(t)) for t in made.tables()),
-        id=anchor,
+        *folded(made.tables()),
     )
 
 
