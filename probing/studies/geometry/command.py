@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from probing.runs.study import Result
 from probing.runtime import terminal
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
-from probing.studies.geometry.options import Stream, stream_of
+from probing.studies.geometry.options import Stream, compared_run, stream_of
 
 SpecialTokens = Literal["exclude", "include"]
 ClipTo = Literal["zero", "mean"]
@@ -56,7 +56,7 @@ def geometry(
     interventions: bool = False, neurons: int | list[int] | str | None = None, from_run: Folder | None = None,
     kind: str | list[str] = "mean", pairs: str | None = None, at: Place = "words",
     readouts: str | list[str] | None = None, tokens: int = 20_000, retrain: int = 5, norms: bool = False,
-    path: bool = False, seed: int = 0, runs: str = "runs",
+    path: bool = False, position: bool = False, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
     first_token: FirstToken = "include",
@@ -112,6 +112,8 @@ def geometry(
             probes read positions, and the loss of masked words.
         path: Also follow outliers along the residual stream, from the embeddings through the terms that blocks add to
             it and their norms, on the first token and on words.
+        position: Also split the hidden states into mean, position, context and rest, and measure how much is position,
+            in how many directions, of which shape, and whether these are neurons; with --from_run beside its ranking.
         seed: Seed of every random draw: tokens, neurons, sentences and random initialisation.
         name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
 
@@ -121,18 +123,20 @@ def geometry(
     call = Call.of(study_of("geometry"), config, name, wandb, _problems(draws, components, shrinkage))
     _check_corpora(corpus, fit_corpus)
     stream = stream_of(config, defaults(geometry))
+    compared = compared_run(config, defaults(geometry), stream)
     config["draws"] = (DRAWS if stream is None else DRAWS_BESIDE_NEURONS) if draws is None else draws
-    if from_run is None:
+    if stream is None:
         refuse(out_of_range("top", top, 0))
-    return _run(call, stream, tokenizer)
+    return _run(call, stream, compared, tokenizer)
 
 
-def _run(call: Call, stream: Stream | None, tokenizer: Any) -> Result | None:
+def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Result | None:
     """Measure what the options ask for.
 
     Args:
         call: The call of the command.
         stream: The neurons that are changed, if there are any.
+        compared: The run of `fit` whose ranking is compared with the position part, if there is one.
         tokenizer: Tokenizer of a model that is an object.
     """
     config, seed = call.config, call.config["seed"]
@@ -156,8 +160,8 @@ def _run(call: Call, stream: Stream | None, tokenizer: Any) -> Result | None:
             ranked = stream.ranked(source.layers, typed is None, source.config.num_hidden_layers, d_model)
             data = data_of(stream.readouts)
             task = _own_task(stream)
-        call.expect(2 + sum(inside.values()) + 2 * (stream is not None))
-        text, stores = _read(source, config["corpus"], config["fit_corpus"], config["special_tokens"])
+        call.expect(2 + sum(inside.values()) + config["position"] + 2 * (stream is not None))
+        text, stores = _read(source, config)
         changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
         call.watch.end("extract")
         if not is_main_process():
@@ -165,9 +169,25 @@ def _run(call: Call, stream: Stream | None, tokenizer: Any) -> Result | None:
 
         def measure(folder: Path) -> Measured:
             found = _measured(folder, source, text, stores, how, inside, changing)
+            if config["position"]:
+                found.inside.update(_of_position(stores[0], config, source.layers, compared))
             return measured(found, stores, source.model.short_name)
 
         return call.write(source.model, measure)
+
+
+def _of_position(store: Any, config: Mapping[str, Any], layers: Sequence[int], compared: Any) -> Mapping[str, Any]:
+    """Return the rows of the tables of the position part."""
+    from probing.studies.geometry.layers import Sampled
+    from probing.studies.geometry.position.survey import Measured, survey_position
+
+    counts = Sampled(store.tokens, config["special_tokens"], config["seed"]).counts
+    ranked = {}
+    if compared is not None:
+        d_model = store.plan.d_model
+        there = [layer for layer in layers if layer in compared.layers]
+        ranked = {layer: [row["neuron"] for row in compared.top(layer, d_model)] for layer in there}
+    return survey_position(Measured(store, counts, config["seed"]), layers, ranked)
 
 
 def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
@@ -272,18 +292,23 @@ def _size_problems(components: int | None, top: int | None, d_model: int) -> lis
     return out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1)
 
 
-def _read(
-    source: Any, corpus: Source, fit_corpus: Source | None, special_tokens: SpecialTokens
-) -> tuple[Any, list[Any]]:
+def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """Return the corpus that is measured, and the activations of each corpus, that of `--fit_corpus` last."""
     from probing.cache.source import say_what_was_left_out
     from probing.corpus import load_corpus
+    from probing.studies.geometry.position.survey import check_position
     from probing.studies.geometry.survey import check_tokens
 
-    corpora = [load_corpus(corpus)]
-    if fit_corpus is not None:
-        corpora.append(load_corpus(fit_corpus, "--fit_corpus"))
-    stores = source.read(corpora, [partial(check_tokens, special_tokens=special_tokens)] * len(corpora))
+    def check(tokens: Any) -> None:
+        check_tokens(tokens, config["special_tokens"])
+        if config["position"]:
+            check_position(tokens, config["special_tokens"])
+
+    corpora = [load_corpus(config["corpus"])]
+    if config["fit_corpus"] is not None:
+        corpora.append(load_corpus(config["fit_corpus"], "--fit_corpus"))
+    checks = [check, partial(check_tokens, special_tokens=config["special_tokens"])]
+    stores = source.read(corpora, checks[: len(corpora)])
     say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
     return corpora[0], stores
 

@@ -112,12 +112,14 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
         UserError: If options contradict each other, or the run is not one whose neurons can be changed.
     """
     given = [name for name in ("neurons", "from_run") if config[name] is not None]
+    if given == ["from_run"] and config["position"] and not config["interventions"]:
+        given = []  # the run's ranking is only compared with the position part
     if not given:
         for name in _ABOUT_NEURONS:
             if config[name] not in (usual[name], _USUAL_BEFORE.get(name)):
                 raise UserError(
-                    f"`--{name} {config[name]}` says how neurons are changed, and none are named; give `--neurons` or "
-                    "`--from_run` too."
+                    f"`--{name} {_as_typed(config[name])}` says how neurons are changed, and none are; give "
+                    "`--interventions` and `--neurons` or `--from_run` too."
                 )
         return None
     typed = f"--{given[0]} {_as_typed(config[given[0]])}"
@@ -153,6 +155,22 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
     if run is None:
         return Stream(_numbers(config["neurons"]), None, typed, None, kinds, readouts)
     return Stream(None, run, typed, config["top"], kinds, readouts)
+
+
+def compared_run(config: dict[str, Any], usual: Mapping[str, Any], stream: Stream | None) -> Run | None:
+    """Return the run of `fit` whose ranking is compared with the position part; None if there is none.
+
+    Args:
+        config: The resolved configuration, which is changed to that of the run.
+        usual: The defaults of the options.
+        stream: The neurons that are changed, if there are any.
+
+    Raises:
+        UserError: If the run's neurons are not those of hidden states, or an option contradicts it.
+    """
+    if not config["position"] or config["from_run"] is None:
+        return None
+    return _run_of(config, usual) if stream is None else stream.run
 
 
 def _kinds(config: Mapping[str, Any], usual: Mapping[str, Any]) -> list[Kind]:

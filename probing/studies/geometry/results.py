@@ -13,11 +13,14 @@ from probing.probes import transforms
 from probing.runs.call import Measured
 from probing.studies.geometry.figures import write_figures, write_neuron_figures
 from probing.studies.geometry.inside.report import write_inside_figures
+from probing.studies.geometry.position.figures import write_position_figures
+from probing.studies.geometry.position.schema import SCHEMAS as POSITION
 from probing.studies.geometry.survey import Rows, Survey
 
 # Tables that are made only on request.
 _OPTIONAL = (
     "first_token", "smoothing", "interventions", "norms", "norm_changes", "path", "first_row", "neuron_interventions",
+    *(schema.name for schema in POSITION),
 )  # fmt: skip
 
 
@@ -32,7 +35,7 @@ class Found:
     """
 
     survey: Survey
-    inside: Mapping[str, Rows]
+    inside: dict[str, Rows]
     neurons: Mapping[str, Any] | None = None
 
 
@@ -55,6 +58,7 @@ def measured(found: Found, stores: Sequence[ActivationStore], model_name: str) -
     def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
         figures = write_figures(folder, tables, model_name, formats)
         figures += write_neuron_figures(folder, tables.get("neuron_interventions", ()), model_name, formats)
+        figures += write_position_figures(folder, tables, model_name, formats)
         return figures + write_inside_figures(folder, tables, model_name, formats)
 
     def write(folder: Path) -> list[Path]:

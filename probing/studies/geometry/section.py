@@ -13,6 +13,7 @@ from probing.runs.study import Result
 from probing.statistics.sample_size import label, size_lines
 from probing.studies.geometry.inside.report import inside_conclusions, inside_tables
 from probing.studies.geometry.neurons import tables as neuron_interventions
+from probing.studies.geometry.position.tables import position_conclusions, position_tables
 from probing.studies.geometry.tables import MORE_TEXT
 from probing.tables.first_token import first_token_conclusions, first_token_tables
 
@@ -29,6 +30,7 @@ def geometry_section(geometry: Result, anchor: str) -> Html:
         *(_measures(geometry, transform) for transform in transforms),
         _outliers(geometry) if geometry.outliers else None,
         *_first_token(geometry),
+        *_position(geometry),
         *_inside(geometry),
         id=anchor,
     )
@@ -42,6 +44,12 @@ def _first_token(geometry: Result) -> list[Html]:
     return _as_told("The first token", first_token_tables(geometry.first_token), [
         told, *first_token_conclusions(geometry.first_token)
     ])  # fmt: skip
+
+
+def _position(geometry: Result) -> list[Html]:
+    """Return the terminal's results on the position part, where it was measured."""
+    tables = position_tables(geometry.by_name)
+    return _as_told("Position", tables, position_conclusions(geometry.by_name)) if tables else []
 
 
 def _inside(geometry: Result) -> list[Html]:

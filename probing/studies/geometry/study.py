@@ -10,6 +10,7 @@ from probing.results.rows import Table
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.geometry import tables as geometry
 from probing.studies.geometry.neurons import tables as neuron_interventions
+from probing.studies.geometry.position.tables import position_conclusions, position_tables
 from probing.studies.geometry.schema import SCHEMAS
 from probing.tables.first_token import first_token_conclusions, first_token_tables
 
@@ -27,7 +28,7 @@ class Geometry(Study):
     page = "geometry.md"
     files: ClassVar[Mapping[str, str]] = {
         "transforms/KIND.safetensors": "The fitted transforms.",
-        "figures/": "Mean cosine, outliers and similarity by layer, and what was measured inside the model.",
+        "figures/": "Mean cosine, outliers and similarity by layer, position, and what was measured inside the model.",
     }
 
     def tables(self, made: Result) -> list[Any]:
@@ -35,6 +36,7 @@ class Geometry(Study):
         from probing.studies.geometry.inside.report import inside_tables
 
         own = [*geometry.tables(made), *first_token_tables(made.first_token)]
+        own += position_tables(made.by_name)
         return [*own, *inside_tables(*_inside(made)), *neuron_interventions.tables(made.neuron_interventions)]
 
     def conclusions(self, made: Result) -> list[str]:
@@ -43,6 +45,7 @@ class Geometry(Study):
 
         clipped = {int(layer): neurons for layer, neurons in made.results["clipped"].items()}
         lines = [*geometry.conclusions(made, clipped), *first_token_conclusions(made.first_token)]
+        lines += position_conclusions(made.by_name)
         lines += inside_conclusions(*_inside(made))
         return [*lines, *neuron_interventions.conclusions(made.neuron_interventions)]
 

@@ -1,0 +1,313 @@
+"""The split of hidden states into mean + position + context + rest: an unbalanced two-way analysis of variance.
+
+Song & Zhong (2023), equation 1, take the mean over sentences of equal length as the position part, and the mean over
+positions as the context part. Where sentences differ in length, these means mix the two: only long sentences have late
+positions. Here both are fitted together by least squares, and the total sum of squares is
+
+    total = position + context + shared + rest,
+
+where `position` is what positions add to the sentences, `context` what the sentences add to the positions, and `shared`
+what either of them explains (it may be negative, and is 0 where all sentences have the same positions: both definitions
+then agree). Means of few tokens vary by chance. What position explains by chance is known exactly: it is the mean over
+all orders of the tokens within each sentence, tr(A^+ B) with B the sum of the sentences' own A, each times its own
+variance. It is taken off as in the adjusted R^2. Intervals come from the jackknife over groups of sentences, since a
+bootstrap would add the noise of the means a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+from torch import Tensor
+
+from probing.statistics.intervals import ENDS, MIN_SENTENCES, NO_INTERVAL
+from probing.statistics.two_way_design import Design, Solution
+
+Array = NDArray[np.float64]
+
+# Parts whose shares add up to 1, and the two definitions that do not hold the other part fixed.
+PARTS = ("position", "context", "shared", "rest")
+ALONE = ("position_alone", "context_alone")
+# Tokens that are added at a time, a few more where a sentence is longer.
+BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of variance by part, of one layer.
+
+    Args:
+        found: Share of the sum of squares, by part, of each neuron, shape (d_model,), or of all together, shape ().
+        chance: Share that the part has by chance; 0 for the shared part.
+        excess: Share without what is by chance; of `rest` with all that was taken off the others.
+    """
+
+    found: Mapping[str, Array]
+    chance: Mapping[str, Array]
+    excess: Mapping[str, Array]
+
+
+class TwoWaySums:
+    """Sums over the tokens of one layer, from which everything else is computed; they do not grow with the corpus.
+
+    Args:
+        design: The tokens' positions and sentences.
+        d_model: Number of neurons.
+        with_covariance: Whether the covariances of context and rest are wanted, too.
+
+    Attributes:
+        by_position: Sum of the tokens at each position of each group, shape (n_groups, n_positions, d_model).
+        means_by_position: The same of the means of these tokens' sentences.
+    """
+
+    def __init__(self, design: Design, d_model: int, with_covariance: bool = False) -> None:
+        self.design, self.n_added = design, 0
+        shape = (design.n_groups, design.n_positions, d_model)
+        self._by_position = torch.zeros(design.n_groups * design.n_positions, d_model, dtype=torch.float64)
+        self._means_by_position = torch.zeros_like(self._by_position)
+        self._shape = shape
+        self.origin: Tensor | None = None
+        # Of each group: the sum of the tokens, of their squares, and of the squares between sentences.
+        self._total, self._squares, self._between = (torch.zeros(shape[0], d_model, dtype=torch.float64) for _ in "abc")
+        solutions = [design.whole, *design.without]
+        more = np.maximum(design.sizes - 1, 1)
+        self._weights = torch.from_numpy(
+            np.stack([s.noise / more for s in solutions] + [s.noise_alone / design.sizes for s in solutions])
+        )
+        self._noise = torch.zeros(len(self._weights), d_model, dtype=torch.float64)
+        self.second: Tensor | None = None
+        self.between_second: Tensor | None = None
+        if with_covariance:
+            self.second, self.between_second = (torch.zeros(d_model, d_model, dtype=torch.float64) for _ in "ab")
+
+    def update(self, hidden_states: Tensor) -> None:
+        """Add the next tokens in the order of the design, whole sentences; shape (n, d_model), n may be 0.
+
+        Raises:
+            ValueError: If the tokens end within a sentence, or there are more than in the design.
+        """
+        first, stop = self.n_added, self.n_added + len(hidden_states)
+        of_token = self.design.of_token
+        if stop > len(of_token) or (0 < stop < len(of_token) and of_token[stop - 1] == of_token[stop]):
+            raise ValueError(f"tokens {first} to {stop} are not whole sentences of the {len(of_token)} of the design")
+        while first < stop:
+            end = min(first + BLOCK, stop)
+            while end < stop and of_token[end - 1] == of_token[end]:
+                end += 1
+            self._add(first, hidden_states[first - self.n_added : end - self.n_added])
+            first = end
+        self.n_added = stop
+
+    def _add(self, first: int, hidden_states: Tensor) -> None:
+        if self.origin is None:
+            self.origin = hidden_states[0].double()  # so that a neuron that does not vary is 0
+        design, stop = self.design, first + len(hidden_states)
+        states = hidden_states.double() - self.origin
+        lowest, highest = int(design.of_token[first]), int(design.of_token[stop - 1]) + 1
+        of_token = torch.from_numpy(design.of_token[first:stop] - lowest)
+        sizes = torch.from_numpy(design.sizes[lowest:highest]).double()[:, None]
+        groups = torch.from_numpy(design.groups[lowest:highest])
+        places = groups[of_token] * design.n_positions + torch.from_numpy(design.index[first:stop])
+        zeros = torch.zeros(highest - lowest, states.shape[1], dtype=torch.float64)
+        sums = zeros.index_add(0, of_token, states)
+        means = sums / sizes
+        self._by_position.index_add_(0, places, states)
+        self._means_by_position.index_add_(0, places, means[of_token])
+        between = sums * means
+        within = zeros.index_add(0, of_token, (states - means[of_token]).square_())
+        self._total.index_add_(0, groups, sums)
+        self._between.index_add_(0, groups, between)
+        self._squares.index_add_(0, groups, between + within)
+        self._noise += self._weights[:, lowest:highest] @ within
+        if self.second is not None and self.between_second is not None:
+            self.second += states.T @ states
+            self.between_second += means.T @ sums
+
+    @property
+    def by_position(self) -> Array:
+        """Sums of the tokens at each position of each group, shape (n_groups, n_positions, d_model)."""
+        return self._by_position.view(self._shape).numpy()
+
+    @property
+    def means_by_position(self) -> Array:
+        """Sums of the means of these tokens' sentences, of the same shape."""
+        return self._means_by_position.view(self._shape).numpy()
+
+    @property
+    def variance(self) -> Array:
+        """Variance of each neuron over all tokens, shape (d_model,)."""
+        n = self.design.whole.n.sum()
+        total, squares = self._total.sum(0).numpy(), self._squares.sum(0).numpy()
+        return np.maximum(squares / n - np.square(total / n), 0)
+
+    def position_part(self, solution: Solution, groups: list[int] | None = None) -> Array:
+        """Return p, the position part, of zero mean over the tokens; shape (n_positions, d_model).
+
+        Args:
+            solution: The solved normal equations of some groups.
+            groups: These groups; all by default.
+        """
+        here = slice(None) if groups is None else groups
+        right = (self.by_position[here] - self.means_by_position[here]).sum(0)
+        part = solution.inverse @ right
+        return np.asarray(part - solution.n @ part / solution.n.sum())
+
+    def shares(self, standardised: bool = False, by_neuron: bool = False) -> list[Shares]:
+        """Return the shares of variance of all sentences, and without each group.
+
+        Args:
+            standardised: Whether every neuron that varies counts alike, as if it had variance 1.
+            by_neuron: Whether to return the share of each neuron; only of all sentences then.
+        """
+        design = self.design
+        by_position, means = self.by_position.sum(0), self.means_by_position.sum(0)
+        solutions = [design.whole] if by_neuron else [design.whole, *design.without]
+        found = []
+        for r, solution in enumerate(solutions):
+            out = [] if r == 0 else [r - 1]
+            total, squares, between = (
+                (one.sum(0) - one[out].sum(0)).numpy() for one in (self._total, self._squares, self._between)
+            )
+            sums = _Squares.of(
+                solution, by_position - self.by_position[out].sum(0), means - self.means_by_position[out].sum(0), total,
+                squares, between, self._noise[r].numpy(), self._noise[len(self._noise) // 2 + r].numpy(),
+            )  # fmt: skip
+            found.append(sums.shares(solution, standardised, by_neuron))
+        return found
+
+    def covariances(self) -> tuple[Array, Array]:
+        """Return the sums of squares and products of the context part, less its noise, and of the rest.
+
+        Both have shape (d_model, d_model). The noise of the context part is that of means of tokens that are
+        independent: the covariance of the rest times the degrees of freedom.
+        """
+        assert self.second is not None
+        assert self.between_second is not None
+        solution, part = self.design.whole, self.position_part(self.design.whole)
+        n, means = solution.n.sum(), self.means_by_position.sum(0)
+        right = self.by_position.sum(0) - means
+        total = self._total.sum(0).numpy()
+        rest = self.second.numpy() - self.between_second.numpy() - right.T @ part
+        # Sums over sentences of m times (mean - position part of the sentence), squared.
+        along = np.diag(solution.n) - solution.gram
+        cross = means.T @ part
+        context = self.between_second.numpy() - cross - cross.T + part.T @ along @ part
+        # The mean of the tokens is that of the contexts, since the position part has none.
+        context -= np.outer(total, total) / n
+        degrees = solution.n_sentences - 1
+        left = n - solution.n_sentences - solution.rank
+        return context - degrees * rest / max(left, 1), rest
+
+
+@dataclass(frozen=True)
+class _Squares:
+    """Sums of squares of some sentences, of each neuron, shape (d_model,).
+
+    Args:
+        total: About the mean.
+        context_alone: Between sentences.
+        position_alone: Between positions.
+        position: Added by positions to sentences.
+        noise: What is added by chance.
+        position_alone_chance: Between positions by chance.
+        noise_alone: That part of it which the variance within sentences makes.
+    """
+
+    total: Array
+    context_alone: Array
+    position_alone: Array
+    position: Array
+    noise: Array
+    position_alone_chance: Array
+    noise_alone: Array
+
+    @classmethod
+    def of(
+        cls, solution: Solution, by_position: Array, means: Array, total: Array, squares: Array, between: Array,
+        noise: Array, noise_alone: Array,
+    ) -> _Squares:  # fmt: skip
+        n = solution.n.sum()
+        of_mean = total**2 / n
+        right = by_position - means
+        there = np.divide(1.0, solution.n, out=np.zeros_like(solution.n), where=solution.n > 0)
+        return cls(
+            squares - of_mean, between - of_mean, there @ by_position**2 - of_mean,
+            np.einsum("td,td->d", right, solution.inverse @ right), noise, there @ means**2 - of_mean + noise_alone,
+            noise_alone,
+        )  # fmt: skip
+
+    def shares(self, solution: Solution, standardised: bool, by_neuron: bool) -> Shares:
+        def over(squares: Array) -> Array:
+            """Return a share of the total: of each neuron, as a mean over neurons, or of their sum."""
+            if not (standardised or by_neuron):
+                return np.asarray(squares.sum() / self.total.sum()) if self.total.sum() > 0 else np.asarray(np.nan)
+            live = self.total > 0
+            each = np.divide(squares, self.total, out=np.full_like(squares, np.nan), where=live)
+            return each if by_neuron else np.asarray(each[live].mean() if live.any() else np.nan)
+
+        within = self.total - self.context_alone
+        rest = np.maximum(within - self.position, 0)
+        n, n_sentences = solution.n.sum(), solution.n_sentences
+        context = self.context_alone + self.position - self.position_alone
+        shared = self.position_alone - self.position
+        left = n - n_sentences - solution.rank
+        context_noise = (n_sentences - 1) * rest / left if left > 0 else np.zeros_like(rest)
+        together = not (standardised or by_neuron)
+        position_excess = _adjusted(self.position, self.noise, within, together)
+        alone_excess = _adjusted(
+            self.position_alone, self.position_alone_chance, self.total, together
+        )  # fmt: skip
+        shared_excess = shared - (self.noise_alone - self.noise)
+        found = {
+            "position": over(self.position), "context": over(context), "shared": over(shared), "rest": over(rest),
+            "position_alone": over(self.position_alone), "context_alone": over(self.context_alone),
+        }  # fmt: skip
+        chance = {
+            "position": over(self.noise), "context": over(context_noise), "shared": over(self.noise_alone - self.noise),
+            "position_alone": over(self.position_alone_chance), "context_alone": over(context_noise),
+        }  # fmt: skip
+        excess = {
+            "position": over(position_excess), "context": over(context - context_noise), "shared": over(shared_excess),
+            "position_alone": over(alone_excess), "context_alone": over(self.context_alone - context_noise),
+        }  # fmt: skip
+        excess["rest"] = 1 - excess["position"] - excess["context"] - excess["shared"]
+        chance["rest"] = found["rest"] - excess["rest"]
+        return Shares(found, chance, excess)
+
+
+def _adjusted(squares: Array, chance: Array, within: Array, together: bool) -> Array:
+    """Return sums of squares without what is by chance, as in the adjusted R^2: (R^2 - E) / (1 - E) of the variance.
+
+    Args:
+        squares: What is explained, of each neuron, shape (d_model,).
+        chance: What is explained by chance.
+        within: What there is to explain.
+        together: Whether the sums over all neurons are what is adjusted; the correction is then spread over neurons.
+    """
+    if together:
+        left = within.sum() - chance.sum()
+        factor = within.sum() / left if left > 0 else np.nan
+        return np.asarray((squares - chance) * factor)
+    left = within - chance
+    return (squares - chance) * np.divide(within, left, out=np.full_like(within, np.nan), where=left > 0)
+
+
+def jackknife_interval(values: Array, n_sentences: int) -> tuple[float, float]:
+    """Return the 95% interval of a statistic by the delete-a-group jackknife (Kott 2001), with Student's t.
+
+    Args:
+        values: The statistic of all sentences, and without each group, shape (1 + n_groups,).
+        n_sentences: Number of sentences; there is no interval below `MIN_SENTENCES`.
+    """
+    without = np.asarray(values[1:], dtype=np.float64)
+    if n_sentences < MIN_SENTENCES or not np.isfinite(values).all():
+        return NO_INTERVAL
+    k = len(without)
+    error = np.sqrt((k - 1) / k * np.square(without - without.mean()).sum())
+    t = float(stdtrit(k - 1, ENDS[1]))
+    return float(values[0] - t * error), float(values[0] + t * error)

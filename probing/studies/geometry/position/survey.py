@@ -1,0 +1,360 @@
+"""Survey the position part of each layer: two passes over its states, whose memory does not grow with the corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache.tokens import Tokens
+from probing.data.examples import Activations
+from probing.errors import UserError
+from probing.results.shown import layers_named, without_nan
+from probing.runtime.progress import stage
+from probing.statistics.two_way import ALONE, PARTS, TwoWaySums, jackknife_interval
+from probing.statistics.two_way_design import MOST_POSITIONS, Design
+from probing.studies.geometry.layers import Sampled, SpecialTokens
+from probing.studies.geometry.position.concentration import Concentration, concentration
+from probing.studies.geometry.position.reading import Read, read_positions
+from probing.studies.geometry.position.spectrum import (
+    Folds,
+    Spectrum,
+    low_frequencies,
+    oriented,
+    overlap,
+    principal,
+    random_subspace,
+    spectrum,
+)
+from probing.studies.geometry.position.tables import RAW, SCALES, STANDARDISED, SUFFIX
+
+Array = NDArray[np.float64]
+Rows = list[dict[str, Any]]
+
+# Components whose curves are written, and most directions in which positions are read.
+COMPONENTS, READ = 3, 20
+# Draws of random subspaces.
+DRAWS = 200
+
+
+def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
+    """Refuse a corpus whose hidden states cannot be split.
+
+    Raises:
+        UserError: If there are too few sentences, positions or tokens, or too many positions.
+    """
+    counts = Sampled(tokens, special_tokens, 0).counts
+    n_tokens, n_sentences = int(counts.sum()), len(np.unique(tokens.sentences[counts]))
+    n = len(np.unique(tokens.positions[counts]))
+    if n > MOST_POSITIONS:
+        raise UserError(
+            f"`--position`: sentences have {n} positions, and at most {MOST_POSITIONS} are split; give "
+            f"`--max_length {MOST_POSITIONS}`."
+        )
+    if n < 2 or n_sentences < 3 or n_tokens <= n_sentences + n:
+        raise UserError(
+            f"`--position`: {n_tokens} tokens of {n_sentences} sentences at {n} positions are too few to tell means of "
+            "positions from means of sentences; give more text."
+        )
+
+
+class Measured:
+    """The tokens that are split, and what is the same for all layers.
+
+    Args:
+        store: The activations.
+        counts: Whether each token counts, shape (n_tokens,).
+        seed: Seed of every random draw.
+    """
+
+    def __init__(self, store: Activations, counts: NDArray[np.bool_], seed: int) -> None:
+        tokens = store.tokens
+        self.store, self.counts, self.seed = store, counts, seed
+        self.design = Design(tokens.sentences[counts], tokens.positions[counts], seed)
+        self.folds = Folds(self.design)
+
+    @cached_property
+    def is_short(self) -> NDArray[np.bool_]:
+        """Whether each token that counts is of a sentence of at most median length, shape (n,)."""
+        return (self.design.sizes <= np.median(self.design.sizes))[self.design.of_token]
+
+    @cached_property
+    def short(self) -> Design | None:
+        """The design of these sentences; None if they are too few or all."""
+        kept = self.is_short
+        if kept.all() or len(np.unique(self.design.of_token[kept])) < 3:
+            return None
+        design = self.design
+        found = Design(design.of_token[kept].astype(np.int32), design.values[design.index[kept]].astype(np.int32))
+        return found if found.n_positions > 1 else None
+
+    def states(self, layer: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the rows of the tokens that count, and their states, shape (n, d_model), shard by shard."""
+        first = 0
+        for shard in self.store.plan.shards:
+            kept = torch.from_numpy(np.flatnonzero(self.counts[self.store.shard_tokens(shard)]))
+            states = self.store.read(layer, shard.index).index_select(0, kept)
+            yield slice(first, first + len(kept)), states
+            first += len(kept)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What was found in one layer.
+
+    Args:
+        rows: Rows of each table.
+        directions: Directions of the position part, for the next layer; none where there is no position part.
+    """
+
+    rows: Mapping[str, Rows]
+    directions: Array
+
+
+TABLES = ("position_split", "position_spectrum", "position_curves", "position_shape", "position_held",
+          "position_by_neuron")  # fmt: skip
+
+
+def survey_position(measured: Measured, layers: Sequence[int], ranked: Mapping[int, Sequence[int]]) -> dict[str, Rows]:
+    """Return the rows of all tables.
+
+    Args:
+        measured: The tokens that are split.
+        layers: Ascending layer numbers.
+        ranked: Neurons of layers in the order of a run of `fit`; may be empty.
+    """
+    found: dict[str, Rows] = {name: [] for name in TABLES}
+    below: tuple[int, Array] | None = None
+    with stage(f"position in {layers_named(layers)}", len(layers)) as advance:
+        for layer in layers:
+            here = _of_layer(
+                measured, layer, ranked.get(layer, ()), below[1] if below and below[0] == layer - 1 else None
+            )
+            for name, rows in here.rows.items():
+                found[name] += rows
+            below = layer, here.directions
+            advance(1)
+    return found
+
+
+def _of_layer(measured: Measured, layer: int, ranked: Sequence[int], below: Array | None) -> Layer:
+    """Return what is found in one layer.
+
+    Args:
+        measured: The tokens that are split.
+        layer: Layer number.
+        ranked: Its neurons in the order of a run of `fit`; may be empty.
+        below: The directions of the position part in the layer below; None if that is not surveyed.
+    """
+    sums, short = _summed(measured, layer)
+    by_neuron, variance = sums.shares(by_neuron=True)[0], sums.variance
+    split = [row for scale in SCALES for row in _split_rows(layer, scale, sums)]
+    scales = {RAW: np.ones_like(variance), STANDARDISED: np.sqrt(np.where(variance > 0, variance, 1.0))}
+    spectra = {scale: spectrum(sums, measured.folds, divided_by) for scale, divided_by in scales.items()}
+    # Directions are counted where the interval of the share does not hold 0, or there is none.
+    there = {row["scale"] for row in split if row["part"] == "position" and (row["low"] is None or row["low"] > 0)}
+    counted = {scale: one.n_directions if scale in there else 0 for scale, one in spectra.items()}
+    etas = np.nan_to_num(by_neuron.found["position_alone"])
+    orders = {"fit": ranked, "eta_squared": np.argsort(-etas, kind="stable").tolist()}
+    spread = {
+        scale: concentration(one, counted[scale], orders, measured.seed)
+        for scale, one in spectra.items()
+        if counted[scale]
+    }
+    directions = spectra[RAW].directions[:, : counted[RAW]]
+    shape = _Shape(layer, len(measured.design.index))
+    for scale, one in spectra.items():
+        shape.add(f"directions{SUFFIX[scale]}", counted[scale])
+        shape.add(f"directions_in_sample{SUFFIX[scale]}", one.n_directions_in_sample)
+    if counted[RAW]:
+        if (low := low_frequencies(sums, measured.folds, measured.seed)) is not None:
+            shape.add("low_frequencies", low.share, low.by_chance, low.p_value)
+        _add_subspaces(shape, measured, sums, directions, below)
+        _add_readings(shape, measured, layer, sums, short, counted[RAW])
+    for scale, spread_here in spread.items():
+        shape.add(f"alignment{SUFFIX[scale]}", spread_here.alignment, 0.0, spread_here.p_value, spread_here.k)
+    rows = {
+        "position_split": split,
+        "position_spectrum": [row for scale, one in spectra.items() for row in _spectrum_rows(layer, scale, one)],
+        "position_curves": _curve_rows(layer, measured, sums, spectra[RAW]),
+        "position_shape": shape.rows,
+        "position_held": [row for scale, here in spread.items() for row in _held_rows(layer, scale, here)],
+        "position_by_neuron": _neuron_rows(layer, variance, by_neuron, spread),
+    }
+    return Layer(rows, directions)
+
+
+def _summed(measured: Measured, layer: int) -> tuple[TwoWaySums, TwoWaySums | None]:
+    """Return the sums of a layer, and those of its short sentences; None where these cannot be told apart."""
+    d_model = measured.store.plan.d_model
+    sums = TwoWaySums(measured.design, d_model, with_covariance=True)
+    short = TwoWaySums(measured.short, d_model) if measured.short is not None else None
+    for rows, states in measured.states(layer):
+        sums.update(states)
+        if short is not None:
+            short.update(states[torch.from_numpy(measured.is_short[rows])])
+    return sums, short
+
+
+def _split_rows(layer: int, scale: str, sums: TwoWaySums) -> Rows:
+    design, shares = sums.design, sums.shares(standardised=scale == STANDARDISED)
+    rows = []
+    for part in (*PARTS, *ALONE):
+        low, high = jackknife_interval(np.array([float(one.excess[part]) for one in shares]), design.n_sentences)
+        rows.append(without_nan({
+            "layer": layer, "scale": scale, "part": part, "value": float(shares[0].excess[part]), "low": low,
+            "high": high, "share": float(shares[0].found[part]), "chance": float(shares[0].chance[part]),
+            "n_sentences": design.n_sentences, "n_tokens": len(design.index),
+        }))  # fmt: skip
+    return rows
+
+
+class _Shape:
+    """Collects the rows of `position_shape.csv` of a layer."""
+
+    def __init__(self, layer: int, n_tokens: int) -> None:
+        self.layer, self.n_tokens = layer, n_tokens
+        self.rows: Rows = []
+
+    def add(
+        self, measure: str, value: float, chance: float | None = None, p_value: float | None = None,
+        k: int | None = None, ends: tuple[float, float] | None = None, n_tokens: int | None = None,
+    ) -> None:  # fmt: skip
+        if not np.isfinite(value):
+            return
+        low, high = ends if ends is not None else (None, None)
+        self.rows.append({
+            "layer": self.layer, "measure": measure, "value": float(value), "low": low, "high": high,
+            "chance": chance, "p_value": p_value, "k": k, "n_tokens": n_tokens or self.n_tokens,
+        })  # fmt: skip
+
+
+def _add_subspaces(shape: _Shape, measured: Measured, sums: TwoWaySums, directions: Array, below: Array | None) -> None:
+    """Add how the position part's subspace lies to those of the contexts, of either half, and of the layer below."""
+    d_model, k = directions.shape
+    generator = np.random.default_rng([measured.seed, 15])
+    drawn = [overlap(directions, random_subspace(d_model, k, generator)) for _ in range(DRAWS)]
+
+    def p_value(value: float, which: int, sign: int) -> float:
+        return (1 + sum(sign * one[which] >= sign * value for one in drawn)) / (1 + DRAWS)
+
+    context, _ = sums.covariances()
+    _, axes = np.linalg.eigh(context)
+    with_context, angle = overlap(directions, axes[:, ::-1][:, :k])
+    shape.add("context_overlap", with_context, k / d_model, p_value(with_context, 0, 1), k)
+    shape.add("context_angle", angle, float(np.mean([one[1] for one in drawn])), p_value(angle, 1, -1), k)
+    halves = []
+    for groups, solution in measured.folds.halves:
+        _, found = principal(sums.position_part(solution, groups), solution.n)
+        halves.append(found[:, :k])
+    if min(half.shape[1] for half in halves) == k:
+        shape.add("halves_overlap", overlap(*halves)[0], k / d_model, k=k)
+    if below is not None and (common := min(k, below.shape[1])):
+        found_overlap, _ = overlap(directions[:, :common], below[:, :common])
+        shape.add("below_overlap", found_overlap, common / d_model, k=common)
+
+
+def _add_readings(
+    shape: _Shape, measured: Measured, layer: int, sums: TwoWaySums, short: TwoWaySums | None, k: int
+) -> None:
+    """Add how well positions are read in sentences left out, and in sentences longer than all that are fitted."""
+    design, origin = measured.design, sums.origin
+    assert origin is not None
+    k = min(k, READ)
+    (fitted, solution), (judged, _) = measured.folds.fitted_and_judged[0]
+    part = sums.position_part(solution, fitted)
+    _, directions = principal(part, solution.n)
+    directions = directions[:, :k]
+    means = {"read": part @ directions}
+    axes = [directions]
+    if short is not None and measured.short is not None:
+        short_part = short.position_part(measured.short.whole)
+        _, of_short = principal(short_part, measured.short.whole.n)
+        of_short = of_short[:, :k]
+        there = np.zeros((design.n_positions, of_short.shape[1]))
+        there[np.searchsorted(design.values, measured.short.values)] = short_part @ of_short
+        means["read_longer"], axes = there, [directions, of_short]
+    turn = torch.from_numpy(np.hstack(axes))
+    states = np.concatenate([((x.double() - origin) @ turn).numpy() for _, x in measured.states(layer)])
+    in_judged = np.isin(design.groups, judged)[design.of_token]
+    found = [("read", states[:, : directions.shape[1]], ~in_judged, in_judged)]
+    if "read_longer" in means:
+        assert measured.short is not None
+        known = np.isin(design.values, measured.short.values)[design.index]
+        found.append(("read_longer", states[:, directions.shape[1] :], measured.is_short, ~measured.is_short & known))
+    for name, here, of_fit, of_judged in found:
+        if (read := read_positions(here, design, means[name], of_fit, of_judged, measured.seed)) is not None:
+            _add_read(shape, name, read, here.shape[1])
+
+
+def _add_read(shape: _Shape, name: str, read: Read, k: int) -> None:
+    ends = read.low, read.high
+    shape.add(f"{name}_accuracy", read.accuracy, read.by_chance, read.p_value, k, ends, read.n_tokens)
+    shape.add(f"{name}_error", read.error, read.error_by_chance, k=k, n_tokens=read.n_tokens)
+
+
+def _spectrum_rows(layer: int, scale: str, found: Spectrum) -> Rows:
+    if not found.total > 0:
+        return []
+    return [
+        {
+            "layer": layer, "scale": scale, "component": i + 1, "share": float(found.squares[i] / found.total),
+            "held_out": float(found.held_out[i]),
+        }
+        for i in range(len(found.squares))
+    ]  # fmt: skip
+
+
+def _curve_rows(layer: int, measured: Measured, sums: TwoWaySums, found: Spectrum) -> Rows:
+    """Return the first components as curves over the positions, with the jackknife's interval at each position."""
+    design = measured.design
+    n = min(COMPONENTS, found.part.shape[1])
+    directions = found.directions[:, :n]
+    signs = np.sign((oriented(found.part[:, :n]) * found.part[:, :n]).sum(0))
+    without = []
+    for g, solution in enumerate(design.without):
+        groups = [h for h in range(design.n_groups) if h != g]
+        without.append(sums.position_part(solution, groups) @ directions)
+    curves = np.stack([found.part[:, :n], *without]) * np.where(signs == 0, 1.0, signs)
+    rows = []
+    for t, position in enumerate(design.values.tolist()):
+        for i in range(n):
+            # A position that only the sentences of one group have is not there without them.
+            is_there = all(solution.n[t] > 0 for solution in design.without)
+            low, high = jackknife_interval(curves[:, t, i], design.n_sentences) if is_there else (np.nan, np.nan)
+            rows.append(without_nan({
+                "layer": layer, "position": position, "component": i + 1, "value": float(curves[0, t, i]), "low": low,
+                "high": high, "n_tokens": int(design.whole.n[t]),
+            }))  # fmt: skip
+    return rows
+
+
+def _held_rows(layer: int, scale: str, found: Concentration) -> Rows:
+    return [
+        {
+            "layer": layer, "scale": scale, "order": one.order, "k": one.k, "value": one.share, "low": one.low,
+            "high": one.high, "p_value": one.p_value,
+        }
+        for one in found.held
+    ]  # fmt: skip
+
+
+def _neuron_rows(layer: int, variance: Array, shares: Any, spread: Mapping[str, Concentration]) -> Rows:
+    """Return a row for each neuron."""
+    rows = []
+    for k in range(len(variance)):
+        row = {
+            "layer": layer, "neuron": k, "variance": float(variance[k]),
+            "eta_squared": float(shares.found["position_alone"][k]), "share": float(shares.found["position"][k]),
+            "chance": float(shares.chance["position"][k]), "value": float(shares.excess["position"][k]),
+        }  # fmt: skip
+        for scale, one in spread.items():
+            row["held" if scale == RAW else "held_standardised"] = float(one.by_neuron[k])
+        rows.append(without_nan(row))
+    return rows

@@ -1,0 +1,248 @@
+"""Tables and sentences of `geometry --position`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.results.shown import interval, layers_named, shown
+
+Row = Mapping[str, Any]
+
+SCALES = RAW, STANDARDISED = "raw", "standardised"
+SUFFIX = {RAW: "", STANDARDISED: "_standardised"}
+# A part that is this far from a random rotation of it towards single neurons is mostly in these.
+MOSTLY = 0.5
+SIGNIFICANT = 0.05
+# Number of neurons in the table of what neurons hold.
+NEURONS = 10
+ORDERS = {
+    "fit": "first of fit", "eta_squared": "by eta squared", "part": "that hold most", "random": "random",
+    "rotated": "of a rotation", "directions": "own directions",
+}  # fmt: skip
+
+
+class Found:
+    """The rows of a run, by what they are of.
+
+    Args:
+        tables: The run's tables by name.
+    """
+
+    def __init__(self, tables: Mapping[str, Sequence[Row]]) -> None:
+        self._split = {(row["layer"], row["scale"], row["part"]): row for row in tables["position_split"]}
+        self._shape = {(row["layer"], row["measure"]): row for row in tables["position_shape"]}
+        self._held = {(row["layer"], row["scale"], row["order"], row["k"]): row for row in tables["position_held"]}
+        self.layers = sorted({layer for layer, _, _ in self._split})
+
+    def split(self, layer: int, part: str = "position", scale: str = RAW) -> Row:
+        """Return the row of a part."""
+        return self._split[layer, scale, part]
+
+    def shape(self, layer: int, measure: str) -> Row | None:
+        """Return the row of a measure, None where it is not defined."""
+        return self._shape.get((layer, measure))
+
+    def held(self, layer: int, order: str, k: int, scale: str = RAW) -> Row | None:
+        """Return what the first k neurons of an order hold, None where that is not known."""
+        return self._held.get((layer, scale, order, k))
+
+    def is_there(self, layer: int, scale: str = RAW) -> bool:
+        """Return whether the interval of the position part is above 0."""
+        low = self.split(layer, scale=scale).get("low")
+        return low is not None and low > 0
+
+
+def position_tables(tables: Mapping[str, Sequence[Row]]) -> list[Any]:
+    """Return how much is position, of which shape it is, and what neurons hold of it; none if it was not measured."""
+    if not tables["position_split"]:
+        return []
+    found = Found(tables)
+    return [_split_table(found), _shape_table(found), *_held_tables(found)]
+
+
+def _split_table(found: Found) -> Any:
+    table = _table(
+        "Shares of the variance of the hidden states, without what is by chance", "layer", "position", "95% range",
+        "by chance", "context", "shared", "rest", "position, standardised", "position alone",
+    )  # fmt: skip
+    for layer in found.layers:
+        row = found.split(layer)
+        table.add_row(
+            str(layer), f"{row['value']:.4f}", interval(row, form=".4f", between=" to "), f"{row['chance']:.4f}",
+            *(f"{found.split(layer, part)['value']:.3f}" for part in ("context", "shared", "rest")),
+            f"{found.split(layer, scale=STANDARDISED)['value']:.4f}",
+            f"{found.split(layer, 'position_alone')['value']:.4f}",
+        )  # fmt: skip
+    return table
+
+
+def _shape_table(found: Found) -> Any:
+    """Return the shape of the position part; what chance gives is in brackets."""
+    table = _table(
+        "Shape of the position part (in brackets: by chance)", "layer", "directions", "slow", "with context",
+        "other half", "layer below", "read", "in longer", "in neurons", "standardised",
+    )  # fmt: skip
+    measures = ("low_frequencies", "context_overlap", "halves_overlap", "below_overlap", "read_accuracy",
+                "read_longer_accuracy")  # fmt: skip
+    for layer in found.layers:
+        directions = found.shape(layer, "directions")
+        table.add_row(
+            str(layer), f"{directions['value']:.0f}" if directions else "",
+            *(_with_chance(found.shape(layer, name)) for name in measures),
+            *(_alignment(found.shape(layer, f"alignment{SUFFIX[scale]}")) for scale in (RAW, STANDARDISED)),
+        )  # fmt: skip
+    return table
+
+
+def _with_chance(row: Row | None) -> str:
+    if row is None:
+        return ""
+    chance = row.get("chance")
+    return shown(row["value"], ".2f") + (f" ({shown(chance, '.2f')})" if chance is not None else "")
+
+
+def _alignment(row: Row | None) -> str:
+    return "" if row is None else f"{row['value']:.2f} (p {row['p_value']:.3f})"
+
+
+def _held_tables(found: Found) -> list[Any]:
+    made = []
+    for scale in (RAW, STANDARDISED):
+        layers = [layer for layer in found.layers if found.held(layer, "part", NEURONS, scale)]
+        if not layers:
+            continue
+        orders = [name for name in ORDERS if any(found.held(layer, name, NEURONS, scale) for layer in layers)]
+        which = "" if scale == RAW else ", every neuron standardised"
+        table = _table(
+            f"Share of the position part in {NEURONS} neurons{which}", "layer", *(ORDERS[name] for name in orders)
+        )
+        for layer in layers:
+            table.add_row(str(layer), *(_held(found.held(layer, name, NEURONS, scale)) for name in orders))
+        made.append(table)
+    return made
+
+
+def _held(row: Row | None) -> str:
+    if row is None:
+        return ""
+    ends = interval(row, between=" to ", form=".2f")
+    return f"{row['value']:.2f}" + (f" ({ends})" if ends else "")
+
+
+def position_conclusions(tables: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return how much is position, in how many directions, and whether it is in neurons or in directions."""
+    if not tables["position_split"]:
+        return []
+    found = Found(tables)
+    there = [layer for layer in found.layers if found.is_there(layer)]
+    if not any(found.split(layer).get("low") is not None for layer in found.layers):
+        row = found.split(found.layers[0])
+        return [f"There are {row['n_sentences']} sentences, too few for intervals of the position part."]
+    if not there:
+        most = max(found.split(layer)["high"] for layer in found.layers)
+        return [
+            "No layer has a position part: the intervals of its share of the variance hold 0 everywhere, and end at "
+            f"{_percent(most)} at most."
+        ]
+    largest = max(there, key=lambda layer: float(found.split(layer)["value"]))
+    return [
+        _how_much(found, there, largest), *_which_shape(found, there, largest),
+        *(_where(found, scale) for scale in (RAW, STANDARDISED)),
+    ]  # fmt: skip
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}" if abs(value) >= 0.001 else f"{value:.3%}"
+
+
+def _range(row: Row) -> str:
+    return f"{_percent(row['value'])} ({_percent(row['low'])} to {_percent(row['high'])})"
+
+
+def _how_much(found: Found, there: Sequence[int], largest: int) -> str:
+    row, last = found.split(largest), found.layers[-1]
+    where = "in all layers" if len(there) == len(found.layers) else f"in {layers_named(there)}"
+    end = f", and {_range(found.split(last))} in layer {last}" if last != largest else ""
+    return (
+        f"Position has a share of the variance {where}: {_range(row)} in layer {largest}, where it is largest{end}. "
+        f"Context has {_percent(found.split(largest, 'context')['value'])} in layer {largest}. By chance, which is "
+        f"taken off, tokens in random order within their sentences would have {_percent(row['chance'])}."
+    )
+
+
+def _which_shape(found: Found, there: Sequence[int], largest: int) -> list[str]:
+    numbers = [row["value"] for layer in there if (row := found.shape(layer, "directions")) and row["value"]]
+    here = found.shape(largest, "directions")
+    if not numbers or here is None or not here["value"]:
+        return ["No direction of the position part helps to describe sentences that were left out."]
+    words = f"{min(numbers):.0f}" if min(numbers) == max(numbers) else f"{min(numbers):.0f} to {max(numbers):.0f}"
+    sentences = [
+        f"It has {words} {'direction' if max(numbers) == 1 else 'directions'}, {here['value']:.0f} in layer {largest}: "
+        "as many as it takes to explain what it can in sentences that were left out."
+    ]
+    if low := found.shape(largest, "low_frequencies"):
+        verb = "changes slowly along the sentence" if low["p_value"] <= SIGNIFICANT else "is not shown to change slowly"
+        sentences.append(
+            f"In layer {largest} it {verb}: the lowest tenth of the frequencies has {low['value']:.0%} of it, and "
+            f"{low['chance']:.0%} if positions are shuffled."
+        )
+    if read := found.shape(largest, "read_accuracy"):
+        longer = found.shape(largest, "read_longer_accuracy")
+        further = f", and for {longer['value']:.1%} in sentences longer than all fitted ones" if longer else ""
+        sentences.append(
+            f"In these directions alone, the nearest mean gives the exact position for {_range(read)} of the tokens of "
+            f"such sentences (by chance {_percent(read['chance'])}){further}."
+        )
+    return sentences
+
+
+def _where(found: Found, scale: str) -> str:
+    """Return whether the part is in neurons or in directions, over the layers in which it is."""
+    there = [layer for layer in found.layers if found.is_there(layer, scale)]
+    rows = {layer: row for layer in there if (row := found.shape(layer, f"alignment{SUFFIX[scale]}"))}
+    how = "With every neuron standardised" if scale == STANDARDISED else "As the neurons are"
+    if not rows:
+        return f"{how}, no layer has a position part whose neurons could be told from its directions."
+    aligned = [layer for layer, row in rows.items() if row["p_value"] <= SIGNIFICANT / len(rows)]
+    neurons = [layer for layer in aligned if rows[layer]["value"] >= MOSTLY]
+    largest = max(rows, key=lambda layer: float(found.split(layer, scale=scale)["value"]))
+    k = rows[largest]["k"]
+    part, rotated, own = (found.held(largest, name, k, scale) for name in ("part", "rotated", "directions"))
+    assert part
+    assert rotated
+    assert own
+    if len(neurons) == len(rows):
+        verdict = "position is in neurons, in every layer that has it"
+    elif not aligned:
+        verdict = "position is in directions: no layer has it more in single neurons than a random rotation would"
+    elif not neurons:
+        verdict = (
+            f"position is in directions rather than neurons: {layers_named(aligned)} {_has(aligned)} more of it in "
+            "single neurons than a random rotation would, but less than half of the way"
+        )
+    else:
+        verdict = f"position is mostly in neurons in {layers_named(neurons)}, and in directions in the others"
+    return (
+        f"{how}, {verdict}. In layer {largest}, the {_n(k)} that {'holds' if k == 1 else 'hold'} most of it "
+        f"{'has' if k == 1 else 'have'} {part['value']:.0%}, of a random rotation {rotated['value']:.0%} "
+        f"({rotated['low']:.0%} to {rotated['high']:.0%}), and its own {'direction' if k == 1 else 'directions'} "
+        f"{own['value']:.0%}."
+    )
+
+
+def _has(layers: Sequence[int]) -> str:
+    return "has" if len(layers) == 1 else "have"
+
+
+def _n(k: int) -> str:
+    return "neuron" if k == 1 else f"{k} neurons"
+
+
+def _table(title: str, *headings: str) -> Any:
+    from probing.runtime.plain_tables import plain_table
+
+    table = plain_table(title)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table

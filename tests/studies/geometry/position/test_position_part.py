@@ -1,0 +1,201 @@
+"""`geometry --position` on planted hidden states: how much, how many directions, of which shape, in which neurons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from probing.cache.store import ActivationStore
+from probing.errors import UserError
+from probing.studies.geometry.layers import Sampled
+from probing.studies.geometry.position.survey import Measured, check_position, survey_position
+from probing.studies.geometry.position.tables import Found, position_conclusions, position_tables
+from synthetic import make_store, make_tokens
+
+pytestmark = pytest.mark.numeric
+Array = NDArray[np.float64]
+D, N_SENTENCES = 24, 200
+NEURONS = (3, 7, 20)
+Tables = dict[str, list[dict[str, Any]]]
+
+
+def helix(n: int) -> Array:
+    """Return a turn every 15 positions and a rise, in three dimensions; shape (n, 3)."""
+    t = np.arange(n)
+    return np.stack([np.cos(2 * np.pi * t / 15), np.sin(2 * np.pi * t / 15), (t - 12) / 12], 1)
+
+
+def rotation(seed: int = 0) -> Array:
+    return np.asarray(np.linalg.qr(np.random.default_rng(seed).normal(size=(D, D)))[0])
+
+
+def planted(folder: Path, parts: Sequence[Array | None], scale: float = 1.0) -> ActivationStore:
+    """Return layers of contexts and noise with a position part each, shape (n_positions, d_model)."""
+    generator = np.random.default_rng(1)
+    lengths = generator.integers(7, 28, N_SENTENCES)
+    tokens = make_tokens(lengths.tolist())
+    states = []
+    for part in parts:
+        x = (
+            generator.normal(size=(tokens.n_tokens, D))
+            + 0.5 * generator.normal(size=(N_SENTENCES, D))[tokens.sentences]
+        )
+        x[:, 0] *= scale
+        states.append(x if part is None else x + part[tokens.positions])
+    return make_store(folder, states, tokens, 700)
+
+
+def surveyed(store: ActivationStore, ranked: dict[int, list[int]] | None = None) -> Tables:
+    counts = Sampled(store.tokens, "exclude", 0).counts
+    return survey_position(Measured(store, counts, 0), list(range(store.plan.n_layers + 1)), ranked or {})
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Tables:
+    """Layers: a helix in three neurons, the same rotated, the same as the layer before, and none."""
+    code = np.zeros((30, D))
+    code[:, NEURONS] = helix(30)
+    turned = code @ rotation()
+    store = planted(tmp_path_factory.mktemp("planted") / "store", [code, turned, turned, None])
+    return surveyed(store, {0: [*NEURONS, *(k for k in range(D) if k not in NEURONS)]})
+
+
+def shape(found: Tables, layer: int, measure: str) -> dict[str, Any]:
+    (row,) = (row for row in found["position_shape"] if (row["layer"], row["measure"]) == (layer, measure))
+    return row
+
+
+def test_a_helix_has_its_three_directions_and_noise_has_none(found: Tables) -> None:
+    for layer in range(3):
+        assert shape(found, layer, "directions")["value"] == 3
+        # Its own spectrum does not tell: noise has a share in every direction.
+        assert shape(found, layer, "directions_in_sample")["value"] > 3
+        held_out = [row["held_out"] for row in found["position_spectrum"]
+                    if (row["layer"], row["scale"]) == (layer, "raw")]  # fmt: skip
+        assert max(held_out) == held_out[2] == 1
+    assert shape(found, 3, "directions")["value"] == 0
+    split = Found(found)
+    assert [split.is_there(layer) for layer in range(4)] == [True, True, True, False]
+
+
+def test_its_curves_are_the_helix(found: Tables) -> None:
+    """Its three components span the planted curves, up to noise and their means."""
+    rows = [row for row in found["position_curves"] if row["layer"] == 0 and row["n_tokens"] >= 50]
+    positions = sorted({row["position"] for row in rows})
+    curves = np.array([[row["value"] for row in rows if row["component"] == i] for i in (1, 2, 3)]).T
+    true = helix(30)[positions]
+    x = np.hstack([np.ones((len(true), 1)), curves])
+    residual = true - x @ np.linalg.lstsq(x, true, rcond=None)[0]
+    assert (residual.var(0) / true.var(0)).max() < 0.05
+    inside = [row["low"] <= row["value"] <= row["high"] for row in rows]
+    assert all(inside)
+
+
+def test_it_changes_slowly_and_noise_does_not(found: Tables, tmp_path: Path) -> None:
+    slow = shape(found, 0, "low_frequencies")
+    assert slow["value"] > 3 * slow["chance"]
+    assert slow["p_value"] < 0.01
+    order = np.random.default_rng(5).permutation(30)
+    code = np.zeros((30, D))
+    code[:, NEURONS] = helix(30)[order]
+    shuffled = shape(surveyed(planted(tmp_path / "store", [code])), 0, "low_frequencies")
+    assert shuffled["value"] < slow["value"] / 2
+    assert shuffled["p_value"] > 0.01
+
+
+def test_coordinates_are_told_from_directions(found: Tables) -> None:
+    in_neurons, turned = (shape(found, layer, "alignment") for layer in (0, 1))
+    assert in_neurons["value"] > 0.9
+    assert in_neurons["p_value"] < 0.01
+    assert turned["value"] < 0.2
+    by_layer = Found(found)
+    for layer, holds in ((0, 0.95), (1, None)):
+        first, rotated = (by_layer.held(layer, order, 3) for order in ("part", "rotated"))
+        assert first
+        assert rotated
+        assert first["value"] > holds if holds else rotated["low"] - 0.05 < first["value"] < rotated["high"] + 0.05
+    of_fit = by_layer.held(0, "fit", 3)
+    assert of_fit
+    assert of_fit["value"] > 0.95
+    assert {row["neuron"] for row in sorted(
+        (row for row in found["position_by_neuron"] if row["layer"] == 0), key=lambda row: -row["held"])[:3]
+    } == set(NEURONS)  # fmt: skip
+
+
+def test_a_large_neuron_without_position_does_not_hold_it(tmp_path: Path) -> None:
+    code = np.zeros((30, D))
+    code[:, NEURONS] = 2 * helix(30)
+    found = surveyed(planted(tmp_path / "store", [code], scale=30))
+    split = Found(found)
+    assert split.split(0)["value"] < 0.02 < split.split(0, scale="standardised")["value"]
+    row = next(row for row in found["position_by_neuron"] if row["neuron"] == 0)
+    assert abs(row["value"]) < 0.01
+
+
+def test_the_subspace_stays_or_turns(found: Tables) -> None:
+    assert shape(found, 1, "below_overlap")["value"] < 0.6
+    assert shape(found, 2, "below_overlap")["value"] > 0.9
+    for layer in range(3):
+        assert shape(found, layer, "halves_overlap")["value"] > 0.85
+        assert shape(found, layer, "context_overlap")["p_value"] > 0.01
+
+
+def test_contexts_in_the_directions_of_position_are_seen(tmp_path: Path) -> None:
+    generator = np.random.default_rng(2)
+    tokens = make_tokens([14] * N_SENTENCES)
+    code = np.zeros((30, D))
+    code[:, NEURONS] = helix(30)
+    contexts = np.zeros((N_SENTENCES, D))
+    contexts[:, NEURONS] = 2 * generator.normal(size=(N_SENTENCES, 3))
+    states = generator.normal(size=(tokens.n_tokens, D)) + code[tokens.positions] + contexts[tokens.sentences]
+    found = surveyed(make_store(tmp_path / "store", [states], tokens, 700))
+    assert shape(found, 0, "context_overlap")["value"] > 0.9
+    assert shape(found, 0, "context_overlap")["p_value"] < 0.01
+    assert shape(found, 0, "context_angle")["value"] < 10
+
+
+def test_positions_are_read_in_sentences_left_out_and_in_longer_ones(found: Tables, tmp_path: Path) -> None:
+    for measure in ("read_accuracy", "read_longer_accuracy"):
+        row = shape(found, 0, measure)
+        assert row["low"] > row["chance"]
+        assert row["p_value"] < 0.05
+    code = np.zeros((30, D))
+    code[:, NEURONS] = 20 * helix(30)
+    clear = surveyed(planted(tmp_path / "store", [code]))
+    assert shape(clear, 0, "read_accuracy")["value"] > 0.99
+    assert shape(clear, 0, "read_longer_accuracy")["value"] > 0.99
+    assert shape(clear, 0, "read_error")["value"] < 0.1 < 3 < shape(clear, 0, "read_error")["chance"]
+
+
+def test_sentences_say_what_is_planted(found: Tables) -> None:
+    assert len(position_tables(found)) == 4
+    lines = position_conclusions(found)
+    assert "in layers 0 to 2" in lines[0]
+    assert lines[1].startswith("It has 3 directions")
+    assert any("mostly in neurons in layer 0" in line for line in lines)
+    only = {name: [row for row in rows if row["layer"] == 3] for name, rows in found.items()}
+    assert position_conclusions(only)[0].startswith("No layer has a position part")
+    first = {name: [row for row in rows if row["layer"] == 0] for name, rows in found.items()}
+    assert any("position is in neurons" in line for line in position_conclusions(first))
+    turned = {name: [row for row in rows if row["layer"] == 1] for name, rows in found.items()}
+    assert any("position is in directions" in line for line in position_conclusions(turned))
+
+
+@pytest.mark.parametrize("lengths", [[5, 5], [3] * 20, [1100] * 4])
+def test_texts_that_cannot_be_split_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(UserError, match="--position"):
+        check_position(make_tokens(lengths), "exclude")
+
+
+def test_few_sentences_have_no_intervals_and_say_so(tmp_path: Path) -> None:
+    generator = np.random.default_rng(3)
+    tokens = make_tokens([9] * 10)
+    found = surveyed(make_store(tmp_path / "store", [generator.normal(size=(90, D))], tokens))
+    assert all(row["low"] is None for row in found["position_split"])
+    assert position_conclusions(found) == ["There are 10 sentences, too few for intervals of the position part."]
+    assert position_tables(found)
