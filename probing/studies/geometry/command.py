@@ -121,13 +121,23 @@ def geometry(
         The measurement; None on ranks other than the first.
     """
     call = Call.of(study_of("geometry"), config, name, wandb, _problems(draws, components, shrinkage))
-    _check_corpora(corpus, fit_corpus)
+    return _run(call, *_neurons_of(config), tokenizer)
+
+
+def _neurons_of(config: dict[str, Any]) -> tuple[Stream | None, Any]:
+    """Return the neurons that are changed, and the run whose ranking is compared; None where there are none.
+
+    Args:
+        config: The resolved configuration, which is changed to that of a run.
+    """
+    _check_corpora(config["corpus"], config["fit_corpus"])
     stream = stream_of(config, defaults(geometry))
     compared = compared_run(config, defaults(geometry), stream)
-    config["draws"] = (DRAWS if stream is None else DRAWS_BESIDE_NEURONS) if draws is None else draws
+    if config["draws"] is None:
+        config["draws"] = DRAWS if stream is None else DRAWS_BESIDE_NEURONS
     if stream is None:
-        refuse(out_of_range("top", top, 0))
-    return _run(call, stream, compared, tokenizer)
+        refuse(out_of_range("top", config["top"], 0))
+    return stream, compared
 
 
 def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Result | None:
