@@ -75,16 +75,16 @@ def measured(found: Found, stores: Sequence[ActivationStore], model_name: str) -
         "not_applicable": found.survey.not_applicable,
         **({"neurons": dict(found.neurons)} if found.neurons is not None else {}),
     }
-    return Measured(tables, results, _curves(tables["geometry"]), draw=draw, write=write)
+    return Measured(tables, results, _curves(tables), draw=draw, write=write)
 
 
-def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _curves(tables: Mapping[str, Rows]) -> list[dict[str, Any]]:
     """Return a row per layer with a column for each measure and its interval, for W&B's curves.
 
-    Of the transforms, which are many, only the mean cosine is logged.
+    Of the transforms, which are many, only the mean cosine is logged, and of position its share of the variance.
     """
     by_layer: dict[int, dict[str, Any]] = {}
-    for row in rows:
+    for row in tables["geometry"]:
         transform, measure = row["transform"], row["measure"]
         point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
         if transform == "none":
@@ -92,4 +92,8 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             point |= {measure: row["value"], **ends}
         elif measure == "mean_cosine":
             point[f"{transform}_{measure}"] = row["value"]
+    for row in tables.get("position_split", ()):
+        if (row["scale"], row["part"]) == ("raw", "position"):
+            ends = {f"position_share_{end}": row[end] for end in ("low", "high") if row[end] is not None}
+            by_layer[row["layer"]] |= {"position_share": row["value"], **ends}
     return list(by_layer.values())
