@@ -15,8 +15,8 @@ from torch import Tensor
 from probing.cache.plan import Plan, Shard, divide, shard_tokens
 from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split, sides_of_clusters
-from probing.data.controls import check_given, numbered, with_given
 from probing.data.examples import Examples, Sides
+from probing.data.given_values import check_given, numbered, with_given
 from probing.data.labelling import check_size, check_varies
 from probing.errors import UserError, as_clause
 from probing.results.schema import ALL_LAYERS, NamedLayer

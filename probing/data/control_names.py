@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from probing.cli.option_types import chosen
 from probing.errors import UserError
+from probing.results.shown import listed
 
 
 @dataclass(frozen=True)
 class Control:
-    """What is said of a control; `probing.data.preparation` makes its examples.
+    """What is said of a control; `probing.data.controls` makes its examples.
 
     Args:
         words: Its name in tables and figures.
@@ -99,14 +100,12 @@ def chosen_controls(
         wanted.remove("control_task" if ordinal else "permuted_positions")
         left_out = of_sentences or numbers
         return [name for name in wanted if not (left_out and name in ("control_task", "permuted_positions"))]
-    if of_sentences and "control_task" in wanted:
-        raise UserError(
-            "`--controls control_task`: it gives each word type a random label, and this task labels sentences; "
-            "give shuffled, token, permuted_positions or untrained."
+    if "control_task" in wanted and (of_sentences or numbers):
+        why = (
+            "a random label, and this task labels sentences"
+            if of_sentences
+            else "a random class, and this task predicts numbers"
         )
-    if numbers and "control_task" in wanted:
-        raise UserError(
-            "`--controls control_task`: it gives each word type a random class, and this task predicts numbers; "
-            "give shuffled, token, permuted_positions or untrained."
-        )
+        others = listed([name for name in CONTROLS if name != "control_task"], "or")
+        raise UserError(f"`--controls control_task`: it gives each word type {why}; give {others}.")
     return wanted

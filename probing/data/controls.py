@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -14,18 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from probing.cache.plan import Plan, Shard
+from probing.cache.source import ActivationSource
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.examples import Activations, Examples, Sides
+from probing.data.given_values import permuted_within
 from probing.data.words import SentenceVectors, exchanged
-from probing.errors import UserError
+from probing.models import load_encoder, load_tokenizer, word_folding
 from probing.models.residual_stream import word_table
+from probing.results.shown import count
+from probing.runtime.progress import note, stage
 from probing.statistics.chance import mix, permute_within_sentences
 from probing.statistics.label_scores import LabelCodes
-from probing.statistics.separation import strata_with_several
-from probing.tasks import TokenTask, has_label, labels_of, unit_of
-from probing.tasks.given import HeldFixed
 
 _Label = TypeVar("_Label", np.int32, np.int64)
 
@@ -99,105 +100,6 @@ def token_types(tokens: Tokens) -> NDArray[np.uint64]:
     indices = mix((np.arange(tokens.n_tokens) - first[word]).astype(np.uint64))
     of_word = np.add.reduceat(mix(indices + tokens.input_ids.astype(np.uint64)), first)
     return of_word[word] + indices
-
-
-def values_of(given: HeldFixed, tokens: Tokens, corpus: Corpus, task: TokenTask) -> NDArray[np.int64]:
-    """Return a number for the value of each token, -1 without one; shape (n_tokens,), or (n_sentences,).
-
-    Args:
-        given: What is held fixed.
-        tokens: The table of tokens.
-        corpus: The corpus that they belong to.
-        task: The task that is probed, which has labels of tokens or of sentences.
-
-    Raises:
-        UserError: If none has a value, or what is held fixed does not apply, as `HeldFixed.task_in` says.
-    """
-    other = given.task_in(corpus, task)
-    if other is None:
-        return _pieces(tokens) if task.word_means else tokens.input_ids.astype(np.int64)
-    labels = labels_of(other, tokens, corpus)
-    if not has_label(labels).any():
-        unit = unit_of(other)
-        raise UserError(f"`--given {given.typed}`: it gives no {unit} of `{corpus.name}` a label; give another.")
-    values = numbered(labels)
-    if unit_of(other) == "token":
-        return _of_whole_words(values, tokens)
-    return values if unit_of(task) == "sentence" else values[tokens.sentences]
-
-
-def _of_whole_words(values: NDArray[np.int64], tokens: Tokens) -> NDArray[np.int64]:
-    """Return the values with those of a word at its pieces that have none: tasks label one piece or the other."""
-    word = np.where(tokens.special, 0, tokens.first_pieces.cumsum())
-    of_word = np.full(word.max(initial=0) + 1, -1)
-    known = (values >= 0) & ~tokens.special
-    of_word[word[known][::-1]] = values[known][::-1]
-    return np.where((values < 0) & ~tokens.special, of_word[word], values)
-
-
-def numbered(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the number of each label among the distinct ones, -1 where one is missing."""
-    found, known = np.full(len(labels), -1), has_label(labels)
-    found[known] = np.unique(labels[known], return_inverse=True)[1]
-    return found
-
-
-def _pieces(tokens: Tokens) -> NDArray[np.int64]:
-    """Return a number for the pieces of each word at its first piece, -1 elsewhere, shape (n_tokens,)."""
-    of_words, begins = tokens.input_ids[~tokens.special], np.flatnonzero(tokens.first_pieces[~tokens.special])
-    numbers: dict[bytes, int] = {}
-    found = np.full(tokens.n_tokens, -1)
-    words = np.split(of_words, begins[1:]) if len(begins) else []
-    found[tokens.first_pieces] = [numbers.setdefault(ids.tobytes(), len(numbers)) for ids in words]
-    return found
-
-
-def with_given(sides: Sides, values: Sequence[NDArray[np.int64]]) -> Sides:
-    """Return the sides with the values of their examples.
-
-    Args:
-        sides: The sides.
-        values: Those of the training corpus and, last, of the test corpus.
-    """
-    return replace(
-        sides.each(lambda examples: replace(examples, given=values[0])), test=replace(sides.test, given=values[-1])
-    )
-
-
-def check_given(values: NDArray[np.int64], labels: NDArray[np.integer[Any]], typed: str, unit: str) -> None:
-    """Refuse values that determine the label, so that nothing is left to compare.
-
-    Args:
-        values: Number of each token's value, -1 without one, shape (n_tokens,).
-        labels: Label of each training token, -1 of others, shape (n_tokens,).
-        typed: The option as it was typed, for the message.
-        unit: What has a label.
-
-    Raises:
-        UserError: If no two training examples with the same value have different labels.
-    """
-    if not (strata_with_several(values, labels) >= 0).any():
-        raise UserError(
-            f"`{typed}`: no two training {unit}s with the same value have different labels, so that nothing is left to "
-            "compare; leave the option out, or give more data."
-        )
-
-
-def permuted_within(examples: Examples, seed: int) -> Examples:
-    """Return the examples with their labels permuted among those with the same value.
-
-    Examples without a value are permuted among each other.
-
-    Args:
-        examples: The examples, with their values.
-        seed: Seed of the permutation.
-    """
-    assert examples.given is not None
-    kept = np.flatnonzero(examples.labels >= 0)
-    labels, values = examples.labels.copy(), examples.given[kept]
-    order = np.lexsort((np.random.default_rng(seed).random(len(kept)), values))
-    labels[kept[np.argsort(values, kind="stable")]] = examples.labels[kept[order]]
-    return replace(examples, labels=labels)
 
 
 # Number of draws of the control task's labels; a single draw may be easier or harder than most.
@@ -350,3 +252,59 @@ def with_activations(sides: Sides, stores: Sequence[ActivationStore]) -> Sides:
         return replace(examples, store=store)
 
     return sides.each(exchange)
+
+
+# What a model is told where it reads the corpora once more for a control, by the control.
+READ_AGAIN: Mapping[str, str] = {"permuted_positions": "permuted_tokens_seed", "untrained": "random_weights_seed"}
+
+# How the examples of the other controls are made, from those of the task; each list has a draw of the control.
+_Make = Callable[[Sides, Sequence[Corpus], ActivationSource, int], list[Sides]]
+_MADE_FROM_THOSE: Mapping[str, _Make] = {
+    "shuffled": lambda sides, corpora, source, seed: [shuffled(sides, seed)],
+    "token": lambda sides, corpora, source, seed: [
+        token_identity(sides, load_encoder(source.model, source.random_weights_seed))
+    ],
+    "control_task": lambda sides, corpora, source, seed: control_tasks(
+        sides, corpora, word_folding(load_tokenizer(source.model)), seed
+    ),
+    "given": lambda sides, corpora, source, seed: [sides.each(partial(permuted_within, seed=seed))],
+}
+
+
+def source_of_control(name: str, source: ActivationSource, seed: int) -> ActivationSource | None:
+    """Return the model as it reads the corpora for a control; None if no activations are needed, or can be.
+
+    A model that is randomly initialised itself has no randomly initialised control.
+    """
+    told = READ_AGAIN.get(name)
+    if told is None or (told == "random_weights_seed" and source.random_weights_seed is not None):
+        return None
+    reads: dict[str, Any] = {told: seed}
+    return replace(source, **reads)
+
+
+def control_sides(
+    wanted: Sequence[str], sides: Sides, corpora: Sequence[Corpus], source: ActivationSource, seed: int
+) -> dict[str, list[Sides]]:
+    """Return the examples of each control that applies; missing activations are extracted.
+
+    The control task has several draws of labels, every other control has one.
+    """
+    made: dict[str, list[Sides]] = {}
+    again = {name: source_of_control(name, source, seed) for name in wanted if name in READ_AGAIN}
+    read: dict[str, list[ActivationStore]] = {}
+    if n := sum(other is not None for other in again.values()):
+        with stage(f"hidden states for {count(n, 'control')}", n) as advance:
+            for name, other in again.items():
+                if other is not None:
+                    note(name)
+                    read[name] = other.read(corpora)
+                    advance(1)
+    for name in wanted:
+        if name in read:
+            made[name] = [with_activations(sides, read[name])]
+        elif name in again:
+            source.say(f"the control {name} is left out: the model itself is randomly initialised")
+        else:
+            made[name] = _MADE_FROM_THOSE[name](sides, corpora, source, seed)
+    return made

@@ -1,8 +1,8 @@
-"""Prepares the examples that `fit` trains and tests on, and those of its controls."""
+"""Prepares the examples that `fit` trains and tests on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,9 +18,8 @@ from probing.cache.word_counts import count_words
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split, intervals_by_document, splits_by_document
-from probing.data import controls
-from probing.data.controls import check_given, permuted_within, values_of, with_given
 from probing.data.examples import Activations, Examples, Sides, read
+from probing.data.given_values import check_given, values_of, with_given
 from probing.data.labelling import (
     Classified,
     choose_classes,
@@ -32,9 +31,6 @@ from probing.data.labelling import (
     some_of,
 )
 from probing.errors import UserError
-from probing.models import load_encoder, load_tokenizer, word_folding
-from probing.results.shown import count
-from probing.runtime.progress import note, stage
 from probing.tasks import Labels, TokenTask, unit_of
 from probing.tasks.given import HeldFixed
 
@@ -126,62 +122,6 @@ def read_sides(
     stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce, given))
     say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
     return label_sides(stores, corpora, splits, task, group_by, given), stores
-
-
-# What a model is told where it reads the corpora once more for a control, by the control.
-READ_AGAIN: Mapping[str, str] = {"permuted_positions": "permuted_tokens_seed", "untrained": "random_weights_seed"}
-
-# How the examples of the other controls are made, from those of the task; each list has a draw of the control.
-_Make = Callable[[Sides, Sequence[Corpus], ActivationSource, int], list[Sides]]
-_MADE_FROM_THOSE: Mapping[str, _Make] = {
-    "shuffled": lambda sides, corpora, source, seed: [controls.shuffled(sides, seed)],
-    "token": lambda sides, corpora, source, seed: [
-        controls.token_identity(sides, load_encoder(source.model, source.random_weights_seed))
-    ],
-    "control_task": lambda sides, corpora, source, seed: controls.control_tasks(
-        sides, corpora, word_folding(load_tokenizer(source.model)), seed
-    ),
-    "given": lambda sides, corpora, source, seed: [sides.each(partial(permuted_within, seed=seed))],
-}
-
-
-def source_of_control(name: str, source: ActivationSource, seed: int) -> ActivationSource | None:
-    """Return the model as it reads the corpora for a control; None if no activations are needed, or can be.
-
-    A model that is randomly initialised itself has no randomly initialised control.
-    """
-    told = READ_AGAIN.get(name)
-    if told is None or (told == "random_weights_seed" and source.random_weights_seed is not None):
-        return None
-    reads: dict[str, Any] = {told: seed}
-    return replace(source, **reads)
-
-
-def control_sides(
-    wanted: Sequence[str], sides: Sides, corpora: Sequence[Corpus], source: ActivationSource, seed: int
-) -> dict[str, list[Sides]]:
-    """Return the examples of each control that applies; missing activations are extracted.
-
-    The control task has several draws of labels, every other control has one.
-    """
-    made: dict[str, list[Sides]] = {}
-    again = {name: source_of_control(name, source, seed) for name in wanted if name in READ_AGAIN}
-    read: dict[str, list[ActivationStore]] = {}
-    if n := sum(other is not None for other in again.values()):
-        with stage(f"hidden states for {count(n, 'control')}", n) as advance:
-            for name, other in again.items():
-                if other is not None:
-                    note(name)
-                    read[name] = other.read(corpora)
-                    advance(1)
-    for name in wanted:
-        if name in read:
-            made[name] = [controls.with_activations(sides, read[name])]
-        elif name in again:
-            source.say(f"the control {name} is left out: the model itself is randomly initialised")
-        else:
-            made[name] = _MADE_FROM_THOSE[name](sides, corpora, source, seed)
-    return made
 
 
 def example_checks(

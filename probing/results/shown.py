@@ -78,10 +78,10 @@ def two_decimals(value: float) -> str:
     return f"{round(value, 2) + 0.0:.2f}"
 
 
-def listed(items: Sequence[object]) -> str:
-    """Return items as a list in a sentence."""
+def listed(items: Sequence[object], before_last: str = "and") -> str:
+    """Return items as a list in a sentence, with `and` before the last one, or `or` where one is to be chosen."""
     *first, last = map(str, items)
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"{', '.join(first)} {before_last} {last}" if first else last
 
 
 def layers_named(layers: Sequence[int]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from probing import ProbeOptions, Run, WandbOptions, fit
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words
 from probing.corpus.splits import Split
-from probing.data.control_names import chosen_controls
+from probing.data.control_names import CONTROLS, chosen_controls
 from probing.data.controls import CONTROL_DRAWS, control_tasks, shuffled, token_identity, with_activations
 from probing.data.examples import read
 from probing.data.labelling import choose_classes, label
@@ -56,6 +58,22 @@ def test_controls_are_chosen_by_name(typed: Any, expected: list[str]) -> None:
 
 def test_all_controls_are_those_that_say_something_of_the_task() -> None:
     assert chosen_controls("all", ordinal=False) == ["shuffled", "token", "control_task", "untrained"]
+
+
+def test_the_help_and_the_documentation_name_every_control() -> None:
+    (said,) = re.findall(r"^ {4}controls: (.*?)^ {4}\w+: ", inspect.getdoc(fit) or "", re.MULTILINE | re.DOTALL)
+    assert [name for name in CONTROLS if not re.search(rf"\b{name}\b", said)] == []
+    page = Path(__file__).parents[2] / "docs" / "concepts.md"
+    assert [name for name in CONTROLS if f"| `{name}` |" not in page.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.parametrize("of_sentences", [True, False])
+def test_the_control_task_is_refused_where_there_are_no_classes_of_words(of_sentences: bool) -> None:
+    *others, last = [name for name in CONTROLS if name != "control_task"]
+    why = "label, and this task labels sentences" if of_sentences else "class, and this task predicts numbers"
+    said = f"`--controls control_task`: it gives each word type a random {why}; give {', '.join(others)} or {last}."
+    with pytest.raises(UserError, match=re.escape(said)):
+        chosen_controls("control_task", False, of_sentences, not of_sentences)
 
 
 def test_an_unknown_control_is_refused() -> None:

@@ -14,7 +14,7 @@ from probing.builtin_tasks.upos import UniversalPartOfSpeech
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words
-from probing.data.controls import check_given, permuted_within, values_of, with_given
+from probing.data.given_values import check_given, permuted_within, values_of, with_given
 from probing.errors import UserError
 from probing.tasks.given import HeldFixed
 from synthetic import make_store, make_tokens, sides

@@ -10,8 +10,8 @@ from probing.cache.source import Reading, Speed
 from probing.cli.options import ProbeOptions, as_options
 from probing.corpus.splits import splits_of
 from probing.data.control_names import chosen_controls
+from probing.data.controls import READ_AGAIN
 from probing.data.labelling import choose_classes, class_of_tokens
-from probing.data.preparation import READ_AGAIN
 from probing.disabling.units import UNITS
 from probing.models import load_config
 from probing.studies.claims.planning import Need

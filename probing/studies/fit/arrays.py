@@ -114,7 +114,8 @@ def _read(
     sides: Any, layers: Sequence[int], options: ProbeOptions, controls: Sequence[str], given: Any, seed: int
 ) -> tuple[Any, dict[str, list[Any]], Any]:
     """Return the examples, those of each control, and the transforms by which they were centred, if they were."""
-    from probing.data.controls import permuted_within, shuffled
+    from probing.data.controls import shuffled
+    from probing.data.given_values import permuted_within
     from probing.probes.intercept import centred
 
     others = {"shuffled": [shuffled(sides, seed)]} if controls else {}

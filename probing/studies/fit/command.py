@@ -159,8 +159,9 @@ def _read(
         asked: The `probing.runs.measuring.Asked` of the run.
         watch: Notes how long reading takes.
     """
+    from probing.data.controls import READ_AGAIN, control_sides, source_of_control
     from probing.data.labelling import say_what_is_not_read
-    from probing.data.preparation import READ_AGAIN, control_sides, read_sides, source_of_control
+    from probing.data.preparation import read_sides
     from probing.probes.erasure import transform_all
     from probing.probes.intercept import centred
     from probing.studies.fit.estimate import announced, stages_of_probes

@@ -20,8 +20,7 @@ from probing.cache.source import ActivationSource, Reading, Speed
 from probing.cache.tokens import Tokens
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
-from probing.data.controls import CONTROL_DRAWS
-from probing.data.preparation import source_of_control
+from probing.data.controls import CONTROL_DRAWS, source_of_control
 from probing.evidence.removal import REMOVED
 from probing.probes.curvature import fits
 from probing.probes.history import LONGEST

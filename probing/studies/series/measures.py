@@ -21,7 +21,8 @@ from probing.cache.store import ActivationStore, DamagedCache, leftovers, remove
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import Split
-from probing.data.preparation import control_sides, read_sides
+from probing.data.controls import control_sides
+from probing.data.preparation import read_sides
 from probing.errors import UserError
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
