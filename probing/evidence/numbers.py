@@ -13,9 +13,9 @@ from torch import Tensor
 from probing.data.examples import Examples, Sides, read_share
 from probing.evidence.removal import REMOVED, AblationEffect, matched
 from probing.evidence.stability import PENALTIES, bootstrap, penalty_stability, stability_of
-from probing.evidence.table import Evidence, is_far, order, separation_given, separation_of
+from probing.evidence.table import Evidence, collect_evidence, is_far, order
 from probing.probes.ridge import Decomposed, NumberFit, errors_of
-from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
+from probing.rankings.contributions import mean_contribution
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.intervals import ratio_interval, ratio_p_value
 
@@ -33,22 +33,10 @@ class NumberEvidence(Evidence):
 
 def collect_number_evidence(found: Decomposed, fits: Sequence[NumberFit]) -> list[NumberEvidence]:
     """Stream the training and the test examples, divided among ranks, and return the evidence of each layer."""
-    sides, layers = found.sides, found.layers
-    magnitudes = [MagnitudeAccumulator(fit.moments.mean, 1) for fit in fits]
-    for batch in read_share(sides.test, layers):
-        for sums, states in zip(magnitudes, batch.hidden_states, strict=True):
-            sums.update(states, torch.zeros_like(batch.labels))
-    for sums in magnitudes:
-        sums.all_reduce(sum_over_ranks)
+    sides, moments = found.sides, [fit.moments for fit in fits]
+    collected = collect_evidence(sides.train, sides.test, found.layers, moments, None)
     return [
-        NumberEvidence(
-            fit.moments,
-            sums.result(),
-            separation_of(sides.train, fit.layer, fit.moments, 0),
-            given=separation_given(sides.train, fit.layer, 0),
-            correlation=_correlation(fit),
-        )
-        for fit, sums in zip(fits, magnitudes, strict=True)
+        NumberEvidence(**vars(one), correlation=_correlation(fit)) for fit, one in zip(fits, collected, strict=True)
     ]
 
 

@@ -113,7 +113,7 @@ class Evidence:
 
 
 def collect_evidence(
-    train: Examples, test: Examples, layers: Sequence[int], moments: Sequence[Moments], n_classes: int
+    train: Examples, test: Examples, layers: Sequence[int], moments: Sequence[Moments], n_classes: int | None
 ) -> list[Evidence]:
     """Stream the training and the test tokens, divided among ranks, and return the evidence of each layer.
 
@@ -122,21 +122,25 @@ def collect_evidence(
         test: Test examples.
         layers: Layer numbers.
         moments: Moments of each layer's training tokens.
-        n_classes: Number of classes.
+        n_classes: Number of classes; None where numbers are predicted, of which a probe has one logit, the prediction.
     """
-    magnitudes = [MagnitudeAccumulator(m.mean, n_classes) for m in moments]
+    magnitudes = [MagnitudeAccumulator(m.mean, n_classes or 1) for m in moments]
     for batch in read_share(test, layers):
+        labels = torch.zeros_like(batch.labels) if n_classes is None else batch.labels
         for sums, states in zip(magnitudes, batch.hidden_states, strict=True):
-            sums.update(states, batch.labels)
+            sums.update(states, labels)
     for sums in magnitudes:
         sums.all_reduce(sum_over_ranks)
     parts = zip(layers, moments, magnitudes, strict=True)
     return [
         Evidence(
-            m, sums.result(), separation_of(train, layer, m, n_classes), given=separation_given(train, layer, n_classes)
+            m,
+            sums.result(),
+            separation_of(train, layer, m, n_classes or 0),
+            given=separation_given(train, layer, n_classes or 0),
         )
         for layer, m, sums in parts
-    ]  # fmt: skip
+    ]
 
 
 def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
