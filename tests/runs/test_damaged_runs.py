@@ -84,6 +84,22 @@ def test_what_is_wrong_with_a_run_is_named(own: Path, file: str, edit: Callable[
     assert str(caught.value).endswith("; repeat the run.")
 
 
+@pytest.mark.parametrize("value", [0.25, 3, 1e-07])
+def test_a_control_of_a_later_version_is_no_damage(own: Path, value: float) -> None:
+    results = json.loads((own / "results.json").read_text(encoding="utf-8"))
+    layers = [{**layer, "later_accuracy": value} for layer in results["layers"]]
+    edited(own / "results.json", entry("layers", layers))
+    edited(own / "accuracy.csv", lines(lambda rows: [f"{rows[0][:-1]},later_accuracy\n", *_with(rows[1:], value)]))
+    assert len(load_run(own).accuracy) == len(layers)
+    edited(own / "results.json", entry("layers", [{**layer, "later_accuracy": value / 2} for layer in layers]))
+    with pytest.raises(UserError, match=r"accuracy.csv and results.json are not of one run"):
+        load_run(own)
+
+
+def _with(rows: list[str], value: float) -> list[str]:
+    return [f"{row[:-1]},{value}\n" for row in rows]
+
+
 @pytest.mark.parametrize(("number", "words"), [("nan", "not finite"), ("layer", "not of one run")])
 def test_tensors_of_another_shape_or_without_numbers_are_refused(own: Path, number: str, words: str) -> None:
     path = own / "probe.safetensors"
