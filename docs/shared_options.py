@@ -13,11 +13,13 @@ from probing.cli.options import complete
 
 
 class SharedOptions(Extension):
-    """Does for the source of a command what its decorators `with_shared_help` and `resolved` do when it is imported."""
+    """Does for the source of a command what its decorators do when it is imported."""
 
     def on_function_instance(self, *, func: Function, **others: Any) -> None:
         """Complete the docstring of a command, and leave out the parameter that its callers do not see."""
         decorators = {str(decorator.value) for decorator in func.decorators}
+        if "configured" in decorators:  # it does what these two do
+            decorators |= {"resolved", "with_shared_help"}
         if "resolved" in decorators:
             func.parameters = Parameters(*list(func.parameters)[1:])
         if "with_shared_help" in decorators and func.docstring:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -143,15 +144,19 @@ def test_options_that_a_command_does_not_have_are_refused_by_its_name() -> None:
 
 def test_the_page_of_the_api_describes_the_options_as_help_does() -> None:
     pytest.importorskip("griffe", reason="griffe reads the source for the site; `make docs` installs it")
+    functions = {name: load_command(where) for name, where in COMMANDS.items()}
+    places = {name: f"{function.__module__}.{function.__name__}" for name, function in functions.items()}
     script = (
-        "import griffe\n"
+        "import griffe, json, sys\n"
         "probing = griffe.load('probing', extensions=griffe.load_extensions('docs/shared_options.py'))\n"
-        "fit = probing['commands.fit.fit']\n"
-        "print(fit.docstring.value)\n"
-        "print([p.name for p in fit.parameters])"
+        "read = {name: probing[place.partition('.')[2]] for name, place in json.loads(sys.argv[1]).items()}\n"
+        "print(json.dumps({name: [f.docstring.value, [p.name for p in f.parameters]] for name, f in read.items()}))"
     )
     found = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
-    ).stdout
-    fit = load("fit")
-    assert found == f"{inspect.getdoc(fit)}\n{list(inspect.signature(fit).parameters)}\n"
+        [sys.executable, "-c", script, json.dumps(places)],
+        cwd=ROOT, capture_output=True, encoding="utf-8", check=True,
+    ).stdout  # fmt: skip
+    assert json.loads(found) == {
+        name: [inspect.getdoc(function), list(inspect.signature(function).parameters)]
+        for name, function in functions.items()
+    }
