@@ -12,7 +12,10 @@ from probing.results.shown import listed
 
 @dataclass(frozen=True)
 class Control:
-    """What is said of a control; `probing.data.controls` makes its examples.
+    """What is said of a control.
+
+    `probing.data.controls` makes its examples, `probing.figures.probes` has the look of its line, and the help of `fit`
+    names it.
 
     Args:
         words: Its name in tables and figures.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-# For each command that is a study, the study as `module:name`.
+# For each command that is a study, the study as `module:name`; `probing/__init__.py` names its function for type
+# checkers.
 STUDIES = {
     "fit": "probing.runs.run:FIT",
     "rank": "probing.runs.rankings:RANK",

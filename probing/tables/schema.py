@@ -186,6 +186,8 @@ _REMOVED = (
     number("sd", "Standard deviation of the activation over training tokens."),
     text("flag", "Warnings about the rank, separated by spaces.", may_be_empty=True),
 )
+# `neuron_table` in `probing.evidence.table` fills it. Which columns the page and the terminal show is said in
+# `probing.page.neurons` and `probing.tables.probes`; files, Python and W&B have all of them.
 NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
     *_RANKED,
     _COMPANION,

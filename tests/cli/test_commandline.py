@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import os
 import re
 import signal
@@ -24,6 +26,7 @@ from probing.cli.options import ProbeOptions
 from probing.commands.cache import prune
 from probing.errors import UserError
 from probing.runs.known_studies import STUDIES
+from probing.runs.registry import study_of
 from probing.runtime.processes import interrupts_pass
 from probing.studies.compare.command import compare
 from probing.studies.fit.command import fit
@@ -306,6 +309,21 @@ def test_public_names_are_what_they_say() -> None:
     assert probing.UserError is UserError
     assert {*probing._HOMES, *STUDIES, "__version__"} == set(probing.__all__)
     assert all(getattr(probing, name).__name__ == name for name in (*probing._HOMES, *STUDIES))
+
+
+def test_type_checkers_find_every_public_name_where_it_is() -> None:
+    import probing
+
+    (block,) = (node for node in ast.parse(inspect.getsource(probing)).body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    typed = {alias.asname: f"{node.module}:{alias.name}" for node in imports for alias in node.names}
+    functions = {name: study_of(name).function for name in STUDIES}
+    assert typed == functions | {name: f"{module}:{name}" for name, module in probing._HOMES.items()}
+
+
+def test_the_page_of_the_api_has_every_study() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    assert set(STUDIES) - set(re.findall(r"^::: probing\.(?:\S+\.)?(\w+)$", page, re.MULTILINE)) == set()
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if " " not in name])
