@@ -81,7 +81,7 @@ def test_its_tables_are_there_and_read_again(made: Result, fitted: Path) -> None
         assert made.by_name[name], name
         assert len(again.by_name[name]) == len(made.by_name[name])
     in_order = [row["neuron"] for row in load_run(fitted).top(0, 5)]
-    held = {row["neuron"]: row.get("held") for row in made.position_by_neuron if row["layer"] == 0}
+    held = {row["neuron"]: row["held"] for row in made.position_by_neuron if row["layer"] == 0}
     (of_fit,) = (
         row
         for row in made.position_held
