@@ -42,7 +42,8 @@ Array = NDArray[np.float64]
 
 # Number of texts, and most characters of a reaction: longer ones have positions that few others have.
 N_TEXTS, LONGEST = 800, 160
-BARE = ("--replicates", "0", "--evidence", "none", "--controls", "none", "--figure_format", "png")
+# A ranking of a probe whose penalty is fixed, since five rankings of each model would take an hour otherwise.
+RANKED = (*commands.BARE, "--figure_format", "png")
 # How close the repeated numbers must be.
 CLOSE = 1e-5
 _LOOKS = {
@@ -59,12 +60,14 @@ class Read:
         name: Its short name; that of its folder under `runs/models`, but for the built-in one.
         text: Which text it reads.
         layers: Its layers.
+        ranked: The layers whose neurons `fit` ranks.
         without_first: Whether it is also read without the first token of each sentence.
     """
 
     name: str
     text: str
     layers: str = "all"
+    ranked: str = "0,3,6,9,12"
     without_first: bool = False
 
     @property
@@ -74,8 +77,8 @@ class Read:
 
 
 READ = (
-    Read("minilm", "english"), Read("all-mpnet-base-v2", "english"),
-    Read("smollm2", "english", "0,1,2,3,6,9,12,15,18,21,24,27,30", without_first=True),
+    Read("minilm", "english", ranked="all"), Read("all-mpnet-base-v2", "english"),
+    Read("smollm2", "english", "0,1,2,3,6,9,12,15,18,21,24,27,30", "0,3,9,15,21,30", without_first=True),
     Read("rxn-bert", "reactions"), Read("rxn-bert-tuned", "reactions"), Read("rxn-albert", "reactions"),
 )  # fmt: skip
 
@@ -96,16 +99,16 @@ def make(folder: Path, models: Sequence[Read], reactions: Path | None, threads: 
             write_text(path, lines_of_text)
     found = {}
     for read in models:
-        about = ["--model", read.model, "--corpus", str(folder / f"{read.text}.txt"), "--layer", read.layers]
+        about = ["--model", read.model, "--corpus", str(folder / f"{read.text}.txt"), "--layer"]
         fit = folder / "runs" / f"fit-{read.name}"
-        _measure(folder, fit, "fit", [*about, *BARE], threads)
+        _measure(folder, fit, "fit", [*about, read.ranked, *RANKED], threads)
         how = ["--position", "--transforms", "none", "--draws", "0", "--figure_format", "png"]
         run = folder / "runs" / f"position-{read.name}"
         _measure(folder, run, "geometry", [*how, "--from_run", str(fit), "--layer", read.layers], threads)
         found[read.name] = load_run(run)
         if read.without_first:
             later = folder / "runs" / f"position-{read.name}-later"
-            _measure(folder, later, "geometry", [*how, *about, "--first_token", "exclude"], threads)
+            _measure(folder, later, "geometry", [*how, *about, read.layers, "--first_token", "exclude"], threads)
             found[f"{read.name}-later"] = load_run(later)
     return found
 
