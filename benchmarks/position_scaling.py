@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from benchmarks.corpora import sentences
 from probing.cache.plan import Plan, divide, shard_tokens
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
-from probing.corpus import load_corpus
 from probing.studies.geometry.layers import Sampled
 from probing.studies.geometry.position.survey import Measured, survey_position
 
@@ -31,7 +31,7 @@ D_MODEL, MOST_TOKENS = 384, 200
 
 def write(folder: Path, n_tokens: int) -> None:
     """Write a store of one layer of about `n_tokens` tokens."""
-    own = np.array([min(len(sentence.split()) * 4 // 3 + 2, MOST_TOKENS) for sentence in load_corpus().sentences])
+    own = np.array([min(len(sentence.split()) * 4 // 3 + 2, MOST_TOKENS) for sentence in sentences(None)])
     lengths = np.tile(own, n_tokens // own.sum() + 1)
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), n_tokens)) + 1].astype(np.int32)
     words = np.concatenate([np.arange(length) for length in lengths]).astype(np.int16)
