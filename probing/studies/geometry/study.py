@@ -58,8 +58,11 @@ class Geometry(Study):
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         from probing.studies.geometry import terms
+        from probing.studies.geometry.position.terms import POSITION
 
         changed = {"Changed neurons": terms.CHANGED_NEURONS} if made.neuron_interventions else {}
+        if made.position_split:
+            changed["Position"] = POSITION
         return {self.title: terms.GEOMETRY, **changed}
 
 

@@ -16,6 +16,8 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.runs.study import Result
 from probing.studies.geometry.command import geometry
+from probing.studies.geometry.position.tables import position_tables
+from probing.studies.geometry.position.terms import POSITION
 from wandb_reader import read_offline_runs
 
 pytestmark = [
@@ -114,6 +116,9 @@ def test_the_terminal_the_page_and_wandb_have_it(made: Result, place: Path) -> N
     page = Path(report(str(made.folder), output=str(place / "page.html"))).read_text(encoding="utf-8")
     assert "<h3>Position</h3>" in page
     assert "Shares of the variance of the hidden states" in page
+    headings = {str(column.header) for table in position_tables(made.by_name) for column in table.columns}
+    assert headings - {"95% range"} == set(POSITION)
+    assert all(meaning.split("`")[0] in page for meaning in POSITION.values())
     figures = {path.stem for path in (made.folder / "figures").iterdir()}
     assert {"position_split", "position_curves", "position_held"} <= figures
     (logged,) = read_offline_runs(made.folder)
