@@ -7,18 +7,20 @@ that noise is in neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.studies.geometry.position.spectrum import Spectrum, random_subspace
+from probing.studies.geometry.position.spectrum import Spectrum
 
 Array = NDArray[np.float64]
 
 # So many that a rank among them can be significant in each of 50 layers.
 ROTATIONS = 1000
+# Numbers drawn at a time for rotations.
+DRAWN = 2**21
 NUMBERS = (1, 5, 10, 20, 50)
 
 
@@ -77,11 +79,9 @@ def concentration(found: Spectrum, n_directions: int, orders: Mapping[str, Seque
     d_model = len(directions)
     by_neuron = np.square(directions) @ squares
     generator = np.random.default_rng([seed, 13])
-    rotated, random = np.empty((ROTATIONS, d_model)), np.empty((ROTATIONS, d_model))
-    for draw in range(ROTATIONS):
-        turned = np.square(random_subspace(d_model, n_directions, generator)) @ squares
-        rotated[draw] = np.cumsum(np.sort(turned)[::-1])
-        random[draw] = np.cumsum(generator.permutation(by_neuron))
+    turned = np.concatenate([np.square(axes) @ squares for axes in _rotations(d_model, n_directions, generator)])
+    rotated = np.cumsum(np.sort(turned, axis=1)[:, ::-1], axis=1)
+    random = np.cumsum(generator.permuted(np.tile(by_neuron, (ROTATIONS, 1)), axis=1), axis=1)
     best = np.cumsum(np.sort(by_neuron)[::-1])
     ends = np.cumsum(np.pad(squares, (0, d_model - n_directions)))
 
@@ -104,3 +104,16 @@ def concentration(found: Spectrum, n_directions: int, orders: Mapping[str, Seque
     room = float(ends[k - 1]) - chance
     alignment = (float(best[k - 1]) - chance) / room if room > 1e-9 else float("nan")
     return Concentration(by_neuron, held, alignment, p_value(k), k)
+
+
+def _rotations(d_model: int, k: int, generator: np.random.Generator) -> Iterator[Array]:
+    """Yield orthonormal columns, uniform among all, in parts of `ROTATIONS`; shape (n, d_model, k).
+
+    Columns of normal numbers G times the inverse of the triangular factor of G'G are those of a QR decomposition, here of
+    many at a time.
+    """
+    at_a_time = max(1, DRAWN // (d_model * k))
+    for first in range(0, ROTATIONS, at_a_time):
+        columns = generator.standard_normal((min(at_a_time, ROTATIONS - first), d_model, k))
+        factors = np.linalg.cholesky(columns.transpose(0, 2, 1) @ columns)
+        yield np.linalg.solve(factors, columns.transpose(0, 2, 1)).transpose(0, 2, 1)
