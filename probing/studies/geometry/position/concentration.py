@@ -109,8 +109,7 @@ def concentration(found: Spectrum, n_directions: int, orders: Mapping[str, Seque
 def _rotations(d_model: int, k: int, generator: np.random.Generator) -> Iterator[Array]:
     """Yield orthonormal columns, uniform among all, in parts of `ROTATIONS`; shape (n, d_model, k).
 
-    Columns of normal numbers G times the inverse of the triangular factor of G'G are those of a QR decomposition, here of
-    many at a time.
+    Columns of normal numbers G, times the inverse of the triangular factor of G'G, are those of a QR decomposition.
     """
     at_a_time = max(1, DRAWN // (d_model * k))
     for first in range(0, ROTATIONS, at_a_time):
