@@ -14,7 +14,7 @@ from probing.models.forward_cost import weight_bytes
 from probing.models.lower_blocks import are_lower_layers, leave_out_blocks, not_cut
 from probing.models.max_length import max_length_of, outline
 from probing.models.objects import ModelObject, encoder_in, has_masked_lm_head
-from probing.models.source import WEIGHT_FILES, ModelSource, building, has
+from probing.models.source import WEIGHT_FILES, ModelSource, building, has, know_family
 from probing.runtime.machine import check_memory
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ def load_config(source: ModelSource) -> Any:
     """
     from transformers import AutoConfig
 
+    if isinstance(source, ModelSource):
+        know_family(source.folder)
     try:
         config = (
             getattr(source.encoder, "config", source.model.config)

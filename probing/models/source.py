@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,15 @@ def _entries(file: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError):
         return []
     return [one for one in (read if isinstance(read, list) else [read]) if isinstance(one, dict)]
+
+
+def know_family(folder: Path) -> None:
+    """Make transformers know the family of a folder's model if it is one that this package adds.
+
+    It is imported only then, because that takes seconds.
+    """
+    if any(entry.get("model_type") == "probing-alibi-bert" for entry in _entries(folder / "config.json")):
+        import_module("probing.models.alibi")
 
 
 def is_downloaded(name: str) -> bool:

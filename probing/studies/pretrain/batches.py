@@ -1,4 +1,4 @@
-"""Text for pretraining: the held-out part, word pieces, rows of packed tokens, and batches with masked tokens."""
+"""Text for pretraining: the held-out part, word pieces, rows of packed tokens, and batches with tokens to predict."""
 
 from __future__ import annotations
 
@@ -213,17 +213,17 @@ class Batch:
     Args:
         input_ids: What the model reads, shape (n_rows, row_length).
         labels: The tokens that are to be predicted, -100 elsewhere, in the same shape.
-        n_masked: Number of tokens to predict in all rows of a step: of all processes, and of all parts whose gradients
-            are accumulated.
+        n_predicted: Number of tokens to predict in all rows of a step: of all processes, and of all parts whose
+            gradients are accumulated.
     """
 
     input_ids: Tensor
     labels: Tensor
-    n_masked: int
+    n_predicted: int
 
     def to(self, device: Any, **options: Any) -> Batch:
         """Return the batch on a device; Lightning calls this."""
-        return Batch(self.input_ids.to(device, **options), self.labels.to(device, **options), self.n_masked)
+        return Batch(self.input_ids.to(device, **options), self.labels.to(device, **options), self.n_predicted)
 
 
 class Masking:
@@ -248,24 +248,43 @@ class Masking:
         return inputs, labels
 
 
-class PackedRows(pl.LightningDataModule):
-    """Packed rows in a shuffled order, with masked tokens; both depend on the seed and the number of the batch alone.
+class NextTokens:
+    """Chooses the tokens to predict where each is predicted from the one before it and earlier ones: all but the first.
 
-    The processes share the rows of each batch, so that their number changes neither order nor masks. If gradients are
-    accumulated over n batches, these are the parts of one batch that is n times as large. The state is the number of
-    steps that were trained, from which a killed run is continued.
+    Args:
+        tokenizer: The tokenizer; its special tokens are never predicted.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._special = torch.tensor(tokenizer.all_special_ids)
+
+    def __call__(self, rows: Tensor, *seed: int | str) -> tuple[Tensor, Tensor]:
+        """Return the rows and, in the place of each token, the next one as its label; nothing is drawn."""
+        rows = rows.long()
+        following = torch.full_like(rows, -100)
+        following[:, :-1] = rows[:, 1:]
+        return rows, following.masked_fill(torch.isin(following, self._special), -100)
+
+
+class PackedRows(pl.LightningDataModule):
+    """Packed rows in a shuffled order, with tokens to predict.
+
+    Order and masks depend on the seed and the number of the batch alone. The processes share the rows of each batch, so
+    that their number changes neither order nor masks. If gradients are accumulated over n batches, these are the parts
+    of one batch that is n times as large. The state is the number of steps that were trained, from which a killed run
+    is continued.
 
     Args:
         text: The packed text.
         batch_size: Number of rows in a batch, over all processes.
-        masked: Share of the tokens that are predicted.
+        masked: Share of the tokens that are masked and predicted; None where next tokens are predicted.
         seed: Seed of order and masks of the training part; the masks of the held-out part are the same for all seeds.
     """
 
-    def __init__(self, text: PackedText, batch_size: int, masked: float, seed: int) -> None:
+    def __init__(self, text: PackedText, batch_size: int, masked: float | None, seed: int) -> None:
         super().__init__()
         self.text, self.batch_size, self.seed = text, batch_size, seed
-        self.masking = Masking(text.tokenizer, masked)
+        self.choose = NextTokens(text.tokenizer) if masked is None else Masking(text.tokenizer, masked)
         self.first = 0
 
     def batches(self, first: int, rank: int = 0, n_ranks: int = 1, n_accumulated: int = 1) -> Iterator[Batch]:
@@ -280,20 +299,20 @@ class PackedRows(pl.LightningDataModule):
         order = order_of_rows(len(self.text.train), self.batch_size * n_accumulated, first, self.seed)
         n_parts = n_ranks * n_accumulated
         for step, chosen in enumerate(order, start=first):
-            inputs, labels = self.masking(self.text.train[chosen], self.seed, "masks", step)
-            n_masked = int((labels >= 0).sum())
+            inputs, labels = self.choose(self.text.train[chosen], self.seed, "masks", step)
+            n_predicted = int((labels >= 0).sum())
             for part in range(rank, n_parts, n_ranks):
-                yield Batch(inputs[part::n_parts], labels[part::n_parts], n_masked)
+                yield Batch(inputs[part::n_parts], labels[part::n_parts], n_predicted)
 
     def held_out(self) -> Iterator[Batch]:
-        """Yield the held-out rows, with the same masks for every model."""
-        inputs, labels = self.masking(self.text.held_out, "held out")
+        """Yield the held-out rows, with the same tokens to predict for every model of the kind."""
+        inputs, labels = self.choose(self.text.held_out, "held out")
         for some in zip(inputs.split(_HELD_OUT_BATCH), labels.split(_HELD_OUT_BATCH), strict=True):
             yield Batch(*some, int((some[1] >= 0).sum()))
 
     def unigram_loss(self) -> float:
         """Return the loss of a model that knows the frequencies of tokens alone, on the held-out tokens, in nats."""
-        _, labels = self.masking(self.text.held_out, "held out")
+        _, labels = self.choose(self.text.held_out, "held out")
         return self.text.unigram_loss(labels[labels >= 0])
 
     def train_dataloader(self) -> DataLoader[Batch]:

@@ -48,7 +48,11 @@ def pretrain(
         arms: How the encoder is given positions: all, or some of learned (a table of embeddings), none, constant (every
             token is given the same position), causal (as none, but each token attends only to itself and earlier
             tokens), sinusoidal (a table of sines that is not trained), rotary (queries and keys rotated by the
-            position).
+            position), alibi (scores of attention that fall with the distance), relative (a trained number for each
+            distance and head, as in T5), disentangled (trained embeddings of distances, as in DeBERTa), causal_lm (as
+            causal, and the next token is predicted in place of masked ones), pre_norm (learned, with norms before the
+            parts of a block, where all others have them behind), plain_norm (learned, with norms without gain and
+            bias).
         seeds: Number of trainings of each arm, with the seeds from --seed on.
         size: Shape of the encoder and its training, which --encoder and --training change: tiny trains in minutes on a
             processor, base is that of Luo, Kulmizev & Mao (2021).

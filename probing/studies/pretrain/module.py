@@ -1,4 +1,4 @@
-"""The LightningModule of masked-language modelling, and its curves."""
+"""The LightningModule of language modelling, and its curves."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from probing.runtime.kept_training import ContinuedModule, share_of_rate
-from probing.studies.pretrain.arms import told
+from probing.studies.pretrain.arms import head_of, told
 from probing.studies.pretrain.batches import Batch
 from probing.studies.pretrain.options import Recipe
 
 
-class MaskedLanguageModel(ContinuedModule):
-    """An encoder that learns to predict masked tokens.
+class LanguageModel(ContinuedModule):
+    """A model that learns to predict the tokens that a batch says, masked ones or the next.
 
-    Logits are computed for masked tokens alone, which are a seventh of all.
+    Logits are computed where a token is to be predicted alone; of masked ones, these are a seventh of all.
 
     Args:
-        model: The encoder of transformers with its masked-language-model head.
+        model: The encoder of transformers with its language-model head.
         arm: Name of its arm, which says what it is told of positions.
         recipe: How it is trained.
         seed: Seed of dropout. A draw depends only on the seed, the step, the batch and the process, so that a continued
@@ -33,29 +33,29 @@ class MaskedLanguageModel(ContinuedModule):
         self.model, self.arm, self.recipe = model, arm, recipe
 
     def loss_sum(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy of the masked tokens of a batch, summed, in nats."""
+        """Return the cross-entropy of the tokens to predict in a batch, summed, in nats."""
         chosen = batch.labels >= 0
         states = self.model.base_model(**told(self.arm, batch.input_ids)).last_hidden_state
-        logits = self.model.cls(states[chosen])
+        logits = head_of(self.model)(states[chosen])
         return functional.cross_entropy(logits.float(), batch.labels[chosen], reduction="sum")
 
     def training_step(self, batch: Batch, batch_index: int) -> Tensor:
-        """Return the loss whose mean over processes and accumulated batches is the mean over all masked tokens."""
-        return self.loss_of_step(self.loss_sum(batch), batch.n_masked)
+        """Return the loss whose mean over processes and accumulated batches is the mean over all tokens to predict."""
+        return self.loss_of_step(self.loss_sum(batch), batch.n_predicted)
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        """Log the mean cross-entropy of the masked tokens of the held-out rows."""
-        self.log("loss", self.loss_sum(batch) / max(batch.n_masked, 1), batch_size=batch.n_masked)
+        """Log the mean cross-entropy of the tokens to predict in the held-out rows."""
+        self.log("loss", self.loss_sum(batch) / max(batch.n_predicted, 1), batch_size=batch.n_predicted)
 
     @torch.no_grad()
     def held_out_loss(self, batches: Iterable[Batch]) -> float:
-        """Return the mean cross-entropy of the masked tokens of some batches, without dropout, in float32."""
+        """Return the mean cross-entropy of the tokens to predict in some batches, without dropout, in float32."""
         was_training = self.model.training
         self.model.eval()
         total, n = 0.0, 0
         for batch in batches:
             total += float(self.loss_sum(batch.to(self.device)))
-            n += batch.n_masked
+            n += batch.n_predicted
         self.model.train(was_training)
         return total / n
 

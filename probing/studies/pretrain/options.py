@@ -13,7 +13,12 @@ from probing.cli.options import as_options
 from probing.errors import out_of_range
 
 Size = Literal["tiny", "base"]
-ARMS = ("learned", "none", "constant", "causal", "sinusoidal", "rotary")
+# The arm that predicts next tokens in place of masked ones.
+CAUSAL_LM = "causal_lm"
+ARMS = (
+    "learned", "none", "constant", "causal", "sinusoidal", "rotary", "alibi", "relative", "disentangled", CAUSAL_LM,
+    "pre_norm", "plain_norm",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

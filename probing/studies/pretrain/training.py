@@ -15,8 +15,8 @@ from probing.runtime.progress import steps_counted
 from probing.runtime.trainer import build_trainer
 from probing.studies.pretrain.arms import build, checkpoint_folder, checkpoint_steps, save_checkpoint
 from probing.studies.pretrain.batches import PackedRows, PackedText
-from probing.studies.pretrain.module import MaskedLanguageModel
-from probing.studies.pretrain.options import Encoder, Recipe
+from probing.studies.pretrain.module import LanguageModel
+from probing.studies.pretrain.options import CAUSAL_LM, Encoder, Recipe
 
 # Points of the curve of the training loss.
 POINTS = 200
@@ -57,12 +57,12 @@ def train(
         logger: Lightning logger of the curves, if any.
         callbacks: Further callbacks of Lightning.
     """
-    rows = PackedRows(text, recipe.batch_size, recipe.masked, job.seed)
+    rows = PackedRows(text, recipe.batch_size, None if job.arm == CAUSAL_LM else recipe.masked, job.seed)
     keeper = Keeper(job, rows, recipe, places, logger)
     if (curve := places.finished(job.name)) is not None:
         keeper.log_curve(curve)
         return curve
-    module = MaskedLanguageModel(build(job.arm, shape, text.tokenizer, job.seed), job.arm, recipe, job.seed)
+    module = LanguageModel(build(job.arm, shape, text.tokenizer, job.seed), job.arm, recipe, job.seed)
     defaults = {"gradient_clip_val": CLIP, "limit_val_batches": 0}
     own = {"max_steps": recipe.steps, "max_epochs": -1}
     callbacks = [keeper, steps_counted(), *callbacks]

@@ -13,7 +13,7 @@ from probing.corpus import from_sentences
 from probing.runtime.kept_training import share_of_rate
 from probing.studies.pretrain.arms import build
 from probing.studies.pretrain.batches import Batch, PackedRows, PackedText, prepare
-from probing.studies.pretrain.module import MaskedLanguageModel
+from probing.studies.pretrain.module import LanguageModel
 from probing.studies.pretrain.options import ARMS, Encoder, Recipe
 
 pytestmark = pytest.mark.filterwarnings(
@@ -31,14 +31,14 @@ def text() -> PackedText:
 
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_first_loss_is_that_of_a_uniform_guess(text: PackedText, arm: str) -> None:
-    module = MaskedLanguageModel(build(arm, SHAPE, text.tokenizer, 0), arm, Recipe(), 0)
-    rows = PackedRows(text, 8, 0.15, 0)
+    module = LanguageModel(build(arm, SHAPE, text.tokenizer, 0), arm, Recipe(), 0)
+    rows = PackedRows(text, 8, None if arm == "causal_lm" else 0.15, 0)
     assert module.held_out_loss(rows.held_out()) == pytest.approx(math.log(len(text.tokenizer)), abs=0.3)
 
 
 def test_the_loss_is_that_of_transformers(text: PackedText) -> None:
     model = build("learned", SHAPE, text.tokenizer, 0).eval()
-    module = MaskedLanguageModel(model, "learned", Recipe(), 0)
+    module = LanguageModel(model, "learned", Recipe(), 0)
     batches = list(PackedRows(text, 8, 0.15, 0).held_out())
     whole = Batch(torch.cat([b.input_ids for b in batches]), torch.cat([b.labels for b in batches]), 0)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def test_the_loss_is_that_of_transformers(text: PackedText) -> None:
 
 
 def test_it_is_measured_under_any_trainer(text: PackedText) -> None:
-    module = MaskedLanguageModel(build("none", SHAPE, text.tokenizer, 0), "none", Recipe(), 0)
+    module = LanguageModel(build("none", SHAPE, text.tokenizer, 0), "none", Recipe(), 0)
     rows = PackedRows(text, 8, 0.15, 0)
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
