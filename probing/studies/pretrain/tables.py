@@ -22,6 +22,8 @@ SEEDS = 3
 CLAIM = "Position embeddings cause outliers (Luo, Kulmizev & Mao 2021)"
 # An outlier of the mean deviates by more than this, in sd; see `probing.statistics.outliers`.
 OUTLIER = 5.0
+# Most arms whose lines are told apart in one chart.
+MOST_ARMS = 6
 # What the loss is compared with: a model that knows these alone.
 FREQUENCIES = "frequencies of tokens"
 
