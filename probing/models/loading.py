@@ -13,7 +13,7 @@ from probing.errors import UserError, as_clause
 from probing.models.forward_cost import weight_bytes
 from probing.models.lower_blocks import are_lower_layers, leave_out_blocks, not_cut
 from probing.models.max_length import max_length_of, outline
-from probing.models.objects import ModelObject, encoder_in, has_masked_lm_head
+from probing.models.objects import ModelObject, encoder_in, has_masked_lm_head, predicts_next_tokens
 from probing.models.source import WEIGHT_FILES, ModelSource, building, has, know_family
 from probing.runtime.machine import check_memory
 
@@ -185,9 +185,9 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     """Load the model with its masked-language-model head, in evaluation mode and float32.
 
     Returns:
-        The model, or None in three cases: the family has no such head; the checkpoint lacks a part of it, as with most
-        fine-tuned models (`transformers` would initialise it randomly); or the model is an encoder-decoder, whose head
-        reads the decoder.
+        The model, or None in four cases: the family has no such head; the checkpoint lacks a part of it, as with most
+        fine-tuned models (`transformers` would initialise it randomly); it was trained on next tokens; or the model is
+        an encoder-decoder, whose head reads the decoder.
 
     Raises:
         UserError: If the weights cannot be loaded.
@@ -199,7 +199,7 @@ def load_masked_lm(source: ModelSource) -> nn.Module | None:
     if isinstance(source, ModelObject):
         return source.copied().float() if has_masked_lm_head(source.model) else None
     config = load_config(source)
-    if config.is_encoder_decoder or type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_MASKED_LM_MAPPING or predicts_next_tokens(config):
         return None
     _check_memory(source, config, torch.float32)
     model, report = _read_weights(AutoModelForMaskedLM, source, config, torch.float32)

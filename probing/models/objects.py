@@ -91,6 +91,15 @@ def has_masked_lm_head(model: Any) -> bool:
     return not model.config.is_encoder_decoder and kind in classes and type(model) is classes[kind]
 
 
+def predicts_next_tokens(config: Any) -> bool:
+    """Whether a checkpoint was saved by a model of next tokens, whose head would load as one of masked words."""
+    from transformers.models.auto import modeling_auto
+
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
+    causal = [name for name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if name not in masked]
+    return any(name in causal for name in getattr(config, "architectures", None) or ())
+
+
 def find_model(model: Any, revision: str | None = None, tokenizer: Any = None) -> ModelSource:
     """Return a model by its name, or a model that is an object with its tokenizer.
 

@@ -55,7 +55,7 @@ def build(arm: str, shape: Encoder, tokenizer: Any, seed: int) -> Any:
         drawn = BertForMaskedLM(_config("learned", shape, tokenizer))
         if arm == "learned":
             return drawn.train()
-        model = _class(arm)(_config(arm, shape, tokenizer))
+        model = class_of(arm)(_config(arm, shape, tokenizer))
     _copy_common(drawn, model)
     embeddings = model.base_model.embeddings
     # MPNet has 1 here, whatever the tokenizer has.
@@ -121,7 +121,7 @@ def make_ordinary(arm: str, model: Any) -> None:
             table.copy_(table[:1].clone().expand_as(table))
 
 
-def _class(arm: str) -> Any:
+def class_of(arm: str) -> Any:
     """Return the class of an arm's model."""
     import transformers
 
@@ -160,7 +160,7 @@ def _config(arm: str, shape: Encoder, tokenizer: Any) -> Any:
             "max_position_embeddings": shape.row_length + tokenizer.pad_token_id + 1, "type_vocab_size": 2, **as_bert
         },
     }  # fmt: skip
-    return _class(arm).config_class(**{**sizes, **own.get(arm, {})})
+    return class_of(arm).config_class(**{**sizes, **own.get(arm, {})})
 
 
 def _copy_common(source: nn.Module, target: nn.Module) -> None:

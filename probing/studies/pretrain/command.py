@@ -26,6 +26,7 @@ from probing.studies.pretrain.options import (
     TrainingOptions,
     chosen_recipe,
     recipe_problems,
+    row_multiples,
 )
 from probing.tracking import Tracker
 
@@ -34,10 +35,10 @@ from probing.tracking import Tracker
 def pretrain(
     config: dict[str, Any],
     corpus: Source = "builtin", arms: str | list[str] = "learned,none", seeds: int = 1, size: Size = "tiny",
-    sentences: int = 1000, seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
-    quiet: bool = False, trainer: dict[str, Any] | None = None, encoder: EncoderGroup = EncoderOptions(),
-    training: TrainingGroup = TrainingOptions(), wandb: Wandb = WandbOptions(),
-    figure_format: FigureFormat = FIGURE_FORMAT,
+    sentences: int = 1000, lengths: int | list[int] | str | None = None, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    encoder: EncoderGroup = EncoderOptions(), training: TrainingGroup = TrainingOptions(),
+    wandb: Wandb = WandbOptions(), figure_format: FigureFormat = FIGURE_FORMAT,
 ) -> Result | None:  # fmt: skip
     """Pretrain encoders that differ only in what tells them positions, and measure outliers in their checkpoints.
 
@@ -57,6 +58,8 @@ def pretrain(
         size: Shape of the encoder and its training, which --encoder and --training change: tiny trains in minutes on a
             processor, base is that of Luo, Kulmizev & Mao (2021).
         sentences: Maximum number of held-out sentences on which checkpoints are measured.
+        lengths: Lengths of rows that each arm reads after the last step, in lengths of the rows of its training,
+            such as 1,2,4; none by default.
         seed: Seed of the division of the text, of what is drawn to measure, and first seed of the trainings: initial
             weights, order of the text, masks.
         name: Name of this run; pretrain-SIZE-YYYYMMDD-HHMMSS by default. A killed run of this name goes on where it
@@ -72,15 +75,17 @@ def pretrain(
     """
     shape, recipe = chosen_recipe(size, encoder, training)
     numbers = [*out_of_range("seeds", seeds, 1, 1000), *out_of_range("sentences", sentences, 10)]
+    multiples, problems = row_multiples(lengths)
     config |= {"encoder": asdict(shape), "training": asdict(recipe)}
     # An unfinished run of the name is continued, so that whether the name is taken is found later.
-    call = Call.of(study_of("pretrain"), config, None, wandb, [*numbers, *recipe_problems(shape, recipe)])
+    call = Call.of(study_of("pretrain"), config, None, wandb, [*numbers, *problems, *recipe_problems(shape, recipe)])
     wanted = chosen("--arms", arms, ARMS)
     text = load_corpus(corpus)
     with terminal.quiet_libraries():
         from probing.runtime.kept_training import Places
         from probing.runtime.trainer import check_trainer_options
         from probing.studies.pretrain.experiment import Asked, measure_all, packed_text, train_all
+        from probing.studies.pretrain.longer_rows import measure_lengths
         from probing.studies.pretrain.results import measured
         from probing.studies.pretrain.training import Job
 
@@ -91,7 +96,7 @@ def pretrain(
         jobs = [Job(arm, number) for number in range(seed, seed + seeds) for arm in wanted]
         asked = Asked(jobs, shape, recipe, sentences, seed, trainer or {})
         first = is_main_process()
-        call.expect(len(jobs) + 2)
+        call.expect(len(jobs) + 2 + bool(multiples))
         written = Places(folder.path, first)
         with continuable(folder, first):
             rows = packed_text(text, asked, written)
@@ -100,6 +105,9 @@ def pretrain(
                 logger = tracker.logger if tracker else None
                 losses = train_all(rows, asked, written, logger, call.say)
                 layers = measure_all(rows, asked, written, call.cached, losses, call.say)
-                return measured({"arms": layers, "losses": losses}, text, config["corpus"], rows) if first else None
+                tables = {"arms": layers, "losses": losses}
+                if multiples:
+                    tables["lengths"] = measure_lengths(rows, asked, multiples, written, call.cached)
+                return measured(tables, text, config["corpus"], rows) if first else None
 
             return call.carry_out(folder if first else None, measure)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 from probing.figures.formats import USUAL
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PAGE, PURPLE, from_zero, name_layers, write_drawings
 from probing.studies.pretrain.options import CAUSAL_LM
-from probing.studies.pretrain.tables import FREQUENCIES, MOST_ARMS, OUTLIER, arms_of, last_rows, trainings_of
+from probing.studies.pretrain.tables import (
+    FREQUENCIES,
+    MOST_ARMS,
+    OUTLIER,
+    arms_of,
+    frequencies_of,
+    last_rows,
+    predicted_in,
+    trainings_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,8 +67,7 @@ def write_figures(folder: Path, tables: Mapping[str, Sequence[Row]], formats: Se
 
 def loss_by_step(figure: Figure, rows: Sequence[Row]) -> None:
     """Draw the held-out loss of each arm and seed over the steps, and the loss of the frequencies of tokens."""
-    predicted = "masked tokens" if CAUSAL_LM not in arms_of(rows) else f"masked tokens ({CAUSAL_LM}: of the next)"
-    title = f"Prediction of {predicted}; a line for each seed"
+    title = f"Prediction of {predicted_in(rows)}; a line for each seed"
 
     def draw(axes: Axes, rows: Sequence[Row], **look: Any) -> None:
         curve = {row["step"]: row["loss"] for row in rows}
@@ -69,11 +77,10 @@ def loss_by_step(figure: Figure, rows: Sequence[Row]) -> None:
     last = max(row["step"] for row in rows)
     shown = [0, *(4**i for i in range(last.bit_length() // 2 + 1) if 4**i <= last)]
     for arms, axes in panels:
-        # The frequencies of masked tokens and of next ones are not quite the same.
-        unigram = {row["arm"] == CAUSAL_LM: row["unigram_loss"] for row in rows if row["arm"] in arms}
-        for is_next, loss in unigram.items():
-            name = f"{FREQUENCIES}, {CAUSAL_LM}" if is_next and len(unigram) > 1 else FREQUENCIES
-            axes.axhline(loss, color=GREY, lw=0.8, ls=":" if is_next and len(unigram) > 1 else "-", label=name)
+        for name, loss in {
+            frequencies_of(row["arm"]): row["unigram_loss"] for row in rows if row["arm"] in arms
+        }.items():
+            axes.axhline(loss, color=GREY, lw=0.8, ls="-" if name == FREQUENCIES else ":", label=name)
         axes.set_xscale("symlog", linthresh=1, base=2)
         axes.set_xlim(-0.2, 1.2 * last)
         few = shown if len(panels) == 1 else shown[:: -(-len(shown) // 4)]

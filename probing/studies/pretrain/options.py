@@ -143,6 +143,20 @@ def chosen_recipe(size: Size, encoder: EncoderGroup, training: TrainingGroup) ->
     return replace(shape, **given[0]), replace(recipe, **given[1])
 
 
+def row_multiples(typed: int | list[int] | str | None) -> tuple[list[int], list[str]]:
+    """Return the lengths that `--lengths` names, ascending, in lengths of the training's rows, and problems with it."""
+    if typed is None:
+        return [], []
+    parts = typed.split(",") if isinstance(typed, str) else [typed] if isinstance(typed, int) else typed
+    try:
+        found = sorted({int(part) for part in parts})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        return [], [f"`--lengths {typed}` are no lengths; give whole numbers from 1 on, such as 1,2,4"]
+    return found, []
+
+
 def recipe_problems(shape: Encoder, recipe: Recipe) -> list[str]:
     """Return the problems with values that are out of range or contradict each other."""
     problems = []

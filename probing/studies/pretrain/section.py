@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from probing.page.lines import BY_STEP, Line, Up, line_chart
+from probing.page.lines import BY_LAYER, BY_STEP, LOOKS, SHARES, Across, Line, Up, line_chart
 from probing.page.terms import ACCURACY, BY_TOKEN, Terms
 from probing.results.markup import Html, element, table
 from probing.runs.study import Result, framed, section_of
@@ -14,22 +14,31 @@ from probing.studies.pretrain.tables import (
     BETTER_THAN_NONE,
     BETTER_THAN_UNIGRAM,
     FREQUENCIES,
+    NEXT_FREQUENCIES,
     OUTLIER,
     SEEDS,
     Row,
+    frequencies_of,
     is_outlier,
     last_rows,
+    predicted_in,
     trainings_of,
 )
 
 PRETRAINING: Terms = {
     "arm": "What tells the encoder positions: learned (a table that is trained), none, constant (every token is told "
-    "the same position), causal (none, but attention to earlier tokens alone), sinusoidal (a fixed table) or rotary.",
+    "the same position), causal (none, but attention to earlier tokens alone), sinusoidal (a fixed table), rotary, "
+    "alibi (scores fall with the distance), relative (a trained number for each distance) or disentangled (trained "
+    "embeddings of distances). causal_lm is as causal and predicts the next token; pre_norm and plain_norm are as "
+    "learned, with norms before the parts of a block, and with norms without gain and bias.",
     "seed": "Seed of the initial weights, the order of the text and the masks, the same for all arms.",
     "steps": "Number of steps of the optimiser.",
     "loss at first": "The loss before the first step.",
-    "loss": "Mean cross-entropy of masked tokens in held-out text, in nats, after the last step.",
+    "loss": "Mean cross-entropy of masked tokens in held-out text (causal_lm: of the next), in nats, after the last "
+    "step.",
     FREQUENCIES: "The loss of a model that knows how often each token occurs and nothing else.",
+    NEXT_FREQUENCIES: "The same loss of next tokens, which are not only the masked ones.",
+    "tokens": "Number of tokens in a row; the first length is usually that of the training.",
     "below it": "How many nats the loss is below that.",
     "verdict": f"On the last checkpoints. Not testable unless learned is better than none by {BETTER_THAN_NONE:g} nats "
     f"and than the frequencies of tokens by {BETTER_THAN_UNIGRAM:g}, for every seed; refuted if none or constant has "
@@ -69,36 +78,56 @@ def pretraining_section(made: Result, anchor: str) -> Html:
 
 def _losses(made: Result) -> Html:
     """Return the held-out loss over the steps, drawn and as numbers, beside that of the frequencies of tokens."""
-    lines, body = [], []
+    lines, body, unigrams = [], [], {}
     for (arm, seed), rows in trainings_of(made.arms).items():
         losses = {row["step"]: row["loss"] for row in rows}
         steps = sorted(losses)
         lines.append(Line(arm, steps, [losses[step] for step in steps], which=f"seed {seed}"))
         first, last, unigram = losses[steps[0]], losses[steps[-1]], rows[0]["unigram_loss"]
+        unigrams[frequencies_of(arm)] = unigram
         body.append([arm, seed, steps[-1], *(f"{loss:.3f}" for loss in (first, last, unigram, unigram - last))])
     steps = sorted({row["step"] for row in made.arms})
-    lines.append(Line(FREQUENCIES, steps, [made.arms[0]["unigram_loss"]] * len(steps)))
+    references = [Line(name, steps, [loss] * len(steps)) for name, loss in unigrams.items()]
     size = made.results["n_vocabulary"]
-    title = f"Loss of masked tokens in held-out text, in nats, a line for each seed; a uniform guess has ln {size:,}"
-    title += f" = {math.log(size):.2f}"
-    up = Up.of(value for line in lines for value in line.values)
+    title = (
+        f"Loss of {predicted_in(made.arms)} in held-out text, in nats, a line for each seed; a uniform guess has ln "
+    )
+    title += f"{size:,} = {math.log(size):.2f}"
     head = ["arm", "seed", "steps", "loss at first", "loss", FREQUENCIES, "below it"]
-    return element("figure", element("figcaption", title), line_chart(lines, title, BY_STEP, up), table(head, body))
+    charts = _charts(lines, references, title, BY_STEP, _up([*lines, *references]))
+    return element("figure", element("figcaption", title), *charts, table(head, body))
+
+
+def _up(lines: Sequence[Line], from_zero: bool = False) -> Up:
+    return Up.of((value for line in lines for value in line.values), from_zero)
+
+
+def _charts(
+    lines: Sequence[Line], references: Sequence[Line], title: str, across: Across = BY_LAYER, up: Up = SHARES
+) -> list[Html]:  # fmt: skip
+    """Return one chart, or several with the same axes where there are more arms than looks of lines."""
+    arms = list(dict.fromkeys(line.label for line in lines))
+    most = LOOKS - len(references)
+    groups = [arms[first : first + most] for first in range(0, len(arms), most)]
+    return [
+        line_chart([*(line for line in lines if line.label in group), *references], title, across, up)
+        for group in groups
+    ]
 
 
 def _means(end: Sequence[Row]) -> Html:
     """Return the farthest mean by layer, beside the distance beyond which it is an outlier."""
     layers = sorted({row["layer"] for row in end})
-    lines = [*_by_layer(end, "max_mean_sd"), Line("an outlier is beyond", layers, [OUTLIER] * len(layers))]
-    up = Up.of((value for line in lines for value in line.values), from_zero=True)
+    lines, limit = _by_layer(end, "max_mean_sd"), Line("an outlier is beyond", layers, [OUTLIER] * len(layers))
     title = "Farthest mean of a neuron after the last step, in sd, by layer"
-    return element("figure", element("figcaption", title), line_chart(lines, title, up=up))
+    charts = _charts(lines, [limit], title, up=_up([*lines, limit], from_zero=True))
+    return element("figure", element("figcaption", title), *charts)
 
 
 def _positions(end: Sequence[Row]) -> Html:
     """Return how well positions are read off by layer."""
     title = "Accuracy of position by a linear probe after the last step, by layer"
-    return element("figure", element("figcaption", title), line_chart(_by_layer(end, "position_accuracy"), title))
+    return element("figure", element("figcaption", title), *_charts(_by_layer(end, "position_accuracy"), [], title))
 
 
 def _by_layer(end: Sequence[Row], column: str) -> list[Line]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from probing.results.markup import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.pretrain import tables as pretraining
-from probing.studies.pretrain.tables import ARMS, LOSSES
+from probing.studies.pretrain.tables import ARMS, LENGTHS, LOSSES
 
 
 class Pretrain(Study):
@@ -18,11 +18,11 @@ class Pretrain(Study):
     title = "Encoders with and without positions"
     function = "probing.studies.pretrain.command:pretrain"
     in_several_processes = True
-    schemas = ARMS, LOSSES
+    schemas = ARMS, LOSSES, LENGTHS
     page = "pretraining.md"
     files: ClassVar[Mapping[str, str]] = {
         "checkpoints/ARM-seedN/stepNNNN/": "Each checkpoint, an ordinary model folder.",
-        "figures/": "Losses, farthest means and positions.",
+        "figures/": "Losses, farthest means and positions; with `--lengths`, losses by length.",
     }
 
     def tables(self, made: Result) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from probing.results.schema import Schema, number, text, whole
 from probing.results.shown import in_brackets
+from probing.studies.pretrain.options import CAUSAL_LM
 from probing.tables.schema import layer_column
 
 Row = Mapping[str, Any]
@@ -26,6 +27,7 @@ OUTLIER = 5.0
 MOST_ARMS = 6
 # What the loss is compared with: a model that knows these alone.
 FREQUENCIES = "frequencies of tokens"
+NEXT_FREQUENCIES = f"{FREQUENCIES}, {CAUSAL_LM}"
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,16 @@ def arms_of(rows: Iterable[Row]) -> list[str]:
     return list(dict.fromkeys(row["arm"] for row in rows))
 
 
+def frequencies_of(arm: str) -> str:
+    """Return the name of what an arm's loss is compared with: masked and next tokens are not quite equally frequent."""
+    return NEXT_FREQUENCIES if arm == CAUSAL_LM else FREQUENCIES
+
+
+def predicted_in(rows: Iterable[Row]) -> str:
+    """Return which tokens the arms predict."""
+    return f"masked tokens ({CAUSAL_LM}: of the next)" if CAUSAL_LM in arms_of(rows) else "masked tokens"
+
+
 def tables(made: Tables) -> list[Any]:
     """Return the table of the terminal: each arm after its last step, with the range over seeds."""
     from probing.runtime.plain_tables import plain_table
@@ -135,7 +147,38 @@ def tables(made: Tables) -> list[Any]:
                 _range(here, "position_accuracy"), _range(here, "token_accuracy"),
                 f"{max(row['equivariance'] for row in here):.1e}",
             )  # fmt: skip
-    return [table]
+    return [table, *([_of_lengths(made["lengths"])] if made.get("lengths") else [])]
+
+
+def _of_lengths(rows: Sequence[Row]) -> Any:
+    """Return the table of rows longer than those of the training, by the last layer."""
+    from probing.runtime.plain_tables import plain_table
+
+    table = plain_table("Rows longer than those of the training, after the last step, in the last layer")
+    for heading in (
+        "arm",
+        "tokens",
+        "loss",
+        FREQUENCIES,
+        "position accuracy",
+        "by the token alone",
+        "farthest mean, sd",
+    ):
+        table.add_column(heading, justify="left" if heading == "arm" else "right")
+    for arm, length, top in lengths_read(rows):
+        columns = ("loss", "unigram_loss", "position_accuracy", "token_accuracy", "max_mean_sd")
+        table.add_row(arm, str(length), *(_range(top, column) if top else "" for column in columns))
+    return table
+
+
+def lengths_read(rows: Sequence[Row]) -> list[tuple[str, int, list[Row]]]:
+    """Return each arm and length with the rows of the last layer, one for each seed; none where it is not read."""
+    found = {(row["arm"], row["length"]): [] for row in rows}
+    last = max((row["layer"] for row in rows if row.get("layer") is not None), default=0)
+    for row in rows:
+        if row.get("layer") == last:
+            found[row["arm"], row["length"]].append(row)
+    return [(arm, length, top) for (arm, length), top in found.items()]
 
 
 def _range(rows: Sequence[Row], column: str) -> str:
@@ -163,6 +206,7 @@ def conclusions(made: Tables, growth: Mapping[str, Any] | None = None) -> list[s
             f"position accuracy in layer {last} {_range(top, 'position_accuracy')}, by the token alone "
             f"{_range(top, 'token_accuracy')}; {_outliers(here, arm)}."
         )
+    lines += _not_read(made.get("lengths", ()))
     judgement = judge(rows)
     lines.append(f"{CLAIM}: {judgement.verdict}: {judgement.reason}.")
     if growth and not seeds_with_outlier(end, "learned"):
@@ -178,6 +222,17 @@ def _outliers(rows: Sequence[Row], arm: str) -> str:
         return f"outliers with {_seeds(seeds)} (layers {', '.join(map(str, layers))})"
     most = max((row["max_mean_sd"] for row in above), default=0.0)
     return f"no outlier above the embeddings (the farthest mean is at {most:.1f} sd, an outlier beyond {OUTLIER:g})"
+
+
+def _not_read(rows: Sequence[Row]) -> list[str]:
+    """Return which arms were not measured at which lengths, a sentence for each reason."""
+    without = [row for row in rows if row.get("reason")]
+    lines = []
+    for reason in dict.fromkeys(row["reason"] for row in without):
+        of_reason = [row for row in without if row["reason"] == reason]
+        lengths = ", ".join(str(length) for length in sorted({row["length"] for row in of_reason}))
+        lines.append(f"{', '.join(arms_of(of_reason))}, rows of {lengths} tokens: {reason}.")
+    return lines
 
 
 def growth_line(growth: Mapping[str, Any]) -> str:
@@ -197,7 +252,9 @@ def growth_line(growth: Mapping[str, Any]) -> str:
 _ARM = text("arm", "What tells the encoder positions.")
 _SEED = whole("seed", "Seed of the training.")
 _STEP = whole("step", "Number of steps of the optimiser.")
-_LOSS = number("loss", "Mean cross-entropy of masked tokens in held-out text, in nats.")
+_LOSS = number(
+    "loss", "Mean cross-entropy of the tokens to predict in held-out text, in nats: masked ones, in causal_lm the next."
+)
 _UNIGRAM = number("unigram_loss", "The loss of a model that knows how often each token occurs and nothing else.")
 ARMS = Schema("arms", "a row per arm, seed, checkpoint and layer", (
     _ARM, _SEED, _STEP, _LOSS, _UNIGRAM, layer_column(),
@@ -214,3 +271,14 @@ LOSSES = Schema("losses", "a row per arm, seed and step at which a loss was note
     number("train_loss", "Mean training loss since the row before, in nats."),
     _LOSS, _UNIGRAM,
 ))  # fmt: skip
+LENGTHS = Schema("lengths", "a row per arm, seed, length and layer, or a single one where the arm reads no such rows", (
+    _ARM, _SEED, _STEP,
+    whole("length", "Number of tokens in a row."),
+    number("loss", "Mean cross-entropy of the tokens to predict in held-out rows of this length, in nats."),
+    _UNIGRAM, layer_column(),
+    whole("outlier_neuron", "The neuron with the farthest mean, where that is beyond 5 sd."),
+    number("max_mean_sd", "How far the farthest mean of a neuron is from the mean of all, in sd of these."),
+    number("position_accuracy", "Accuracy of a linear probe of position, trained on texts of this length."),
+    number("token_accuracy", "The same of a probe of the token embedding alone."),
+    text("reason", "Why the arm is not measured on rows of this length, where it is not."),
+), optional=True)  # fmt: skip
