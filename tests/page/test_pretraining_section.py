@@ -12,6 +12,7 @@ import pytest
 
 from probing import UserError, report
 from probing.page.lines import BY_STEP, Up, x, y
+from probing.studies.pretrain.options import ARMS
 from probing.studies.pretrain.section import PRETRAINING
 from written import write_csv
 
@@ -114,6 +115,25 @@ def test_every_heading_and_line_is_explained(section: str) -> None:
     lines = set(re.findall(r"</svg>([^<]+)</li>", section))
     assert len(headings) > 12
     assert headings | lines - {"learned", "none"} <= set(PRETRAINING)
+
+
+def test_more_arms_than_looks_of_lines_are_drawn_in_several_charts_with_the_same_axes(tmp_path: Path) -> None:
+    folder = written(tmp_path / "twelve")
+    usual = [row for row in arms() if (row["arm"], row["seed"]) == ("none", 0)]
+    write_csv(
+        folder / "arms.csv",
+        [row | {"arm": arm, "unigram_loss": 4.1 if arm == "causal_lm" else UNIGRAM} for arm in ARMS for row in usual],
+    )
+    made = report([str(folder)]).read_text(encoding="utf-8")
+    charts = [re.findall(r"</svg>([^<]+)</li>", one) for one in made.split('class="with-legend"')[1:]]
+    losses, means, positions = charts[:3], charts[3:5], charts[5:7]
+    references = ["frequencies of tokens", "frequencies of tokens, causal_lm"]
+    assert [label for chart in losses for label in chart if label in ARMS] == list(ARMS)
+    assert all(chart[-2:] == references for chart in losses)
+    assert [label for chart in means for label in chart if label in ARMS] == list(ARMS)
+    assert [label for chart in positions for label in chart] == list(ARMS)
+    assert max(map(len, charts)) == 7
+    assert "Loss of masked tokens (causal_lm: of the next) in held-out text" in made
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:

@@ -167,16 +167,21 @@ def _of_lengths(rows: Sequence[Row]) -> Any:
         table.add_column(heading, justify="left" if heading == "arm" else "right")
     for arm, length, top in lengths_read(rows):
         columns = ("loss", "unigram_loss", "position_accuracy", "token_accuracy", "max_mean_sd")
-        table.add_row(arm, str(length), *(_range(top, column) if top else "" for column in columns))
+        has = [bool(top) and top[0].get(column) is not None for column in columns]
+        cells = (_range(top, column) if there else "" for column, there in zip(columns, has, strict=True))
+        table.add_row(arm, str(length), *cells)
     return table
 
 
 def lengths_read(rows: Sequence[Row]) -> list[tuple[str, int, list[Row]]]:
-    """Return each arm and length with the rows of the last layer, one for each seed; none where it is not read."""
-    found = {(row["arm"], row["length"]): [] for row in rows}
-    last = max((row["layer"] for row in rows if row.get("layer") is not None), default=0)
+    """Return each arm and length with the rows of the last layer, one for each seed; none where it is not read.
+
+    Where only the loss was measured, a row has no layer.
+    """
+    found: dict[tuple[str, int], list[Row]] = {(row["arm"], row["length"]): [] for row in rows}
+    last = max((row["layer"] for row in rows if row.get("layer") is not None), default=None)
     for row in rows:
-        if row.get("layer") == last:
+        if row.get("loss") is not None and row.get("layer") in (last, None):
             found[row["arm"], row["length"]].append(row)
     return [(arm, length, top) for (arm, length), top in found.items()]
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conftest import make_sentences
+from probing.models import load_masked_lm, resolve_model
 from probing.studies.pretrain.arms import (
     build,
     common_parameters,
@@ -146,6 +147,13 @@ def test_causal_arms_read_no_later_token(arm: str) -> None:
         made, others = (model(input_ids=some).logits for some in (first, second))
     assert torch.allclose(made[:, :6], others[:, :6], atol=1e-5)
     assert float((made[:, 6:] - others[:, 6:]).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("arm", ["causal", "causal_lm"])
+def test_a_model_of_next_tokens_is_taken_for_none_of_masked_words(arm: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c", arm, build(arm, SHAPE, TOKENIZER, 0), TOKENIZER)
+    found = load_masked_lm(resolve_model(str(tmp_path / "c")))
+    assert (found is None) is (arm == "causal_lm")
 
 
 RELATIVE = ("none", "rotary", "alibi", "relative", "disentangled")

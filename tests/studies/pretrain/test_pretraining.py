@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from probing.studies.pretrain.figures import _LOOKS
+from probing.studies.pretrain.options import ARMS
 from probing.studies.pretrain.tables import conclusions, growth_line, judge, last_rows, tables
 
 LOSS = {"learned": 3.2, "none": 4.6, "constant": 4.6}
@@ -79,6 +81,49 @@ def test_sentences_state_losses_outliers_and_the_verdict() -> None:
     assert "no outlier above the embeddings (the farthest mean is at 2.0 sd" in none
     assert verdict.endswith("confirmed: learned has an outlier with every seed, and none with no seed.")
     assert "7.33 (6.00 to 9.00)" in render(*tables(made))
+
+
+def of_arms(arms: Sequence[str]) -> list[dict[str, Any]]:
+    """Return rows of some arms, of which the one of next tokens has another loss of frequencies."""
+    rows = [row | {"arm": arm} for arm in arms for row in rows_of(arms=("none",), seeds=1, step=64)]
+    return [row | ({"unigram_loss": 4.5} if row["arm"] == "causal_lm" else {}) for row in rows]
+
+
+@pytest.mark.parametrize("n_arms", [6, 12])
+def test_up_to_six_arms_share_a_panel_and_of_more_each_has_one(n_arms: int) -> None:
+    from matplotlib.figure import Figure
+
+    from probing.studies.pretrain.figures import loss_by_step, outliers_by_layer, position_by_layer
+
+    arms = ARMS[-n_arms:]
+    for draw in (loss_by_step, outliers_by_layer, position_by_layer):
+        figure = Figure(layout="constrained")
+        draw(figure, of_arms(arms))
+        panels = [axes for axes in figure.axes if axes.get_visible()]
+        if n_arms == 6:
+            (axes,) = panels
+            looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines]
+            assert len({*looks[:6]}) == 6
+            (legend,) = figure.legends
+            assert [text.get_text() for text in legend.get_texts()][:6] == list(arms)
+        else:
+            assert [axes.get_title() for axes in panels] == list(arms)
+            assert not figure.legends
+            assert len({axes.get_ylim() for axes in panels}) == 1
+    assert len({str(look) for look in _LOOKS.values()}) == len(ARMS)
+
+
+def test_the_panel_of_next_tokens_has_their_frequencies_and_no_losses_of_masked_ones() -> None:
+    from matplotlib.figure import Figure
+
+    from probing.studies.pretrain.figures import loss_by_step
+
+    figure = Figure()
+    loss_by_step(figure, of_arms(ARMS))
+    drawn = {axes.get_title(): axes.lines for axes in figure.axes}
+    assert [list(line.get_ydata()) for line in drawn["causal_lm"]] == [[4.6], [4.5, 4.5]]
+    assert len(drawn["learned"]) == 11 + 1
+    assert list(drawn["learned"][-1].get_ydata()) == [5.0, 5.0]
 
 
 GROWTH = {
