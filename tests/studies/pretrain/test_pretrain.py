@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from conftest import BARE, ROOT
-from probing import ProbeOptions, Result, UserError, WandbOptions, fit, load_run, pretrain, series
+from probing import ProbeOptions, Result, UserError, WandbOptions, fit, load_run, pretrain, report, series
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.studies.pretrain.tables import ARMS
@@ -127,6 +127,27 @@ def test_checkpoints_are_a_series_with_the_losses_of_their_training(
     assert first["step"] == 0  # the table tells positions before it is trained
 
 
+@pytest.mark.slow
+def test_longer_rows_are_a_table_and_a_figure_where_they_are_asked_for(
+    made: Result, corpus_file: Path, place: Path
+) -> None:
+    longer = pretrained(place, corpus_file, name="longer", arms="learned,alibi", lengths="1,2")
+    found = {(row["arm"], row["length"], row.get("layer")) for row in longer.lengths}
+    assert found == {("learned", 16, 0), ("learned", 16, 1), ("learned", 32, None)} | {
+        ("alibi", length, layer) for length in (16, 32) for layer in (0, 1)
+    }
+    assert load_run(longer.folder).lengths == longer.lengths
+    assert (longer.folder / "figures" / "lengths.png").is_file()
+    assert not list(made.lengths)
+    assert any(
+        line.startswith("learned, rows of 32 tokens: the table has 16 positions") for line in longer.conclusions()
+    )
+    made_of = {(row["step"], row["layer"]): row["loss"] for row in made.arms if row["arm"] == "learned"}
+    again = {(row["step"], row["layer"]): row["loss"] for row in longer.arms if row["arm"] == "learned"}
+    assert again == made_of  # other arms and lengths change nothing
+    assert "Rows longer than those of the training" in report([str(longer.folder)]).read_text(encoding="utf-8")
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Return everything of a run that does not say when it was made."""
     files = [
@@ -214,6 +235,7 @@ def test_a_run_killed_at_five_moments_ends_with_the_same_bytes(corpus_file: Path
         ({"encoder": {"depth": 3}}, "encoder.depth"),
         ({"trainer": {"max_epochs": 3}}, "`--trainer.max_epochs` cannot be used in pretraining"),
         ({"trainer": {"devices": 2, "accelerator": "cpu"}}, "give --name"),
+        ({"lengths": "1,half"}, "`--lengths 1,half` are no lengths; give whole numbers from 1 on"),
         ({"seeds": 0}, "`--seeds 0` is out of range"),
         ({"name": "made"}, "runs are never changed"),
     ],
