@@ -73,7 +73,7 @@ def loss_by_step(figure: Figure, rows: Sequence[Row]) -> None:
         curve = {row["step"]: row["loss"] for row in rows}
         axes.plot(list(curve), list(curve.values()), **{"ms": 3, **look})
 
-    panels = _drawn(figure, rows, draw, title, (6.8, 3.4))
+    panels = _drawn(figure, rows, draw, title, (6.8, 3.4), of_loss=True, line=f"; across: {FREQUENCIES}")
     last = max(row["step"] for row in rows)
     shown = [0, *(4**i for i in range(last.bit_length() // 2 + 1) if 4**i <= last)]
     for arms, axes in panels:
@@ -120,7 +120,9 @@ def loss_by_length(figure: Figure, rows: Sequence[Row]) -> None:
         curve = {row["length"]: row["loss"] for row in rows}
         axes.plot([lengths.index(length) for length in curve], list(curve.values()), **{"ms": 4, **look})
 
-    panels = _drawn(figure, read, draw, "After the last step: rows longer than those of the training", (6.2, 3.2))
+    panels = _drawn(
+        figure, read, draw, "After the last step: rows longer than those of the training", (6.2, 3.2), of_loss=True
+    )
     for _, axes in panels:
         axes.set_xticks(range(len(lengths)), [str(length) for length in lengths])
     _name(figure, panels, "tokens in a row", "held-out loss, nats")
@@ -143,12 +145,12 @@ def _by_layer(
 
 
 def _drawn(
-    figure: Figure, rows: Sequence[Row], draw: Callable[..., None], title: str, size: tuple[float, float]
+    figure: Figure, rows: Sequence[Row], draw: Callable[..., None], title: str, size: tuple[float, float],
+    of_loss: bool = False, line: str = "",
 ) -> list[tuple[list[str], Axes]]:  # fmt: skip
     """Draw each training, and return the panels with the arms that are in them.
 
-    So many arms as can be told apart share a panel. Of more, each has a panel, in which the others that predict the
-    same tokens are grey.
+    So many arms as can be told apart share a panel. Of more, each has a panel, in which the others are grey.
 
     Args:
         figure: The figure.
@@ -156,6 +158,8 @@ def _drawn(
         draw: Draws the rows of a training on axes.
         title: Title of the figure.
         size: Width and height with one panel, in inches.
+        of_loss: Whether losses are drawn, which are compared between arms that predict the same tokens alone.
+        line: What a line across is, for the title of several panels, where no legend says it.
     """
     arms, trainings = arms_of(rows), trainings_of(rows)
     if len(arms) <= MOST_ARMS:
@@ -169,14 +173,14 @@ def _drawn(
         return [(arms, axes)]
     n_rows = math.ceil(len(arms) / _BESIDE)
     figure.set_size_inches(PAGE, 0.7 + 1.5 * n_rows)
-    figure.suptitle(f"{title}\n(grey: the other arms)")
+    figure.suptitle(f"{title}\n(grey: the other arms{line})")
     grid = list(figure.subplots(n_rows, _BESIDE, sharex=True, sharey=True, squeeze=False).flat)
     for axes in grid[len(arms) :]:
         axes.set_visible(False)
     for arm, axes in zip(arms, grid, strict=False):
         axes.set_title(arm)
         for (other, _), of_training in trainings.items():
-            if other != arm and (other == CAUSAL_LM) is (arm == CAUSAL_LM):
+            if other != arm and not (of_loss and CAUSAL_LM in (other, arm)):
                 draw(axes, of_training, **_OTHERS)
         for (other, _), of_training in trainings.items():
             if other == arm:

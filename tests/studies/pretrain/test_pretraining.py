@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from probing.studies.pretrain.figures import _LOOKS
@@ -121,9 +122,9 @@ def test_the_panel_of_next_tokens_has_their_frequencies_and_no_losses_of_masked_
     figure = Figure()
     loss_by_step(figure, of_arms(ARMS))
     drawn = {axes.get_title(): axes.lines for axes in figure.axes}
-    assert [list(line.get_ydata()) for line in drawn["causal_lm"]] == [[4.6], [4.5, 4.5]]
+    assert [np.asarray(line.get_ydata()).tolist() for line in drawn["causal_lm"]] == [[4.6], [4.5, 4.5]]
     assert len(drawn["learned"]) == 11 + 1
-    assert list(drawn["learned"][-1].get_ydata()) == [5.0, 5.0]
+    assert np.asarray(drawn["learned"][-1].get_ydata()).tolist() == [5.0, 5.0]
 
 
 GROWTH = {
