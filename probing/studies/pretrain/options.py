@@ -61,7 +61,7 @@ class TrainingOptions:
         beta2: Decay rate of AdamW's running mean of the squared gradient: 0.98.
         epsilon: Epsilon of AdamW: 1e-6.
         weight_decay: Weight decay of AdamW: 0.01.
-        masked: Share of tokens that are predicted: 0.15.
+        masked: Share of tokens that are predicted, in all arms but causal_lm: 0.15.
         held_out_rows: Maximum number of rows of held-out text on which the loss is measured: 1,000.
         checkpoint_factor: Each checkpoint has this many times the steps of the one before: 2.
         save_every: Number of steps between saved states, from which an interrupted run continues: 100 or 1,000.
