@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from probing.studies.cloze.command import cloze as cloze
     from probing.studies.compare.command import compare as compare
     from probing.studies.disable.command import disable as disable
+    from probing.studies.embeddings.command import embeddings as embeddings
     from probing.studies.finetune.command import finetune as finetune
     from probing.studies.fit.arrays import probe as probe
     from probing.studies.fit.command import extract as extract

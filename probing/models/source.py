@@ -195,11 +195,11 @@ def _model_folder(name: str) -> Path:
     if (folder / "config.json").is_file():
         return folder
     # sentence-transformers saves a list of modules, and older versions the transformer in a folder of its own.
-    for module in _entries(folder / "modules.json"):
+    for module in entries(folder / "modules.json"):
         inside = folder / str(module.get("path", ""))
         if (inside / "config.json").is_file() and str(module.get("type", "")).endswith("Transformer"):
             return inside
-    adapter = next(iter(_entries(folder / _ADAPTER)), None)
+    adapter = next(iter(entries(folder / _ADAPTER)), None)
     if adapter is not None:
         raise UserError(
             f"`--model {name}` is an adapter of {adapter.get('base_model_name_or_path') or 'another model'} and no "
@@ -212,7 +212,7 @@ def _model_folder(name: str) -> Path:
     )
 
 
-def _entries(file: Path) -> list[dict[str, Any]]:
+def entries(file: Path) -> list[dict[str, Any]]:
     """Return the objects in a JSON file that is one or is a list of them; nothing without such a file."""
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
