@@ -53,6 +53,7 @@ trained pretrain --corpus data/text.txt --arms learned,none --sentences 30 --tra
 checkpoints series --checkpoints runs/trained/checkpoints/learned-seed0/step* --corpus data/text.txt {_PROBE}
 senses wic data/wic {_BERT}
 similarity sts data/sts {_BERT} --pooling all
+weighed embeddings {_BERT} --corpus data/text.txt --sentences 4 --documents 20 --top 3 --draws 3 --edits all
 claims reproduce luo2021 --models data/bert --corpus data/text.txt --claims 1-6
 trials sweep data/sweep.yaml
 - extract {_BERT} --corpus data/text.txt --layer 1
@@ -61,7 +62,7 @@ position_page report runs/position runs/again runs/compared
 one_page report runs/upos
 numbers_page report runs/number
 other_page report runs/geometry runs/neurons runs/survey runs/against runs/disabled runs/rules runs/masks runs/changed \
-runs/trained runs/checkpoints runs/senses runs/claims
+runs/trained runs/checkpoints runs/senses runs/weighed runs/claims
 heads_page report runs/heads runs/survey
 """
 

@@ -71,8 +71,8 @@ FLOORS = (
     {"downstream", "heads"},
     {"page", "readouts"},
     {"disabling"},
-    {"studies.attention", "studies.cloze", "studies.disable", "studies.fit", "studies.geometry", "studies.hierarchy",
-     "studies.finetune", "studies.pretrain", "studies.similarity"},
+    {"studies.attention", "studies.cloze", "studies.disable", "studies.embeddings", "studies.fit", "studies.geometry",
+     "studies.hierarchy", "studies.finetune", "studies.pretrain", "studies.similarity"},
     # Studies of the runs of others, and the commands that are no studies.
     {"studies.claims", "studies.compare", "studies.series", "studies.sweep", "commands"},
     # A study that measures the checkpoints of a run as `series` does those of a training.

@@ -183,21 +183,22 @@ class _Reading:
         return torch.from_numpy(self.readout.scores(self.vectors / self.readout.mentions.n_tokens))[None]
 
 
-def read_similarity(folder: str) -> list[SentencePairs]:
+def read_similarity(*folders: str, option: str = "--readouts sts=") -> list[SentencePairs]:
     """Read the sets to report on: test parts, and dev parts where there is no test part.
 
     Args:
-        folder: The folder, or `hf:NAME?config=C`, as in `--readouts sts=FOLDER`.
+        folders: Folders, or `hf:NAME?config=C`.
+        option: The option that names them, up to the first folder, for messages.
 
     Raises:
         UserError: If there are none.
     """
     try:
-        sets = reported(read_sts([folder]))
+        sets = reported(read_sts(folders))
     except UserError as error:
-        raise UserError(str(error).replace("`sts ", "`--readouts sts=")) from None
+        raise UserError(str(error).replace("`sts ", f"`{option}")) from None
     if not sets:
-        raise UserError(f"`--readouts sts={folder}`: these are training parts only; give dev or test parts too.")
+        raise UserError(f"`{option}{' '.join(folders)}`: these are training parts only; give dev or test parts too.")
     return sets
 
 

@@ -21,7 +21,7 @@ NO_WANDB = {"mode": "disabled"}
 DRAWING = {
     "fit": [], "rank": ["no-run"], "compare": ["a", "b"], "sweep": [str(ROOT / "conf" / "sweeps" / "layers.yaml")],
     "attention": [], "disable": [], "pretrain": [], "finetune": [], "changes": [], "series": [], "hierarchy": [],
-    "cloze": [], "geometry": [], "wic": [], "sts": [],
+    "cloze": [], "geometry": [], "wic": [], "sts": [], "embeddings": [],
 }  # fmt: skip
 
 

@@ -77,6 +77,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, sentences:
         ),
         "wic": lambda: command.wic(str(place / "wic"), model=model, layer=1, transforms="none", **usual),
         "sts": lambda: command.sts([str(place / "sts")], model=model, layer="0,1", pooling="cls", **usual),
+        "embeddings": lambda: command.embeddings(**read, sentences=3, documents=20, draws=2, top=2),
         "reproduce": lambda: command.reproduce("luo2021", models=model, corpus=str(corpus_file), claims=[1], **usual),
     }  # fmt: skip
     done: dict[str, Result] = {}

@@ -18,7 +18,7 @@ NO_WANDB: Any = {"mode": "disabled"}
 
 WRITERS = (
     "`fit`, `probe`, `rank`, `compare`, `sweep`, `geometry`, `attention`, `disable`, `hierarchy`, `cloze`, `pretrain`, "
-    "`finetune`, `changes`, `series`, `wic`, `sts` or `reproduce`"
+    "`finetune`, `changes`, `series`, `wic`, `sts`, `embeddings` or `reproduce`"
 )
 
 

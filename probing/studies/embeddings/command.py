@@ -12,7 +12,6 @@ from probing.cli.option_types import (
     Dtype,
     FigureFormat,
     Folder,
-    Folders,
     Layers,
     Model,
     Source,
@@ -49,7 +48,7 @@ def embeddings(
     model: Model = "minilm", layer: Layers = -1, revision: str | None = None, random_weights: bool = False,
     dtype: Dtype = "float32", corpus: Source = "builtin", pooling: str = AS_CHECKPOINT, sentences: int = 8,
     documents: int = 40, edits: str | list[str] = "replace", top: int = 10, draws: int = 20, run: Folder | None = None,
-    sts: Folders | None = None, max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0,
+    sts: str | list[str] | None = None, max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0,
     runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
     trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
     figure_format: FigureFormat = FIGURE_FORMAT,
@@ -72,7 +71,8 @@ def embeddings(
         draws: Number of draws of as many random neurons, for comparison.
         run: Finished run of fit for the task position, of the same model and layer; the neurons with the largest
             contributions to it are held, instead of those with the largest eta squared of the position.
-        sts: Folders of sentence pairs with human scores, as of `sts`: what corrections cost there.
+        sts: Folders of sentence pairs with human scores, as of the command sts, separated by commas: what corrections
+            cost there.
         seed: Seed of every random draw: documents, orders, sentences that replace others, neurons, random
             initialisation.
         name: Name of this run; MODEL-embeddings-YYYYMMDD-HHMMSS by default.
@@ -179,20 +179,18 @@ def _n_tokens(setting: _Setting, sentences: Sequence[str]) -> Any:
     return tokens.lengths.astype("int64") - setting.n_special
 
 
-def _read_sets(folders: Sequence[str] | None, say: Callable[[str], None]) -> list[Any]:
+def _read_sets(typed: str | Sequence[str] | None, say: Callable[[str], None]) -> list[Any]:
     """Return the sets of sentence pairs that are reported on.
 
     Raises:
         UserError: If there are training parts only.
     """
+    folders = typed.split(",") if isinstance(typed, str) else list(typed or [])
     if not folders:
         return []
-    from probing.downstream.sentence_similarity import reported
-    from probing.downstream.sts_dataset import read_sts
+    from probing.readouts.pair_cosines import read_similarity
 
-    sets = reported(read_sts([folders] if isinstance(folders, str) else folders))
-    if not sets:
-        raise UserError(f"`--sts {' '.join(folders)}`: these are training parts only; give dev or test parts too.")
+    sets = read_similarity(*(folder.strip() for folder in folders), option="--sts ")
     for line in (line for one in sets for line in one.said()):
         say(line)
     return sets
