@@ -99,7 +99,7 @@ def bias(values: Floats) -> dict[str, Any]:
     """
     ones = np.ones(len(values), dtype=np.int64)
     start, end, between = values[:, 0], values[:, -1], values[:, middle(values.shape[1])].mean(1)
-    row: dict[str, Any] = {"start": start.mean(), "middle": between.mean(), "end": end.mean()}
+    row: dict[str, Any] = {"at_start": start.mean(), "at_middle": between.mean(), "at_end": end.mean()}
     for name, difference in (("start_end", start - end), ("start_middle", start - between)):
         low, high = mean_interval(difference, ones)
         row |= {name: difference.mean(), f"{name}_low": low, f"{name}_high": high}

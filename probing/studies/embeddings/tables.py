@@ -49,9 +49,9 @@ _ORDER = text(
 )  # fmt: skip
 BIAS = Schema("bias", "a row per measure, order and vector", (
     _MEASURE, _ORDER, _EMBEDDING,
-    number("start", "The measure at the first place.", form=".4f"),
-    number("middle", "In the middle: at the middle place, or the mean of both.", form=".4f"),
-    number("end", "At the last place.", form=".4f"),
+    number("at_start", "The measure at the first place.", "start", form=".4f"),
+    number("at_middle", "In the middle: at the middle place, or the mean of both.", "middle", form=".4f"),
+    number("at_end", "At the last place.", "end", form=".4f"),
     measured("start_end", "Start less end, paired by document: above 0, the start counts more.", "start - end", "+.4f"),
     number("start_end_p", "p-value of a difference of 0 (Student's t over documents, as the interval); not corrected "
            "for several measures.", "p", ".2g"),
@@ -82,7 +82,7 @@ SIMILARITY = Schema("similarity", "a row per set of sentence pairs and vector", 
     whole("n_pairs", "Number of pairs.", "pairs"),
 ), optional=True)  # fmt: skip
 
-_OF_MODEL = ("measure", "start", "middle", "end", "start_end*", "start_end_p")
+_OF_MODEL = ("measure", "at_start", "at_middle", "at_end", "start_end*", "start_end_p")
 _OF_VECTORS = ("embedding", "relative*", "relative_difference*")
 _OF_PAIRS = ("set", "embedding", "spearman", "difference*")
 
@@ -132,7 +132,7 @@ def answer(made: Tables, model: str) -> list[str]:
     }[_side(row, "start_end")]  # fmt: skip
     return [
         f"In embeddings of {model}, the start of a document {verdict}: {WORDS[first]} at the start moves them by "
-        f"{row['start']:.4f} (1 - cosine), at the end by {row['end']:.4f}, with the same sentences at both ends"
+        f"{row['at_start']:.4f} (1 - cosine), at the end by {row['at_end']:.4f}, with the same sentences at both ends"
         f"{_difference(row, 'start_end')}."
     ]
 
@@ -166,8 +166,8 @@ def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
         f"Held against a bag of word embeddings, which has no positions: relative bias {_relative(own[MODEL])} of the "
         f"model and {_relative(own[BAG])} of the bag with shuffled sentences, {_relative(written[MODEL])} and "
         f"{_relative(written[BAG])} as written, where the first sentence may say more.",
-        f"Start beside middle, shuffled: {own[MODEL]['start']:.4f} and {own[MODEL]['middle']:.4f}"
-        f"{_difference(own[MODEL], 'start_middle')}; of the bag {own[BAG]['start']:.4f} and {own[BAG]['middle']:.4f}.",
+        f"Start beside middle, shuffled: {own[MODEL]['at_start']:.4f} and {own[MODEL]['at_middle']:.4f}"
+        f"{_difference(own[MODEL], 'start_middle')}; of the bag {own[BAG]['at_start']:.4f} and {own[BAG]['at_middle']:.4f}.",
         _of_weights(bias, results),
         *(_of_correction(own[name]) for name in AGAINST if name in own),
         *(_of_pairs(row) for row in made["similarity"] if row.get("against")),
@@ -184,8 +184,8 @@ def _relative(row: Row) -> str:
 def _of_weights(bias: Sequence[Row], results: Mapping[str, Any]) -> str:
     (row,) = rows_of(bias, measure=WEIGHT, order=SHUFFLED, embedding=MODEL)
     return (
-        f"By least squares, a sentence at the start weighs {row['start']:.2f} times its share of the tokens, one at "
-        f"the end {row['end']:.2f} times{_difference(row, 'start_end', '+.2f')}; the weighted sum of the sentences' "
+        f"By least squares, a sentence at the start weighs {row['at_start']:.2f} times its share of the tokens, one at "
+        f"the end {row['at_end']:.2f} times{_difference(row, 'start_end', '+.2f')}; the weighted sum of the sentences' "
         f"own embeddings explains {results['explained'][SHUFFLED]:.0%} of a document's."
     )
 

@@ -138,7 +138,13 @@ def test_the_end_that_weighs_more_is_found_whatever_is_measured(weight: list[flo
 def test_the_middle_is_one_place_or_two() -> None:
     assert [middle(n) for n in (3, 4, 5, 8)] == [[1], [1, 2], [2], [3, 4]]
     row = bias(np.array([[4.0, 2.0, 1.0, 0.0]] * 30))
-    assert (row["start"], row["middle"], row["end"], row["start_middle"], row["relative"]) == (4, 1.5, 0, 2.5, 4 / 1.75)
+    assert (row["at_start"], row["at_middle"], row["at_end"], row["start_middle"], row["relative"]) == (
+        4,
+        1.5,
+        0,
+        2.5,
+        4 / 1.75,
+    )
 
 
 def test_vectors_are_compared_by_document_with_those_that_they_come_from() -> None:
