@@ -24,6 +24,9 @@ _LOOKS: Mapping[tuple[str, str], dict[str, Any]] = {
     (BAG, SHUFFLED): {"color": GREY, "ls": ":", "marker": "D"},
 }
 
+# Panels side by side; there are always at least two.
+_COLUMNS = 2
+
 
 def write_figures(folder: Path, rows: Sequence[Row], model: str, formats: Sequence[str] = USUAL) -> list[Path]:
     """Draw the curves over places, in some formats, and return the paths of the files.
@@ -46,10 +49,13 @@ def curves(figure: Figure, rows: Sequence[Row], model: str) -> None:
         model: Model name for the title.
     """
     shown = measures_of(rows)
-    figure.set_size_inches(2.2 + 2.9 * len(shown), 3.2)
-    for axes, name in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+    n_lines = -(-len(shown) // _COLUMNS)
+    figure.set_size_inches(2.2 + 2.9 * _COLUMNS, 0.5 + 2.7 * n_lines)
+    for i, name in enumerate(shown):
+        axes = figure.add_subplot(n_lines, _COLUMNS, i + 1)
         _panel(axes, rows, name)
-    figure.axes[0].set_ylabel("over the mean of all places")
+        if i % _COLUMNS == 0:
+            axes.set_ylabel("over the mean of all places")
     title = f"{model}: how much each place counts in an embedding (bars: 95% over documents)"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")

@@ -167,7 +167,8 @@ def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
         f"model and {_relative(own[BAG])} of the bag with shuffled sentences, {_relative(written[MODEL])} and "
         f"{_relative(written[BAG])} as written, where the first sentence may say more.",
         f"Start beside middle, shuffled: {own[MODEL]['at_start']:.4f} and {own[MODEL]['at_middle']:.4f}"
-        f"{_difference(own[MODEL], 'start_middle')}; of the bag {own[BAG]['at_start']:.4f} and {own[BAG]['at_middle']:.4f}.",
+        f"{_difference(own[MODEL], 'start_middle')}; of the bag {own[BAG]['at_start']:.4f} and "
+        f"{own[BAG]['at_middle']:.4f}.",
         _of_weights(bias, results),
         *(_of_correction(own[name]) for name in AGAINST if name in own),
         *(_of_pairs(row) for row in made["similarity"] if row.get("against")),
