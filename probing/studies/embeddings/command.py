@@ -64,13 +64,13 @@ def embeddings(
             special, cls for the first one.
         sentences: Number of sentences of a document, at least 3.
         documents: Maximum number of documents that are measured; at most half of those that there are, as
-            sentences and position means come from others.
+            sentences that replace others and position parts come from the rest.
         edits: What is done to a sentence, some or all: replace it by one of another document with about as many tokens,
             delete it, insert one of another document.
         top: Number of neurons that are held at their mean after the model, those that read the position most.
         draws: Number of draws of as many random neurons, for comparison.
         run: Finished run of fit for the task position, of the same model and layer; the neurons with the largest
-            contributions to it are held, instead of those with the largest eta squared of the position.
+            contributions to it are held, instead of those of whose variance the position explains most.
         sts: Folders of sentence pairs with human scores, as of the command sts, separated by commas: what corrections
             cost there.
         seed: Seed of every random draw: documents, orders, sentences that replace others, neurons, random

@@ -30,7 +30,7 @@ class Documents:
     Args:
         sentences: The sentences of the corpus.
         measured: The sentences of the documents that are measured, by their index, shape (n_documents, n_sentences).
-        others: The same of other documents, from which sentences come that replace others, and position means.
+        others: The same of other documents, from which sentences come that replace others, and position parts.
         n_tokens: Number of tokens of each sentence without special ones; 0 for those of no document.
         n_too_long: Number of runs that were looked at and left out because the model does not take them whole.
         room: Most tokens that a document may gain by an edit, shape (n_documents,).

@@ -34,7 +34,7 @@ class Asked:
     Args:
         layer: The layer whose hidden states are pooled.
         pooling: How.
-        neurons: The neurons that are held; None for those with the largest eta squared of the position.
+        neurons: The neurons that are held; None for those of whose variance position explains the largest share.
         n_neurons: How many are held.
         n_draws: Number of draws of as many random neurons.
         seed: Seed of these draws, and of the bootstrap over pairs of sentences.

@@ -27,7 +27,7 @@ ORDERS = {AS_WRITTEN: "as written", SHUFFLED: "shuffled"}
 MODEL, BAG = "model", "bag"
 CENTRED, POSITION, RANDOM, NEURONS = "centred", "position_removed", "random_held", "neurons_held"
 EMBEDDINGS = {
-    MODEL: "as it is", BAG: "bag of words", CENTRED: "less their mean", POSITION: "less position means",
+    MODEL: "as it is", BAG: "bag of words", CENTRED: "less their mean", POSITION: "less position parts",
     RANDOM: "random neurons held", NEURONS: "position ones held",
 }  # fmt: skip
 AGAINST = {CENTRED: MODEL, POSITION: CENTRED, RANDOM: MODEL, NEURONS: RANDOM}
@@ -35,8 +35,8 @@ AGAINST = {CENTRED: MODEL, POSITION: CENTRED, RANDOM: MODEL, NEURONS: RANDOM}
 _EMBEDDING = text(
     "embedding", "Vector of a text: that of the model as it is; `bag`, the mean of its word embeddings, without "
     "positions and without the model's blocks, as the null; `centred`, the model's less the mean of all tokens; "
-    "`position_removed`, less the mean of each token's position; `random_held` and `neurons_held`, with random neurons "
-    "held at their mean (mean over draws), and with those that read the position most.", "vector", labels=EMBEDDINGS,
+    "`position_removed`, less that mean and each token's position part; `random_held` and `neurons_held`, with "
+    "random neurons held at their mean (mean over draws), and with those that read the position most.", "vector", labels=EMBEDDINGS,
 )  # fmt: skip
 _MEASURE = text(
     "measure", "What is measured at each place: how far the vector moves, as 1 less the cosine, where a sentence is "
@@ -193,7 +193,7 @@ def _of_weights(bias: Sequence[Row], results: Mapping[str, Any]) -> str:
 
 _CORRECTED = {
     CENTRED: "One mean vector subtracted from all embeddings",
-    POSITION: "The mean of each position subtracted from hidden states, beside one mean for all",
+    POSITION: "The part of each position subtracted, too, beside the mean alone",
     RANDOM: "Random neurons held at their mean (mean over draws)",
     NEURONS: "The neurons that read the position most held at their mean, beside as many random ones",
 }

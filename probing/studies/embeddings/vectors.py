@@ -1,4 +1,4 @@
-"""The vectors of texts, and what is taken from them after the model: a mean, position means, and neurons."""
+"""The vectors of texts, and what is taken from them after the model: a mean, position parts, and neurons."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.downstream.names import Pooling
 from probing.downstream.pooling import sentence_vectors
+from probing.statistics.two_way import TwoWaySums
+from probing.statistics.two_way_design import MOST_POSITIONS, Design
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# A position that fewer tokens have has the mean of the last one that has as many; less where there are fewer texts.
+# A position of fewer tokens has the part of the last one before it that has as many; less where there are fewer texts.
 LEAST = 10
 
 
@@ -80,18 +82,18 @@ class Pooled:
 
 @dataclass(frozen=True)
 class PositionPart:
-    """The mean hidden state of each position, estimated on some texts.
+    """What the position adds to hidden states, estimated on some texts by a two-way analysis of variance.
 
     Args:
-        means: Mean of the tokens at each position, shape (n_positions, d_model).
+        means: Mean of all tokens and position part of each position, shape (n_positions, d_model).
         mean: Mean of all tokens, shape (d_model,).
-        eta_squared: Share of each neuron's variance that lies between positions, over tokens that are not special,
-            shape (d_model,); 0 for a neuron that does not vary.
+        shares: Share of each neuron's variance over tokens that are not special which positions explain beyond what
+            texts do and beyond chance, shape (d_model,); 0 for a neuron that does not vary.
     """
 
     means: Floats
     mean: Floats
-    eta_squared: Floats
+    shares: Floats
 
     @classmethod
     def of(cls, store: ActivationStore, layer: int, with_special: bool = True) -> PositionPart:
@@ -102,25 +104,23 @@ class PositionPart:
             layer: Layer number.
             with_special: Whether the means are over special tokens, too.
         """
-        width = store.read(layer, 0).shape[1]
-        n_positions = int(store.tokens.lengths.max())
-        sums, words = np.zeros((n_positions, width)), np.zeros((n_positions, width))
-        counts, n_words, squares = np.zeros(n_positions), np.zeros(n_positions), np.zeros(width)
-        for shard in store.plan.shards:
-            here = store.shard_tokens(shard)
-            states = store.read(layer, shard.index).double().numpy()
-            positions, special = store.tokens.positions[here], store.tokens.special[here]
-            np.add.at(words, positions[~special], states[~special])
-            n_words += np.bincount(positions[~special], minlength=n_positions)
-            squares += (states[~special] ** 2).sum(0)
-            kept = np.ones(len(states), dtype=bool) if with_special else ~special
-            np.add.at(sums, positions[kept], states[kept])
-            counts += np.bincount(positions[kept], minlength=n_positions)
-        return cls(_filled(sums, counts, store.tokens.n_sentences), sums.sum(0) / counts.sum(),
-                   _eta_squared(words, n_words, squares))  # fmt: skip
+        tokens = store.tokens
+        near, words = tokens.positions < MOST_POSITIONS, ~tokens.special
+        sums, of_words = (
+            _summed(store, layer, near if with_special else near & words),
+            _summed(store, layer, near & words),
+        )
+        design, origin = sums.design, sums.origin
+        assert origin is not None  # there are tokens
+        n, positions = design.whole.n, design.values
+        mean = origin.numpy() + sums.by_position.sum((0, 1)) / n.sum()
+        enough = np.flatnonzero(n >= min(LEAST, tokens.n_sentences))
+        at = np.searchsorted(positions[enough], np.arange(positions[-1] + 1), side="right") - 1
+        part = sums.position_part(design.whole)[enough[np.maximum(at, 0)]]
+        return cls(mean + part, mean, np.nan_to_num(of_words.shares(by_neuron=True)[0].excess["position"]))
 
     def over(self, first: Ints, stop: Ints) -> Floats:
-        """Return the mean of the position means from one position up to another, of each text, shape (n, d_model).
+        """Return the mean of `means` from one position up to another, of each text, shape (n, d_model).
 
         Positions behind the last one that is known have its mean.
         """
@@ -130,15 +130,15 @@ class PositionPart:
         return np.asarray((until[stop] - until[first]) / np.maximum(stop - first, 1)[:, None])
 
     def first_neurons(self, n: int) -> list[int]:
-        """Return the neurons with the largest eta squared, of equal ones the lower first."""
-        return [int(i) for i in np.argsort(-self.eta_squared, kind="stable")[:n]]
+        """Return the neurons with the largest share of position, of equal ones the lower first."""
+        return [int(i) for i in np.argsort(-self.shares, kind="stable")[:n]]
 
     def centred(self, texts: Pooled) -> Floats:
         """Return vectors less the mean of all tokens."""
         return np.asarray(texts.vectors - self.mean)
 
     def removed(self, texts: Pooled) -> Floats:
-        """Return vectors less the mean of the position means of their tokens, as if taken from each token."""
+        """Return vectors less the mean and the position parts of their tokens, as if taken from each token."""
         return np.asarray(texts.vectors - self.over(texts.first, texts.stop))
 
     def held(self, texts: Pooled, neurons: Sequence[int]) -> Floats:
@@ -148,17 +148,11 @@ class PositionPart:
         return found
 
 
-def _filled(sums: Floats, counts: Floats, n_texts: int) -> Floats:
-    """Return the mean of each position; where there are few tokens, that of the last position before with enough."""
-    enough = np.flatnonzero(counts >= min(LEAST, n_texts))
-    before = enough[np.maximum(np.searchsorted(enough, np.arange(len(counts)), side="right") - 1, 0)]
-    return np.asarray(sums[before] / counts[before][:, None])
-
-
-def _eta_squared(sums: Floats, counts: Floats, squares: Floats) -> Floats:
-    there = counts > 0
-    n, total = counts[there], sums.sum(0)
-    grand = total**2 / n.sum()
-    between, whole = (sums[there] ** 2 / n[:, None]).sum(0) - grand, squares - grand
-    varies = whole > 1e-9 * squares
-    return np.where(varies, between / np.where(varies, whole, 1), 0.0)
+def _summed(store: ActivationStore, layer: int, kept: NDArray[np.bool_]) -> TwoWaySums:
+    """Return the sums over some of the tokens of a layer."""
+    tokens = store.tokens
+    design = Design(tokens.sentences[kept], tokens.positions[kept])
+    sums = TwoWaySums(design, store.read(layer, 0).shape[1])
+    for shard in store.plan.shards:
+        sums.update(store.read(layer, shard.index)[torch.from_numpy(kept[store.shard_tokens(shard)])])
+    return sums

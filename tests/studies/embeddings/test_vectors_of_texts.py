@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from families import untouched
 from probing.cache.source import ActivationSource
+from probing.cache.tokens import Tokens
 from probing.corpus import from_sentences
 from probing.downstream.names import Pooling
 from probing.models import load_tokenizer
@@ -23,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
 ]
+Array = NDArray[np.float64]
 LENGTHS = [5, 9, 3, 12, 7] * 6
 
 
@@ -64,39 +67,43 @@ def test_what_is_taken_from_a_vector_is_the_mean_of_what_is_taken_from_its_token
             assert part.held(pooled, [1, 4])[i] == pytest.approx(own.mean(0), abs=1e-5)
 
 
-def test_position_means_are_those_of_each_position_and_the_last_known_one_stands_for_later_ones(tmp_path: Path) -> None:
+def regression(states: Array, tokens: Tokens) -> Array:
+    """Return the position part by least squares on marks of positions and texts, with mean 0 over the tokens."""
+    marks = [tokens.positions == one for one in range(tokens.lengths.max())]
+    texts = [tokens.sentences == one for one in range(tokens.n_sentences)]
+    design = np.array([*marks, *texts]).T.astype(np.float64)
+    part: Array = np.linalg.lstsq(design, states, rcond=None)[0][: len(marks)]
+    counts = np.bincount(tokens.positions)
+    return part - counts @ part / counts.sum()
+
+
+def test_parts_are_those_of_a_regression_and_the_last_known_one_stands_for_later_positions(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
     store = make_store(tmp_path / "store", [positional(tokens, 6, 2.0)], tokens)
     states = np.concatenate([store.read(0, shard.index).numpy() for shard in store.plan.shards]).astype(np.float64)
     part = PositionPart.of(store, 0)
-    n = np.bincount(tokens.positions)
-    last = int(np.flatnonzero(n >= 10)[-1])
+    last = int(np.flatnonzero(np.bincount(tokens.positions) >= 10)[-1])
     assert last == 8  # of 30 texts, 6 are longer
-    for position in range(last + 1):
-        assert part.means[position] == pytest.approx(states[tokens.positions == position].mean(0), abs=1e-6)
+    wanted = regression(states, tokens)
+    assert part.means[: last + 1] == pytest.approx(states.mean(0) + wanted[: last + 1], abs=1e-6)
     assert (part.means[last:] == part.means[last]).all()
     first, stop = np.array([0, 2]), np.array([40, 5])
     means = np.concatenate([part.means[: last + 1], np.repeat(part.means[last:][:1], 31, axis=0)])
     assert part.over(first, stop) == pytest.approx(np.array([means.mean(0), means[2:5].mean(0)]))
 
 
-def test_eta_squared_is_the_share_between_positions_and_finds_the_neurons_that_read_them(tmp_path: Path) -> None:
+def test_the_neurons_that_read_positions_are_found(tmp_path: Path) -> None:
     tokens = make_tokens(LENGTHS)
-    generator = np.random.default_rng(0)
-    states = generator.standard_normal((tokens.n_tokens, 6))
+    states = np.random.default_rng(0).standard_normal((tokens.n_tokens, 6))
     states[:, 4] += tokens.positions
     states[:, 2] += 0.5 * tokens.positions
+    states[:, 3] += tokens.sentences  # what texts add is no position
     states[:, 5] = 3.0
     store = make_store(tmp_path / "store", [states], tokens)
     part = PositionPart.of(store, 0)
     assert part.first_neurons(2) == [4, 2]
-    assert part.eta_squared[5] == 0
-    words, positions = states[~tokens.special].astype(np.float32).astype(np.float64), tokens.positions[~tokens.special]
-    for neuron in range(5):
-        values = words[:, neuron]
-        groups = [values[positions == one] for one in np.unique(positions)]
-        between = sum(len(one) * (one.mean() - values.mean()) ** 2 for one in groups)
-        assert part.eta_squared[neuron] == pytest.approx(between / ((values - values.mean()) ** 2).sum())
+    assert part.shares[5] == 0
+    assert np.abs(part.shares[[0, 1, 3]]).max() < 0.15 < part.shares[2] < part.shares[4] < 1
 
 
 def test_a_bag_of_words_is_the_mean_of_the_words_rows_in_any_order() -> None:
