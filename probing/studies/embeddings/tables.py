@@ -36,7 +36,8 @@ _EMBEDDING = text(
     "embedding", "Vector of a text: that of the model as it is; `bag`, the mean of its word embeddings, without "
     "positions and without the model's blocks, as the null; `centred`, the model's less the mean of all tokens; "
     "`position_removed`, less that mean and each token's position part; `random_held` and `neurons_held`, with "
-    "random neurons held at their mean (mean over draws), and with those that read the position most.", "vector", labels=EMBEDDINGS,
+    "random neurons held at their mean (mean over draws), and with those that read the position most.", "vector",
+    labels=EMBEDDINGS,
 )  # fmt: skip
 _MEASURE = text(
     "measure", "What is measured at each place: how far the vector moves, as 1 less the cosine, where a sentence is "

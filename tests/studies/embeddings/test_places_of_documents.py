@@ -174,7 +174,7 @@ def test_texts_are_edited_at_the_place_that_is_said_and_nowhere_else() -> None:
     others = {made.sentences[i] for i in made.others.ravel()}
     for which, order in enumerate(texts.orders):
         for i, own in enumerate(order):
-            parts = [made.sentences[j] for j in made.measured[i, own]]
+            parts = [made.sentences[j] for j in made.measured[i, own].tolist()]
             assert read[texts.intact[which, i]] == " ".join(parts)
             assert [read[j] for j in texts.alone[i, own]] == parts
             for at in range(4):
@@ -191,7 +191,7 @@ def test_texts_are_edited_at_the_place_that_is_said_and_nowhere_else() -> None:
             new = set()
             for which, order in enumerate(texts.orders):
                 at = int(np.flatnonzero(order[i] == j)[0])
-                parts = [made.sentences[k] for k in made.measured[i, order[i]]]
+                parts = [made.sentences[k] for k in made.measured[i, order[i]].tolist()]
                 text = read[texts.edited[REPLACE][which, i, at]]
                 before, after = " ".join(parts[:at]), " ".join(parts[at + 1 :])
                 new.add(text.removeprefix(before).removesuffix(after).strip())

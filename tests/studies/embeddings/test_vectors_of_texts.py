@@ -54,7 +54,11 @@ def test_what_is_taken_from_a_vector_is_the_mean_of_what_is_taken_from_its_token
     states = np.concatenate([store.read(0, shard.index).numpy() for shard in store.plan.shards]).astype(np.float64)
     part = PositionPart.of(store, 0)
     assert part.mean == pytest.approx(states.mean(0))
-    for pooling, kept in (("mean_special", np.ones(tokens.n_tokens, dtype=bool)), ("mean", ~tokens.special)):
+    kinds: dict[Pooling, NDArray[np.bool_]] = {
+        "mean_special": tokens.lengths[tokens.sentences] > 0,
+        "mean": ~tokens.special,
+    }
+    for pooling, kept in kinds.items():
         part = PositionPart.of(store, 0, pooling == "mean_special")
         pooled = Pooled.of(store, 0, pooling)
         for i in range(tokens.n_sentences):
@@ -72,9 +76,8 @@ def regression(states: Array, tokens: Tokens) -> Array:
     marks = [tokens.positions == one for one in range(tokens.lengths.max())]
     texts = [tokens.sentences == one for one in range(tokens.n_sentences)]
     design = np.array([*marks, *texts]).T.astype(np.float64)
-    part: Array = np.linalg.lstsq(design, states, rcond=None)[0][: len(marks)]
-    counts = np.bincount(tokens.positions)
-    return part - counts @ part / counts.sum()
+    part = np.linalg.lstsq(design, states, rcond=None)[0][: len(marks)]
+    return np.asarray(part - part[tokens.positions].mean(0))
 
 
 def test_parts_are_those_of_a_regression_and_the_last_known_one_stands_for_later_positions(tmp_path: Path) -> None:
