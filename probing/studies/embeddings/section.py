@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from probing.page.lines import Line, line_chart
+from probing.page.lines import Across, Line, Up, line_chart
 from probing.results.markup import Html, element
 from probing.runs.study import Result, framed, section_of
 from probing.studies.embeddings.tables import LINES, WORDS, curve, measures_of
+
+_PLACES = Across(
+    "place", lambda at: "place of the sentence (1 = first)", lambda at: at, lambda at: [str(place) for place in at]
+)
 
 
 def embeddings_section(made: Result, anchor: str) -> Html:
@@ -25,4 +29,5 @@ def _chart(made: Result, measure: str) -> Html:
         found = curve(made.places, measure, order, embedding)
         lines.append(Line(words, found.places, found.values, found.ends))
     title = f"{WORDS[measure].capitalize()}: by place in the document, over the mean of all places, with 95% intervals"
-    return element("figure", element("figcaption", title), line_chart(lines, title))
+    up = Up.of([end for line in lines for ends in line.ranges for end in ends or ()] or [2.0], from_zero=True)
+    return element("figure", element("figcaption", title), line_chart(lines, title, _PLACES, up))

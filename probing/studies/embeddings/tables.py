@@ -28,7 +28,7 @@ MODEL, BAG = "model", "bag"
 CENTRED, POSITION, RANDOM, NEURONS = "centred", "position_removed", "random_held", "neurons_held"
 EMBEDDINGS = {
     MODEL: "as it is", BAG: "bag of words", CENTRED: "less their mean", POSITION: "less position parts",
-    RANDOM: "random neurons held", NEURONS: "position ones held",
+    RANDOM: "random neurons held", NEURONS: "position neurons held",
 }  # fmt: skip
 AGAINST = {CENTRED: MODEL, POSITION: CENTRED, RANDOM: MODEL, NEURONS: RANDOM}
 
@@ -172,7 +172,7 @@ def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
         f"{own[BAG]['at_middle']:.4f}.",
         _of_weights(bias, results),
         *(_of_correction(own[name]) for name in AGAINST if name in own),
-        *(_of_pairs(row) for row in made["similarity"] if row.get("against")),
+        *_of_pairs(made["similarity"]),
     ]
     if few := few_sentences(own[MODEL]["n_documents"], "document"):
         lines.append(few)
@@ -209,12 +209,18 @@ def _of_correction(row: Row) -> str:
     )
 
 
-def _of_pairs(row: Row) -> str:
-    within = interval(row, "difference", " to ", "+.4f")
-    return (
-        f"{row['set']}, {EMBEDDINGS[row['embedding']]}: correlation {row['spearman']:.4f}, "
-        f"{shown(row['difference'], '+.4f')} beside {EMBEDDINGS[row['against']]}{in_brackets(within)}."
-    )
+def _of_pairs(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence for each set of sentence pairs: what each correction changes there."""
+    lines = []
+    for name in dict.fromkeys(row["set"] for row in rows):
+        own, *others = rows_of(rows, set=name)
+        changed = [
+            f"{shown(row['difference'], '+.4f')}{in_brackets(interval(row, 'difference', ' to ', '+.4f'))} "
+            f"{EMBEDDINGS[row['embedding']]}, beside {EMBEDDINGS[row['against']]}"
+            for row in others
+        ]
+        lines.append(f"On {name}, Spearman's correlation is {own['spearman']:.4f}; {'; '.join(changed)}.")
+    return lines
 
 
 # The lines of a chart, from the vectors and the order of sentences.

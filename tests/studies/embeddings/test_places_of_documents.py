@@ -171,7 +171,7 @@ def test_texts_are_edited_at_the_place_that_is_said_and_nowhere_else() -> None:
     assert sorted(texts.orders[0].tolist()) == [[0, 1, 2]] * 4
     assert (texts.orders[1] == texts.orders[2][:, ::-1]).all()
     assert texts.shares.sum(1) == pytest.approx(1)
-    others = {made.sentences[i] for i in made.others.ravel()}
+    others = {made.sentences[i] for i in made.others.ravel().tolist()}
     for which, order in enumerate(texts.orders):
         for i, own in enumerate(order):
             parts = [made.sentences[j] for j in made.measured[i, own].tolist()]
