@@ -29,7 +29,9 @@ class Embeddings(Study):
 
     def answer(self, made: Result) -> list[str]:
         """Return whether the start counts more than the end."""
-        return embeddings.answer(made.by_name, made.results["model"]["name"])
+        from probing.page.sources import model_name
+
+        return embeddings.answer(made.by_name, model_name(made.config))
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what the bias is held against, and what corrections do to it."""
