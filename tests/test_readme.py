@@ -179,8 +179,10 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
     if args[0] == "hierarchy":
         args += ["--train_sentences", "60", "--test_sentences", "20", "--generalisation_sentences", "20"]
         args += ["--probe.l2", "1e-2"]
-    if args[0] in ("wic", "sts", "hierarchy"):
+    if args[0] in ("wic", "sts", "hierarchy", "embeddings"):
         args += ["--model", str(toy)]
+    if args[0] == "embeddings":
+        args += ["--sentences", "3", "--documents", "8", *([] if "--corpus" in args else ["--corpus", "sentences.txt"])]
     if args[0] == "reproduce":
         if {"pretrain-tiny", "bertology"} & {*args}:  # trained at full size, and on thousands of sentences of its own
             args.append("--dry_run")
