@@ -192,10 +192,10 @@ def cell(column: Column, row: Row) -> str:
         return f"{row['rank_low']}–{row['rank_high']}"
     if row.get(column.name) in (None, ""):
         return ""
-    if column.name in WITHOUT and UNRESOLVED in row["removed"]:
-        return UNRESOLVED
-    if column.name in WITHOUT and NEGLIGIBLE in row["removed"]:
-        return NEGLIGIBLE
+    if column.name in WITHOUT:
+        verdict = row.get("removed") or ""  # a damaged file may lack it
+        if found := next((one for one in (UNRESOLVED, NEGLIGIBLE) if one in verdict), None):
+            return found
     star = "*" if column.name == "contribution_centred" and is_far(row) else ""
     return star + column.show(row)
 
