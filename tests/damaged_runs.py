@@ -80,7 +80,7 @@ def make_all(model: Path, corpus: Path, sentences: list[str], place: Path) -> Ki
     probing.wic(str(data / "wic"), **quietly, model=str(model), layer=[2], name="wic")
     write_semeval(data / "STS12", "one", sentence_pairs(20, 0))
     probing.sts([str(data)], **quietly, model=str(model), layer=[2], name="sts", transforms="none")
-    shape = {"sentences": 3, "documents": 20, "top": 2, "draws": 1}
+    shape: dict[str, Any] = {"sentences": 3, "documents": 20, "top": 2, "draws": 1}
     probing.embeddings(**quietly, **shape, model=str(model), corpus=str(corpus), name="embeddings", sts=str(data))
     points = {"probe.l2": {"values": [1e-5, 1e-2]}, "layer": {"value": 0}}
     (data / "sweep.yaml").write_text(yaml.safe_dump({"method": "grid", "parameters": points}), encoding="utf-8")

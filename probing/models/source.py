@@ -226,7 +226,7 @@ def know_family(folder: Path) -> None:
 
     It is imported only then, because that takes seconds.
     """
-    if any(entry.get("model_type") == "probing-alibi-bert" for entry in _entries(folder / "config.json")):
+    if any(entry.get("model_type") == "probing-alibi-bert" for entry in entries(folder / "config.json")):
         import_module("probing.models.alibi")
 
 
