@@ -157,9 +157,9 @@ def _of_layer(measured: Measured, layer: int, ranked: Sequence[int], below: Arra
     split = [row for scale in SCALES for row in _split_rows(layer, scale, sums)]
     scales = {RAW: np.ones_like(variance), STANDARDISED: np.sqrt(np.where(variance > 0, variance, 1.0))}
     spectra = {scale: spectrum(sums, measured.folds, divided_by) for scale, divided_by in scales.items()}
-    # Directions are counted where the interval of the share does not hold 0, or there is none.
-    there = {row["scale"] for row in split if row["part"] == "position" and (row["low"] is None or row["low"] > 0)}
-    counted = {scale: one.n_directions if scale in there else 0 for scale, one in spectra.items()}
+    # A part is there where the interval of its share does not hold 0, or there is no interval.
+    there = {(row["scale"], row["part"]) for row in split if row["low"] is None or row["low"] > 0}
+    counted = {scale: one.n_directions if (scale, "position") in there else 0 for scale, one in spectra.items()}
     etas = np.nan_to_num(by_neuron.found["position_alone"])
     orders = {"fit": ranked, "eta_squared": np.argsort(-etas, kind="stable").tolist()}
     spread = {
@@ -175,7 +175,7 @@ def _of_layer(measured: Measured, layer: int, ranked: Sequence[int], below: Arra
     if counted[RAW]:
         if (low := low_frequencies(sums, measured.folds, measured.seed)) is not None:
             shape.add("low_frequencies", low.share, low.by_chance, low.p_value)
-        _add_subspaces(shape, measured, sums, directions, below)
+        _add_subspaces(shape, measured, sums, directions, below, (RAW, "context") in there)
         _add_readings(shape, measured, layer, sums, short, counted[RAW])
     for scale, spread_here in spread.items():
         shape.add(f"alignment{SUFFIX[scale]}", spread_here.alignment, 0.0, spread_here.p_value, spread_here.k)
@@ -235,7 +235,9 @@ class _Shape:
         })  # fmt: skip
 
 
-def _add_subspaces(shape: _Shape, measured: Measured, sums: TwoWaySums, directions: Array, below: Array | None) -> None:
+def _add_subspaces(
+    shape: _Shape, measured: Measured, sums: TwoWaySums, directions: Array, below: Array | None, has_context: bool
+) -> None:
     """Add how the position part's subspace lies to those of the contexts, of either half, and of the layer below."""
     d_model, k = directions.shape
     generator = np.random.default_rng([measured.seed, 15])
@@ -244,11 +246,12 @@ def _add_subspaces(shape: _Shape, measured: Measured, sums: TwoWaySums, directio
     def p_value(value: float, which: int, sign: int) -> float:
         return (1 + sum(sign * one[which] >= sign * value for one in drawn)) / (1 + DRAWS)
 
-    context, _ = sums.covariances()
-    _, axes = np.linalg.eigh(context)
-    with_context, angle = overlap(directions, axes[:, ::-1][:, :k])
-    shape.add("context_overlap", with_context, k / d_model, p_value(with_context, 0, 1), k)
-    shape.add("context_angle", angle, float(np.mean([one[1] for one in drawn])), p_value(angle, 1, -1), k)
+    if has_context:
+        context, _ = sums.covariances()
+        _, axes = np.linalg.eigh(context)
+        with_context, angle = overlap(directions, axes[:, ::-1][:, :k])
+        shape.add("context_overlap", with_context, k / d_model, p_value(with_context, 0, 1), k)
+        shape.add("context_angle", angle, float(np.mean([one[1] for one in drawn])), p_value(angle, 1, -1), k)
     halves = []
     for groups, solution in measured.folds.halves:
         _, found = principal(sums.position_part(solution, groups), solution.n)
