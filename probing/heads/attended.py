@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probing.cache.plan import fingerprint
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.heads.reading import Accumulator, Attention, Batch, BlockMeasure, Kept, Measure
@@ -53,7 +54,7 @@ def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Ten
         "column_max": torch.stack([(means * members[:, None, :, i]).amax(2) for i in range(types.shape[2])], dim=2),
     }
     if attention.projection is not None:
-        norms = attention.value_norms() * batch.mask[:, None]
+        norms = torch.where(batch.mask[:, None], attention.value_norms(), 0.0)
         found["norm_mass"] = norm_columns(attention.probabilities, norms) @ members
     return found
 
@@ -93,6 +94,21 @@ def types_of(tokens: Tokens, corpus: Corpus, special_tokens: Mapping[int, str]) 
         plain = np.array([relation.split(":")[0] for relation in relations.tolist()], dtype=object)
         found |= {name: np.isin(plain, relations_of) for name, relations_of in _ROLES.items()}
     return {name: members for name, members in found.items() if members.any()}
+
+
+def fingerprint_of(types: Mapping[str, NDArray[np.bool_]]) -> str:
+    """Return what identifies types, and which tokens are of each."""
+    return fingerprint({name: np.packbits(members).tobytes().hex() for name, members in types.items()})
+
+
+def members_of(types: Tensor, batch: Batch) -> Tensor:
+    """Return whether each token of a batch is of each type, shape (batch, sequence, types); False for padding.
+
+    Args:
+        types: Whether each token of the corpus is of each type, shape (n_tokens, types).
+        batch: The sentences.
+    """
+    return types[batch.rows.cpu()].to(batch.mask.device) & batch.mask[:, :, None]
 
 
 def _punctuation(tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
@@ -156,6 +172,11 @@ class Attended:
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", {"version": 2, "types": [SPECIAL, *self.types], "of": self.fingerprint})
 
+    @classmethod
+    def of(cls, types: Mapping[str, NDArray[np.bool_]], name: str = "attended") -> Attended:
+        """Return the measure of some types under a name."""
+        return cls(types, fingerprint_of(types), name)
+
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
         """Return what makes an accumulator for each batch."""
         table = torch.from_numpy(np.stack(list(self.types.values()), axis=1)) if self.types else None
@@ -163,8 +184,7 @@ class Attended:
         def sums(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
             types = batch.special[:, :, None]
             if table is not None:
-                others = table[batch.rows.cpu()].to(types.device) & batch.mask[:, :, None]
-                types = torch.cat([types, others], dim=2)
+                types = torch.cat([types, members_of(table, batch)], dim=2)
             return attended(attention, batch, types)
 
         return BlockMeasure(self.name, sums).of_corpus(tokens, corpus)
@@ -194,7 +214,7 @@ def sink(attention: Attention, batch: Batch) -> dict[str, Tensor]:
         "uniform": uniform[:, None].repeat(1, later.shape[1]),
     }
     if attention.projection is not None:
-        found["norm_mass"] = norm_columns(later, attention.value_norms() * batch.mask[:, None])[..., 0]
+        found["norm_mass"] = norm_columns(later, torch.where(batch.mask[:, None], attention.value_norms(), 0.0))[..., 0]
     return found
 
 

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from probing.cache import activations
-from probing.cache.plan import fingerprint
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
 from probing.heads.attended import FIRST, NEGATION, PUNCTUATION, SINK, SPECIAL, Attended, WithoutFirst
@@ -191,17 +189,12 @@ _OF_TOKENS = (PUNCTUATION, NEGATION)
 
 def _token_types(subject: Subject) -> Attended:
     plain = {*_OF_TOKENS, *subject.special_tokens.values()}
-    return _attended(subject, {name: of for name, of in subject.types.items() if name in plain}, "attended")
+    return Attended.of({name: of for name, of in subject.types.items() if name in plain})
 
 
 def _word_types(subject: Subject) -> Attended:
     plain = {*_OF_TOKENS, *subject.special_tokens.values()}
-    return _attended(subject, {name: of for name, of in subject.types.items() if name not in plain}, "attended_words")
-
-
-def _attended(subject: Subject, types: dict[str, NDArray[np.bool_]], name: str) -> Attended:
-    bits = {one: np.packbits(members).tobytes().hex() for one, members in types.items()}
-    return replace(Attended(types, fingerprint(bits)), name=name)
+    return Attended.of({name: of for name, of in subject.types.items() if name not in plain}, "attended_words")
 
 
 def _type_tables(subject: Subject, stores: Mapping[str, SumsStore], measure: Attended) -> dict[str, Rows]:

@@ -322,7 +322,7 @@ class AtOffset:
         biases = block.heads.biases_at(offsets)[head].nan_to_num()  # NaN at keys that are not seen
         return HeadScores(
             states.float(), is_word, query.float(), key.float(), of_mean.float(), biases.float(), self.offset,
-            block.words.is_causal,
+            is_causal=block.words.is_causal,
         )  # fmt: skip
 
 

@@ -6,8 +6,8 @@ column of W_Q or W_K: the scores of many sets follow from those of the intact he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -37,7 +37,11 @@ def random_sets(n_neurons: int, k: int, generator: np.random.Generator, n: int =
 
 
 def matched_sets(
-    sd: NDArray[np.float64], neurons: NDArray[np.int64], generator: np.random.Generator, n: int = DRAWS
+    sd: NDArray[np.float64],
+    neurons: NDArray[np.int64],
+    generator: np.random.Generator,
+    n: int = DRAWS,
+    without: Sequence[int] = (),
 ) -> NDArray[np.int64]:
     """Draw sets in which each neuron stands for one of `neurons` with nearly the same standard deviation.
 
@@ -46,6 +50,7 @@ def matched_sets(
         neurons: The neurons to be matched, shape (k,).
         generator: Source of the draws.
         n: Number of sets.
+        without: Neurons that are not drawn; at least k others are left.
 
     Returns:
         Shape (n, k), each row of distinct neurons.
@@ -54,6 +59,7 @@ def matched_sets(
     rank = np.empty(len(sd), dtype=np.int64)
     rank[order] = np.arange(len(sd))
     found, taken = np.empty((n, len(neurons)), dtype=np.int64), np.zeros((n, len(sd)), dtype=bool)
+    taken[:, list(without)] = True
     draws = np.arange(n)
     for i in generator.permutation(len(neurons)):
         distance = np.where(taken, np.inf, np.abs(rank - rank[neurons[i]]))
@@ -73,18 +79,17 @@ def as_masks(sets: Sequence[NDArray[np.int64]] | NDArray[np.int64], n_neurons: i
 
 
 @dataclass(frozen=True)
-class HeadScores:
-    """One head on some sentences, whose attention among words is computed again with neurons held at their mean.
+class HeldScores:
+    """One head on some sentences, whose scores are computed again with neurons held at their mean.
 
     Args:
         states: States of the words less their mean, shape (n_sentences, length, d_model); 0 where there is no word.
-        is_word: Whether there is a word, shape (n_sentences, length).
+        is_word: Whether there is a word, shape (n_sentences, length); what counts as a word is the caller's choice.
         query: W_Q of the head times the scale of its scores, shape (d_model, d_head).
         key: W_K of the head, not scaled.
         query_of_mean: Query of the mean, scaled, with its bias, shape (d_head,). (The key of the mean adds the same to
             all scores of a query, and is left out.)
         biases: What is added to the score of each query and key, shape (n_sentences, length, length).
-        offset: In tokens, from query to key.
         is_causal: Whether a word sees no later one.
     """
 
@@ -94,8 +99,61 @@ class HeadScores:
     key: Tensor
     query_of_mean: Tensor
     biases: Tensor
+    is_causal: bool = field(default=False, kw_only=True)
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """Whether a query may see a key, shape (n_sentences, length, length)."""
+        seen = self.is_word[:, None, :] & self.is_word[:, :, None]
+        return seen.tril() if self.is_causal else seen
+
+    def scores(self, sets: NDArray[np.int64], factors: NDArray[np.float64] | None = None) -> Iterator[Tensor]:
+        """Yield the scores, each of shape (some sets, n_sentences, length, length), in the order of the sets.
+
+        Args:
+            sets: Each of k neurons that are held, shape (n_sets, k); k may be 0.
+            factors: By what the deviations that are taken away are multiplied, shape (n_sets,); 1 by default.
+        """
+        n, length, _ = self.states.shape
+        chunk = max(1, _MOST_NUMBERS // max(1, n * length * max(length, sets.shape[1])))
+        for first in range(0, len(sets), chunk):
+            here = slice(first, first + chunk)
+            times = None if factors is None else torch.from_numpy(factors[here]).to(self.states.dtype)
+            yield self._of_some(torch.from_numpy(sets[here]), times)
+
+    def maps(self, sets: NDArray[np.int64], factors: NDArray[np.float64] | None = None) -> Iterator[Tensor]:
+        """Yield the attention under each set, shaped as `scores`; rows of queries that see nothing are 0."""
+        hidden = ~self.seen
+        for scores in self.scores(sets, factors):
+            yield scores.masked_fill_(hidden, -torch.inf).softmax(-1).masked_fill_(hidden, 0)
+
+    @cached_property
+    def _intact(self) -> tuple[Tensor, Tensor, Tensor]:
+        """States, queries and keys, each of shape (n_sentences * length, d)."""
+        flat = self.states.flatten(0, 1)
+        return flat, flat @ self.query + self.query_of_mean, flat @ self.key
+
+    def _of_some(self, sets: Tensor, times: Tensor | None) -> Tensor:
+        n_sets, (n, length, _) = len(sets), self.states.shape
+        flat, queries, keys = self._intact
+        held = flat.T[sets].transpose(1, 2)  # sets, words, k
+        held = held if times is None else held * times[:, None, None]
+        queries, keys = (
+            (whole - held @ matrix[sets]).view(n_sets * n, length, -1)
+            for whole, matrix in ((queries, self.query), (keys, self.key))
+        )
+        return (queries @ keys.transpose(1, 2)).view(n_sets, n, length, length) + self.biases
+
+
+@dataclass(frozen=True)
+class HeadScores(HeldScores):
+    """The same, whose attention among words at one offset is asked.
+
+    Args:
+        offset: In tokens, from query to key.
+    """
+
     offset: int
-    is_causal: bool = False
 
     def masses(self, sets: NDArray[np.int64]) -> Tensor:
         """Return the sum over queries of the attention to the word at the offset among words, for sets that are held.
@@ -106,41 +164,20 @@ class HeadScores:
         Returns:
             Shape (n_sets,), float64.
         """
-        n, length, _ = self.states.shape
-        chunk = max(1, _MOST_NUMBERS // max(1, n * length * max(length, sets.shape[1])))
-        flat = self.states.flatten(0, 1)
-        queries, keys = flat @ self.query + self.query_of_mean, flat @ self.key
-        return torch.cat(
-            [
-                self._of_some(flat, queries, keys, torch.from_numpy(sets[i : i + chunk]))
-                for i in range(0, len(sets), chunk)
-            ]
-        )
+        return torch.cat([self._at_offset(scores) for scores in self.scores(sets)])
 
     @cached_property
     def n_queries(self) -> int:
         """Number of queries that have a key at the offset."""
-        return int(self._seen.diagonal(self.offset, 1, 2).sum())
+        return int(self.seen.diagonal(self.offset, 1, 2).sum())
 
-    @cached_property
-    def _seen(self) -> Tensor:
-        seen = self.is_word[:, None, :] & self.is_word[:, :, None]
-        return seen.tril() if self.is_causal else seen
-
-    def _of_some(self, flat: Tensor, queries: Tensor, keys: Tensor, sets: Tensor) -> Tensor:
-        n_sets, (n, length, _) = len(sets), self.states.shape
-        held = flat.T[sets].transpose(1, 2)  # sets, words, k
-        queries, keys = (
-            (whole - held @ matrix[sets]).view(n_sets * n, length, -1)
-            for whole, matrix in ((queries, self.query), (keys, self.key))
-        )
-        scores = (queries @ keys.transpose(1, 2)).view(n_sets, n, length, length) + self.biases
+    def _at_offset(self, scores: Tensor) -> Tensor:
         at_offset = scores.diagonal(self.offset, 2, 3)
         scores = _of_queries(scores, self.offset) - at_offset[..., None]
-        seen = _of_queries(self._seen[None], self.offset)
+        seen = _of_queries(self.seen[None], self.offset)
         # The mass is 1 / (sum over keys of exp(score - score at the offset)): where that overflows, it is 0.
         mass = 1 / scores.masked_fill_(~seen, -torch.inf).exp_().sum(3)
-        there = self._seen.diagonal(self.offset, 1, 2)
+        there = self.seen.diagonal(self.offset, 1, 2)
         return torch.where(there, mass, 0.0).sum((1, 2), dtype=torch.float64)
 
 

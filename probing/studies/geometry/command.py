@@ -56,7 +56,7 @@ def geometry(
     interventions: bool = False, neurons: int | list[int] | str | None = None, from_run: Folder | None = None,
     kind: str | list[str] = "mean", pairs: str | None = None, at: Place = "words",
     readouts: str | list[str] | None = None, tokens: int = 20_000, retrain: int = 5, norms: bool = False,
-    path: bool = False, position: bool = False, seed: int = 0, runs: str = "runs",
+    path: bool = False, position: bool = False, extremes: bool = False, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
     first_token: FirstToken = "include",
@@ -114,6 +114,8 @@ def geometry(
             it and their norms, on the first token and on words.
         position: Also split the hidden states into mean, position, context and rest, and measure how much is position,
             in how many directions, of which shape, and whether these are neurons; with --from_run beside its ranking.
+        extremes: Also find massive activations and other large values, by token and layer, what tokens get of the
+            attention and add to the stream, and what heads attend to without outliers in their queries and keys.
         seed: Seed of every random draw: tokens, neurons, sentences and random initialisation.
         name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
 
@@ -132,6 +134,11 @@ def _neurons_of(config: dict[str, Any]) -> tuple[Stream | None, Any]:
     """
     _check_corpora(config["corpus"], config["fit_corpus"])
     stream = stream_of(config, defaults(geometry))
+    if config["extremes"] and config["first_token"] == "exclude":
+        raise UserError(
+            "`--first_token exclude` and `--extremes`: the largest values are often those of the first token; leave "
+            "one of the two out."
+        )
     compared = compared_run(config, defaults(geometry), stream)
     if config["draws"] is None:
         config["draws"] = DRAWS if stream is None else DRAWS_BESIDE_NEURONS
@@ -170,9 +177,10 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
             ranked = stream.ranked(source.layers, typed is None, source.config.num_hidden_layers, d_model)
             data = data_of(stream.readouts)
             task = _own_task(stream)
-        call.expect(2 + sum(inside.values()) + config["position"] + 2 * (stream is not None))
+        call.expect(2 + sum(inside.values()) + config["position"] + 3 * config["extremes"] + 2 * (stream is not None))
         text, stores = _read(source, config)
         changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
+        extremes = _extremes(source, text, stores[0], seed) if config["extremes"] else None
         call.watch.end("extract")
         if not is_main_process():
             return None
@@ -181,6 +189,8 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
             found = _measured(folder, source, text, stores, how, inside, changing)
             if config["position"]:
                 found.inside.update(_of_position(stores[0], config, source.layers, compared))
+            if extremes is not None:
+                found.inside.update(extremes(found.survey))
             return measured(found, stores, source.model.short_name)
 
         return call.write(source.model, measure)
@@ -274,6 +284,14 @@ def _changing(
         couples = Couples.read(config["pairs"])
         return lambda: survey_couples(subject, couples, frozen, asked, source.say)
     return lambda: survey(subject, stores, asked)
+
+
+def _extremes(source: Any, corpus: Any, store: Any, seed: int) -> Callable[[Any], Any]:
+    """Read the attention of a sample, and return what measures large values and sinks, given the survey."""
+    from probing.studies.geometry.extremes.survey import measure_extremes, read_attention
+
+    attentions = read_attention(source, corpus, store, seed)
+    return lambda found: measure_extremes(source, store, attentions, found.clipped, found.outliers, seed)
 
 
 def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:

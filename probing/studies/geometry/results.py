@@ -11,6 +11,8 @@ from probing.cache import ActivationStore
 from probing.data.preparation import origin
 from probing.probes import transforms
 from probing.runs.call import Measured
+from probing.studies.geometry.extremes.report import write_extremes_figures
+from probing.studies.geometry.extremes.schema import NAMES as EXTREMES
 from probing.studies.geometry.figures import write_figures, write_neuron_figures
 from probing.studies.geometry.inside.report import write_inside_figures
 from probing.studies.geometry.position.figures import write_position_figures
@@ -21,6 +23,7 @@ from probing.studies.geometry.survey import Rows, Survey
 _OPTIONAL = (
     "first_token", "smoothing", "interventions", "norms", "norm_changes", "path", "first_row", "neuron_interventions",
     *(schema.name for schema in POSITION),
+    *EXTREMES,
 )  # fmt: skip
 
 
@@ -59,6 +62,7 @@ def measured(found: Found, stores: Sequence[ActivationStore], model_name: str) -
         figures = write_figures(folder, tables, model_name, formats)
         figures += write_neuron_figures(folder, tables.get("neuron_interventions", ()), model_name, formats)
         figures += write_position_figures(folder, tables, model_name, formats)
+        figures += write_extremes_figures(folder, tables, model_name, formats)
         return figures + write_inside_figures(folder, tables, model_name, formats)
 
     def write(folder: Path) -> list[Path]:

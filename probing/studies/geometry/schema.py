@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from probing.results.schema import Column, Schema, measured, number, text, whole
+from probing.studies.geometry.extremes.schema import EXTREMES
 from probing.studies.geometry.position import schema as position
 from probing.tables.schema import SIZES, block, effect, layer_column, value
 
@@ -202,4 +203,5 @@ NEURON_DRAWS = Schema("neuron_draws", "with `--neurons` or `--from_run`, a row p
 SCHEMAS = (
     GEOMETRY, OUTLIERS, DIMENSIONS, PARAMETERS, EXPLAINED, FIRST_TOKEN, SMOOTHING, SMOOTHING_SENTENCES, INTERVENTIONS,
     NORMS, NORM_CHANGES, PATH, FIRST_ROW, NEURON_INTERVENTIONS, NEURON_DRAWS, *position.SCHEMAS,
+    *EXTREMES,
 )  # fmt: skip

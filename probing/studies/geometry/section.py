@@ -11,6 +11,7 @@ from probing.results.schema import Row
 from probing.results.shown import ends, in_brackets, interval
 from probing.runs.study import Result
 from probing.statistics.sample_size import label, size_lines
+from probing.studies.geometry.extremes import tables as extremes
 from probing.studies.geometry.inside.report import inside_conclusions, inside_tables
 from probing.studies.geometry.neurons import tables as neuron_interventions
 from probing.studies.geometry.position.tables import position_conclusions, position_tables
@@ -31,6 +32,7 @@ def geometry_section(geometry: Result, anchor: str) -> Html:
         _outliers(geometry) if geometry.outliers else None,
         *_first_token(geometry),
         *_position(geometry),
+        *_extremes(geometry),
         *_inside(geometry),
         id=anchor,
     )
@@ -50,6 +52,16 @@ def _position(geometry: Result) -> list[Html]:
     """Return the terminal's results on the position part, where it was measured."""
     tables = position_tables(geometry.by_name)
     return _as_told("Position", tables, position_conclusions(geometry.by_name)) if tables else []
+
+
+def _extremes(geometry: Result) -> list[Html]:
+    """Return the terminal's results on large values and attention sinks."""
+    tables = extremes.tables(geometry.by_name)
+    return (
+        _as_told("Massive activations and attention sinks", tables, extremes.conclusions(geometry.by_name))
+        if tables
+        else []
+    )
 
 
 def _inside(geometry: Result) -> list[Html]:

@@ -9,6 +9,7 @@ from probing.results.markup import Html
 from probing.results.rows import Table
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.geometry import tables as geometry
+from probing.studies.geometry.extremes import tables as extremes
 from probing.studies.geometry.neurons import tables as neuron_interventions
 from probing.studies.geometry.position.tables import position_conclusions, position_tables
 from probing.studies.geometry.schema import SCHEMAS
@@ -36,6 +37,7 @@ class Geometry(Study):
         from probing.studies.geometry.inside.report import inside_tables
 
         own = [*geometry.tables(made), *first_token_tables(made.first_token)]
+        own += extremes.tables(made.by_name)
         own += position_tables(made.by_name)
         return [*own, *inside_tables(*_inside(made)), *neuron_interventions.tables(made.neuron_interventions)]
 
@@ -45,6 +47,7 @@ class Geometry(Study):
 
         clipped = {int(layer): neurons for layer, neurons in made.results["clipped"].items()}
         lines = [*geometry.conclusions(made, clipped), *first_token_conclusions(made.first_token)]
+        lines += extremes.conclusions(made.by_name)
         lines += position_conclusions(made.by_name)
         lines += inside_conclusions(*_inside(made))
         return [*lines, *neuron_interventions.conclusions(made.neuron_interventions)]
@@ -58,9 +61,12 @@ class Geometry(Study):
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         from probing.studies.geometry import terms
+        from probing.studies.geometry.extremes.terms import EXTREMES
         from probing.studies.geometry.position.terms import POSITION
 
         changed = {"Changed neurons": terms.CHANGED_NEURONS} if made.neuron_interventions else {}
+        if made.massive:
+            changed["Massive activations and attention sinks"] = EXTREMES
         if made.position_split:
             changed["Position"] = POSITION
         return {self.title: terms.GEOMETRY, **changed}

@@ -241,7 +241,9 @@ def head_scores(head: Head, offset: int = -1) -> list[HeadScores]:
         places = torch.arange(padded.shape[1])
         biases = head.biases_at(places - places[:, None]).expand(len(padded), -1, -1)
         groups.append(
-            HeadScores(padded, is_word, head.query, head.key, query_of_mean, biases, offset, head.words.is_causal)
+            HeadScores(
+                padded, is_word, head.query, head.key, query_of_mean, biases, offset, is_causal=head.words.is_causal
+            )
         )
     return groups
 

@@ -1,0 +1,1 @@
+"""Massive activations, attention sinks, and what heads read of outlier neurons."""

@@ -1,0 +1,233 @@
+"""Tables and sentences of `geometry --extremes`, and what the figures show of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from probing.results.schema import ALL_LAYERS
+from probing.results.shown import count, in_brackets, interval, listed, shown_table
+from probing.runtime.plain_tables import plain_table
+from probing.studies.geometry.extremes.names import (
+    ABSOLUTE,
+    ALL,
+    DEFINITIONS,
+    DEVIATIONS,
+    FIRST,
+    MOST_TOKENS,
+    OF_NORMAL,
+    OTHER,
+    RELATIVE,
+    Definition,
+)
+from probing.studies.geometry.extremes.schema import HELD_OUTLIERS, MASSIVE_COURSE, SINKS
+
+Row = Mapping[str, Any]
+Tables = Mapping[str, Sequence[Row]]
+# Error rate of claims about heads.
+ALPHA = 0.05
+# Most neurons of each definition that a table and a sentence name.
+SHOWN, NAMED = 6, 3
+
+
+COURSE_COLUMNS = (
+    "definition", "token", "neuron", "first_layer", "last_layer", "gone_layer", "largest", "largest_layer",
+    "times_median",
+)  # fmt: skip
+# The last of these are there where the model's output projections can be told.
+SINK_COLUMNS = ("layer", "token", "share", "mass*", "norm_mass", "value_ratio", "of_output", "of_stream")
+_HELD_COLUMNS = (
+    "layer", "k", "divergence", "divergence_matched", "divergence_p", "divergence_scaled", "divergence_scaled_p",
+    "special", "special_held", "special_matched", "special_p", "special_scaled", "special_scaled_p", "sd_ratio",
+)  # fmt: skip
+
+
+def tables(made: Tables) -> list[Any]:
+    """Return large values, where neurons are large, sinks, and heads without outliers, as rich tables."""
+    massive, course, sinks, held = (
+        _rows(made, name) for name in ("massive", "massive_course", "sinks", "held_outliers")
+    )
+    found = [_large_table(massive)] if massive else []
+    if course:
+        some = [row for name in DEFINITIONS for row in [row for row in course if row["definition"] == name][:SHOWN]]
+        title = f"Neurons that are large on at least {MOST_TOKENS:.0%} of the tokens of a kind ({SHOWN} per definition)"
+        found.append(shown_table(MASSIVE_COURSE, some, title, COURSE_COLUMNS))
+    if sinks:
+        rows = [row for row in sinks if not _head(row) and row["token"] != OTHER]
+        names = [name for name in SINK_COLUMNS if any(name.rstrip("*") in row for row in rows)]
+        found.append(shown_table(SINKS, rows, "What attention gives to kinds of tokens, and what these add", names))
+    if held:
+        title = "Attention of heads with outliers held at their mean in queries and keys of one head: means over heads"
+        found.append(shown_table(HELD_OUTLIERS, [row for row in held if not _head(row)], title, _HELD_COLUMNS))
+    return found
+
+
+def quoted(token: str) -> str:
+    """Return a kind of token as it stands in a sentence: the text of a frequent token in quotes."""
+    is_named = token in (ALL, FIRST, OTHER, "punctuation") or (
+        len(token) > 2 and token[0] + token[-1] in ("[]", "<>", "''")
+    )
+    return token if is_named else f"“{token}”"
+
+
+def conclusions(made: Tables) -> list[str]:
+    """Return what was found, a sentence or two for each question."""
+    massive, sinks, held = (_rows(made, name) for name in ("massive", "sinks", "held_outliers"))
+    lines = []
+    if massive:
+        course = _rows(made, "massive_course")
+        lines += [_massive_sentence(massive, course), *_deviation_sentences(massive, course)]
+    return [*lines, *([_sink_sentence(sinks)] if sinks else []), *([_held_sentence(held)] if held else [])]
+
+
+def _rows(made: Tables, name: str) -> Sequence[Row]:
+    return made.get(name, ())
+
+
+def _head(row: Row) -> Any:
+    return row.get("head")
+
+
+def of_all(massive: Sequence[Row], definition: Definition) -> list[Row]:
+    """Return the rows of a definition over all tokens, one for each layer."""
+    return [row for row in massive if row["token"] == ALL and row["definition"] == definition]
+
+
+# --- large values ---
+
+
+def _large_table(massive: Sequence[Row]) -> Any:
+    table = plain_table(
+        f"Large values: tokens with massive ones, and share of values beyond 5 sd (normal: {OF_NORMAL:.1e})"
+    )
+    for heading in ("layer", "median", "largest", "on", "x median", "massive", "of token", "of neuron"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for own, token, neuron in zip(*(of_all(massive, name) for name in DEFINITIONS), strict=True):
+        table.add_row(
+            str(own["layer"]), f"{own['median']:.3g}", f"{own['largest']:.1f}", where_largest(massive, own),
+            _times(own), f"{own['count']:,}", f"{token['value_share']:.1e}", f"{neuron['value_share']:.1e}",
+        )  # fmt: skip
+    return table
+
+
+def where_largest(massive: Sequence[Row], of_layer: Row) -> str:
+    """Return the kind of token that the largest value of a layer is on; empty if no definition calls it large."""
+    own = of_layer["layer"], of_layer["largest"]
+    here = (row for row in massive if (row["layer"], row["largest"]) == own and row["token"] != ALL)
+    return next((row["token"] for row in here), "")
+
+
+def _times(row: Row) -> str:
+    """Return how many times the median the largest value is."""
+    return f"{row['largest'] / row['median']:,.0f}" if row["median"] else ""
+
+
+def _massive_sentence(massive: Sequence[Row], course: Sequence[Row]) -> str:
+    """Return a sentence on massive activations as Sun et al. define them."""
+    layers = of_all(massive, "massive")
+    what = f"above {ABSOLUTE:g} and {RELATIVE:,.0f} times the median magnitude of their layer (Sun et al. 2024)"
+    there = [row for row in layers if row["count"]]
+    if not there:
+        top = max(layers, key=lambda row: row["largest"])
+        on = in_brackets(f"on {quoted(token)}" if (token := where_largest(massive, top)) else "")
+        return (
+            f"No value is massive, {what}: the largest is {top['largest']:.1f} in layer {top['layer']}{on}, "
+            f"{_times(top)} times the median there."
+        )
+    top = max(there, key=lambda row: row["largest"])
+    steady = [row for row in course if row["definition"] == "massive"]
+    neurons = sorted(
+        {row["neuron"] for row in massive if row["definition"] == "massive" and row.get("neuron") is not None}
+    )
+    where = "; ".join(_course(row) for row in steady[:NAMED])
+    return (
+        f"{count(top['count'], 'token')} of layer {top['layer']} {'has' if top['count'] == 1 else 'have'} massive "
+        f"values, {what}, up to {top['largest']:,.0f}, {_times(top)} times the median; such values are in "
+        f"{count(len(there), 'layer')} and {count(len(neurons), 'neuron')}. "
+        + (f"On most tokens of a kind: {where}." if steady else "No neuron is massive on most tokens of a kind.")
+    )
+
+
+def _deviation_sentences(massive: Sequence[Row], course: Sequence[Row]) -> list[str]:
+    """Return a sentence for each of the two definitions by standard deviations."""
+    of = {"token_sd": "the mean of their token's neurons", "neuron_sd": "the mean of their neuron over tokens"}
+    lines = []
+    for name, mean in of.items():
+        top = max((row for row in massive if row["token"] == ALL and row["definition"] == name),
+                  key=lambda row: row["value_share"])  # fmt: skip
+        steady = [row for row in course if row["definition"] == name]
+        n = len({row["neuron"] for row in steady})
+        where = "; ".join(_course(row) for row in steady[:NAMED])
+        named = (
+            f"{count(n, 'neuron')} {'is' if n == 1 else 'are'} so far on most tokens of a kind; the steadiest: {where}."
+        )
+        lines.append(
+            f"Values more than {DEVIATIONS:g} sd from {mean} are at most {top['value_share']:.1e} of all (layer "
+            f"{top['layer']}; {OF_NORMAL:.1e} of normally distributed ones). "
+            + (named if steady else "No neuron is so far on most tokens of a kind.")
+        )
+    return lines
+
+
+def _course(row: Row) -> str:
+    """Return where a neuron is large as a clause."""
+    first, last = row["first_layer"], row["last_layer"]
+    where = f"in layer {first}" if first == last else f"from layer {first} to {last}"
+    gone = row.get("gone_layer")
+    until = f", gone in {gone}" if gone is not None else ""
+    return f"neuron {row['neuron']} on {quoted(row['token'])} {where}{until} (up to {row['largest']:,.1f})"
+
+
+# --- attention sinks ---
+
+
+def strongest_sink(sinks: Sequence[Row]) -> Row:
+    """Return the row of the block and kind of token whose attention is farthest above uniform."""
+    blocks = [row for row in sinks if not _head(row) and row["token"] != OTHER] or list(sinks)
+    return max(blocks, key=lambda row: row["mass"] - row["uniform"])
+
+
+def _sink_sentence(sinks: Sequence[Row]) -> str:
+    """Return a sentence on the strongest sink, and on all blocks together."""
+    top = strongest_sink(sinks)
+    said = (
+        f"The strongest sink is {top['token']} in block {top['layer']}: {top['share']:.1%} of the tokens get "
+        f"{top['mass']:.1%} of the attention{in_brackets(interval(top, 'mass', ' to ', '.1%'))}, where uniform "
+        f"attention would give {top['uniform']:.1%}"
+    )
+    if "norm_mass" in top:
+        said += f", and by the norm of what is added {top['norm_mass']:.1%}"
+    if "value_ratio" in top:
+        said += f": the norm of its values is {top['value_ratio']:.2f} times that of ordinary tokens"
+    if "of_output" in top:
+        stream = f" and {top['of_stream']:.1%} of that of the stream" if "of_stream" in top else ""
+        said += f", and what it adds has {top['of_output']:.1%} of the norm of the attention's output{stream}"
+    return f"{said}."
+
+
+# --- heads without outliers ---
+
+
+def _held_sentence(held: Sequence[Row]) -> str:
+    """Return what heads attend to without outliers, beside matched neurons."""
+    heads, row = [row for row in held if _head(row)], held[0]
+    where = "all blocks that outliers enter" if row["layer"] == ALL_LAYERS else f"block {row['layer']}"
+    parts = []
+    for name, what in (("divergence", "the divergence"), ("special", "attention to special tokens")):
+        parts.append(f"{what} in {sum(row[f'{name}_p_holm'] <= ALPHA for row in heads)}")
+    reach = len(heads) / (1 + max(row["n_draws"] for row in heads))
+    said = (
+        f"With the outliers held at their mean in its queries and keys, the attention of a head changes by a Jensen-"
+        f"Shannon divergence of {row['divergence']:.4f} nats, a mean over the heads of {where}; with as many other "
+        f"neurons of about the same sd by {row['divergence_matched']:.4f} ({row['divergence_matched_low']:.4f} to "
+        f"{row['divergence_matched_high']:.4f}; p = {row['divergence_p']:.2g}, {row['n_draws']} draws), and with "
+        f"their deviations scaled by {row['sd_ratio']:.2f} to the outliers' variance by "
+        f"{row['divergence_scaled']:.4f} (p = {row['divergence_scaled_p']:.2g}). Attention to special tokens goes "
+        f"from {row['special']:.1%} to {row['special_held']:.1%}, with the others to {row['special_matched']:.1%} "
+        f"(p = {row['special_p']:.2g}; scaled {row['special_scaled']:.1%}, p = {row['special_scaled_p']:.2g}). Of "
+        f"{count(len(heads), 'head')}, each "
+        f"beside matched neurons and corrected for their number (Holm), {listed(parts)} have p <= {ALPHA:g}"
+    )
+    if reach > ALPHA:
+        said += f"; with these draws the least possible is {min(reach, 1):.2g}"
+    return f"{said}."
