@@ -44,6 +44,13 @@ Array = NDArray[np.float64]
 N_TEXTS, LONGEST = 800, 160
 # A ranking of a probe whose penalty is fixed, since five rankings of each model would take an hour otherwise.
 RANKED = (*commands.BARE, "--figure_format", "png")
+# What is drawn, with the titles of the panels.
+_PANELS = {
+    "position": "share of the variance that is position",
+    "directions": "number of directions of the position part",
+    "alignment": "from a random rotation (0) to single neurons (1)",
+    "alignment_standardised": "the same, every neuron standardised",
+}
 # How close the repeated numbers must be.
 CLOSE = 1e-5
 _LOOKS = {
@@ -148,24 +155,24 @@ def rows_of(runs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def draw(figure: Figure, rows: Sequence[Mapping[str, Any]]) -> None:
     """Draw share, number of directions and alignment of all models by relative depth."""
-    figure.set_size_inches(10.2, 3.6)
-    left, middle, right = figure.subplots(1, 3)
+    figure.set_size_inches(8.6, 7.2)
+    panels = dict(zip(_PANELS, figure.subplots(2, 2).ravel(), strict=True))
     for name in dict.fromkeys(row["model"] for row in rows):
         here = [row for row in rows if row["model"] == name]
         depth = np.array([row["layer"] for row in here]) / max(row["layer"] for row in here)
-        look = {"ms": 4, "lw": 1, **_LOOKS[name]}
-        label = name.replace("-later", ", without the first token")
-        values = np.array([row["position"] for row in here])
-        left.errorbar(depth, values, yerr=error_bars(here, values), capsize=2, label=label, **look)
-        for axes, measure in ((middle, "directions"), (right, "alignment")):
-            axes.plot(depth, [np.nan if row[measure] is None else row[measure] for row in here], **look)
-    left.set_ylabel("share of the variance that is position")
-    middle.set_ylabel("directions of the position part")
-    right.set_ylabel("from a random rotation (0)\nto single neurons (1)")
-    right.set_ylim(-0.05, 1.05)
-    for axes in (left, middle, right):
+        look = {"ms": 4, "lw": 1, **_LOOKS[name], "label": name.replace("-later", ", without the first token")}
+        for measure, axes in panels.items():
+            values = np.array([np.nan if row[measure] is None else row[measure] for row in here])
+            reach = error_bars(here, values) if measure == "position" else None
+            axes.errorbar(depth, values, yerr=reach, capsize=2, **look)
+    for measure, axes in panels.items():
+        axes.set_title(_PANELS[measure], fontsize=9)
         axes.set_xlabel("depth (0: embeddings, 1: last layer)")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    panels["position"].set_yscale("log")
+    for measure in ("alignment", "alignment_standardised"):
+        panels[measure].set_ylim(-0.08, 1.05)
+        panels[measure].axhline(0, color="black", lw=0.6)
+    figure.legend(*panels["position"].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
 
 
 def repeated(run: Any, store: ActivationStore, layer: int) -> list[tuple[str, float, float]]:
@@ -271,6 +278,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 1
     rows = list(rows_of(runs))
     write_csv(given.folder / "position_parts.csv", list(rows[0]), rows)
+    (given.folder / "figures").mkdir(exist_ok=True)
     write_drawings(given.folder / "figures", {"position_parts": partial(draw, rows=rows)}, ("png",))
     return 0 if "minilm" not in runs or check(runs["minilm"], 1) else 1
 

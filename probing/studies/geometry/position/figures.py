@@ -124,7 +124,8 @@ def draw_curves(figure: Figure, curves: Sequence[Row], found: Found, model: str)
         axes.set_visible(False)
     for axes in grid[max(0, len(layers) - columns) : len(layers)]:
         axes.set_xlabel("position of the token")
-    grid[0].legend(title="component", fontsize=7, title_fontsize=7)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, [f"component {label}" for label in labels], loc="outside lower center", ncols=3, fontsize=8)
     figure.supylabel("position part", fontsize=9)
     figure.suptitle(
         f"{model}: the position part along its first directions (95% intervals)", x=0.01, ha="left", fontsize=10

@@ -215,11 +215,11 @@ def _where(found: Found, scale: str) -> str:
     if len(neurons) == len(rows):
         verdict = "position is in neurons, in every layer that has it"
     elif not aligned:
-        verdict = "position is in directions: no layer has it more in single neurons than a random rotation would"
+        verdict = "position is in directions: no layer is nearer to single neurons than a random rotation of it"
     elif not neurons:
         verdict = (
-            f"position is in directions rather than neurons: {layers_named(aligned)} {_has(aligned)} more of it in "
-            "single neurons than a random rotation would, but less than half of the way"
+            f"position is in directions rather than neurons: {layers_named(aligned)} {_is(aligned)} nearer to single "
+            "neurons than a random rotation of it, by less than half of the way"
         )
     else:
         verdict = f"position is mostly in neurons in {layers_named(neurons)}, and in directions in the others"
@@ -231,8 +231,8 @@ def _where(found: Found, scale: str) -> str:
     )
 
 
-def _has(layers: Sequence[int]) -> str:
-    return "has" if len(layers) == 1 else "have"
+def _is(layers: Sequence[int]) -> str:
+    return "is" if len(layers) == 1 else "are"
 
 
 def _n(k: int) -> str:
