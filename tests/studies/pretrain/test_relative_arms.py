@@ -77,7 +77,7 @@ def test_transformers_alone_refuses_a_checkpoint_of_alibi_and_this_package_reads
         assert torch.equal(found, torch.load({str(tmp_path / "states.pt")!r}))
     """
     made = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+        subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", cwd=ROOT, timeout=120)
         for code in (alone, ours)
     ]
     assert made[0].returncode == 1
