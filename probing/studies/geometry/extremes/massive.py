@@ -1,10 +1,10 @@
 """Values of hidden states that are far larger than others, by three definitions, streamed layer by layer.
 
 Sun et al. (2024, section 2) call a value massive if its magnitude is above 100 and at least around 1,000 times the
-median magnitude of the hidden state; here that is the median over all tokens and neurons of the layer. The papers on
-outlier neurons publish no threshold for a single value: Luo et al. (2021) chose neurons by eye from mean vectors, and
-Puccetti et al. (2022) by parameters of LayerNorms. Values beyond five standard deviations are therefore counted in both
-senses in which the literature measures outliers: within the vector of one token, and within the values of one neuron.
+median magnitude of the hidden state; here that is the median over all tokens and neurons of the layer. Papers on
+outliers of encoders define neurons, not values: Luo et al. (2021) by the mean vector of a layer, Puccetti et al.
+(2022) by parameters of LayerNorms. Values beyond five standard deviations are therefore counted in both senses in
+which the literature measures outliers: within the vector of one token, and within the values of one neuron.
 """
 
 from __future__ import annotations
