@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -98,6 +99,7 @@ class LaterBlocks:
         layers: Sequence[int],
         change: Change | None = None,
         changes: Mapping[int, Change] | None = None,
+        entering: Mapping[int, Change] | None = None,
     ) -> dict[int, Tensor]:
         """Run the blocks from one on and return later hidden states.
 
@@ -110,6 +112,8 @@ class LaterBlocks:
             change: Takes the input of this block's output projection, shape (batch, sequence, width), and returns the
                 changed input.
             changes: Such functions for several blocks, by their number; those of blocks below `block` have no effect.
+            entering: For some blocks, by their number, what changes the hidden states that enter them, shape (batch,
+                sequence, d_model); the layer below is returned as it was.
 
         Returns:
             For each layer, shape (batch, sequence, d_model).
@@ -121,7 +125,7 @@ class LaterBlocks:
                 captured[number - 1] = given
 
         every = {**(changes or {}), **({} if change is None else {block: change})}
-        with self._running_from(block, states, beside, enter, every):
+        with self._running_from(block, states, beside, enter, every, entering or {}):
             last = run(self.encoder, inputs).last
         if self.anatomy.n_layers in layers:
             captured[self.anatomy.n_layers] = last
@@ -164,8 +168,9 @@ class LaterBlocks:
         beside: tuple[Any, ...] | None,
         enter: Callable[[int, Tensor], None],
         changes: Mapping[int, Change],
+        entering: Mapping[int, Change] = MappingProxyType({}),
     ) -> Iterator[None]:
-        """Skip the blocks below one, give it its hidden states, and change what output projections receive."""
+        """Skip the blocks below one, give it its hidden states, and change what blocks and projections receive."""
         number = 0  # of the block that is running
         waiting = dict(changes)
 
@@ -176,6 +181,8 @@ class LaterBlocks:
                 args, kwargs = with_vectors(args, kwargs, states)
             given: Any = vectors_given(args, kwargs)
             enter(number, given)
+            if number >= block and number in entering:
+                args, kwargs = with_vectors(args, kwargs, entering[number](given))
             return args, kwargs
 
         def project(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

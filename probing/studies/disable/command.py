@@ -23,7 +23,7 @@ from probing.cli.option_types import (
 from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.corpus.splits import GroupBy, read_corpora
-from probing.errors import UserError, out_of_range
+from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.readouts.names import POSITION, READOUTS_OF_TUNED, TASK, TUNED
 from probing.runs.call import Call, Measured
@@ -50,6 +50,7 @@ def disable(
     corpus: Source = "builtin", test_corpus: Source | None = None, run: Folder | None = None,
     units: str | list[str] = "all", kinds: str | list[str] = "all", readouts: str | list[str] = "position",
     tokens: int = 20_000, retrain: int = 5, prune: bool | str | list[str] = False, prune_share: float = 0.1,
+    quantise: int | list[int] | None = None,
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -86,6 +87,9 @@ def disable(
             at random; units,weights or all does both.
         prune_share: Share of all heads, or layers, that is disabled in addition at each step of --prune; 0 disables one
             more at each step.
+        quantise: Also round the weights of the layers, the hidden states that enter them, and both, to these numbers of
+            bits, such as 8,4, by one scale a tensor and one a channel, with outlier neurons kept in full and, for
+            comparison, as many random ones.
         seed: Seed of every random draw: the split, the sentences that are read, tokens that replace others, random
             initialisation.
         name: Name of this run; MODEL-disable-YYYYMMDD-HHMMSS by default.
@@ -156,6 +160,7 @@ def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokeniz
         UNITS_PRUNED in prune,
         config["prune_share"],
         WEIGHTS_PRUNED in prune,
+        _bits(config["quantise"]),
     )
     frozen = None if isinstance(made, Tuned) else _frozen(made, source)
     return asked, Subject(source, corpora, splits, split_seed, frozen, data)
@@ -166,6 +171,17 @@ def _pruned(typed: bool | str | list[str]) -> list[str]:
     if isinstance(typed, bool):
         return [UNITS_PRUNED] if typed else []
     return chosen("--prune", typed, (UNITS_PRUNED, WEIGHTS_PRUNED))
+
+
+def _bits(typed: int | list[int] | None) -> list[int]:
+    """Return the numbers of bits that a model is rounded to, each once.
+
+    Raises:
+        UserError: If a number is not between 2 and 16.
+    """
+    found = list(dict.fromkeys([] if typed is None else [typed] if isinstance(typed, int) else typed))
+    refuse([problem for bits in found for problem in out_of_range("quantise", bits, 2, 16)])
+    return found
 
 
 def _problems(tokens: int, retrain: int, prune_share: float) -> list[str]:

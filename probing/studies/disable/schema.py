@@ -5,6 +5,10 @@ from __future__ import annotations
 from probing.results.schema import Column, Schema, number, text, whole
 from probing.tables.schema import effect, layer_column
 
+# What is rounded, by which scale, and what is kept in full.
+WEIGHTS, ACTIVATIONS, BOTH = "weights", "activations", "both"
+TENSOR, CHANNEL = "tensor", "channel"
+NOTHING, OUTLIERS, RANDOM_MEAN = "none", "outliers", "random_mean"
 # Orders in which weights are pruned, and the mean of the random ones.
 MAGNITUDE, RANDOM, MEAN = "magnitude", "random", "random_mean"
 
@@ -86,4 +90,21 @@ WEIGHT_PRUNING = Schema("weight_pruning", "with `--prune weights`, a row per ord
     _N,
 ), optional=True)  # fmt: skip
 
-SCHEMAS = DISABLED, BETTER_WITHOUT, RAISING, IMPORTANCE, PRUNING, PRUNING_AREAS, WEIGHT_PRUNING
+QUANTISED = Schema("quantised", "with `--quantise`, a row per rounding and readout", (
+    _READOUT, _READ,
+    whole("bits", "Number of bits that numbers are rounded to."),
+    text("rounded", "What is rounded: weights (the matrices of blocks), activations (the hidden states that enter "
+         "blocks) or both."),
+    text("scale", "tensor: a whole matrix, or layer, has one scale; channel: each unit, or neuron, has its own."),
+    text("kept", "Neurons of hidden states that are not rounded: none, outliers, random (as many others), or "
+         "random_mean, the mean of the random draws.", heading="kept in full"),
+    whole("draw", "Number of the random draw."),
+    whole("n_kept", "Number of these neurons, summed over blocks."),
+    number("value", "The measure."),
+    effect("Its difference from the model as it is; for the mean, with an interval over sentences and draws"),
+    number("p_value", "p-value of the effect over sentences, corrected for all rows of the readout but single draws."),
+    number("rank_p", "Of kept outliers, the share of the random draws, and of what is tested, that lose no more."),
+    _N,
+), optional=True)  # fmt: skip
+
+SCHEMAS = DISABLED, BETTER_WITHOUT, RAISING, IMPORTANCE, PRUNING, PRUNING_AREAS, WEIGHT_PRUNING, QUANTISED

@@ -42,6 +42,17 @@ PRUNED: Terms = {
     "*": DISABLED["*"].replace("heads or layers", "shares"),
 }
 
+# Of the table of `--quantise`.
+ROUNDED: Terms = {
+    "bits": "Number of bits that numbers are rounded to.",
+    "rounded": "The weight matrices of blocks, the hidden states that enter them (activations), or both.",
+    "scale": "tensor: a whole matrix, or layer, has one scale; channel: each unit, or neuron, has its own.",
+    "kept in full": "Neurons of hidden states that are not rounded: outliers, or as many random ones (mean of draws).",
+    "value": "The measure of the rounded model.",
+    "change": "Difference from the model as it is.",
+    "*": DISABLED["*"].replace("heads or layers", "rows"),
+}
+
 
 def disabling_section(made: Result, anchor: str) -> Html:
     """Return what was found, a map of heads for each kind of replacement and readout, and the numbers.

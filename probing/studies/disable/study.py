@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from probing.results.markup import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.disable import tables as disabling
+from probing.studies.disable.quantised_tables import quantised_sentences, quantised_tables
 from probing.studies.disable.schema import SCHEMAS
 from probing.studies.disable.weight_tables import weight_sentences, weight_tables
 
@@ -26,13 +27,18 @@ class Disable(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the effects."""
-        return [*disabling.tables(made.by_name), *weight_tables(made.by_name)]
+        return [*disabling.tables(made.by_name), *weight_tables(made.by_name), *quantised_tables(made.by_name)]
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what the effects say, a sentence for each question."""
         of = made.by_name
-        of_weights = [line for readout in disabling.readouts_of(of) for line in weight_sentences(of, readout)]
-        return [*disabling.tuned_sentences(made.results), *disabling.conclusions(of), *of_weights]
+        further = [
+            line
+            for say in (weight_sentences, quantised_sentences)
+            for readout in disabling.readouts_of(of)
+            for line in say(of, readout)
+        ]
+        return [*disabling.tuned_sentences(made.results), *disabling.conclusions(of), *further]
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""
@@ -48,9 +54,10 @@ class Disable(Study):
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        from probing.studies.disable.section import DISABLED, PRUNED
+        from probing.studies.disable.section import DISABLED, PRUNED, ROUNDED
 
-        return {self.title: DISABLED} | ({"Pruned weights": PRUNED} if made.by_name["weight_pruning"] else {})
+        further = {"Pruned weights": (PRUNED, "weight_pruning"), "Rounded numbers": (ROUNDED, "quantised")}
+        return {self.title: DISABLED} | {title: terms for title, (terms, name) in further.items() if made.by_name[name]}
 
 
 DISABLE = Disable()

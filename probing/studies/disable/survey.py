@@ -29,6 +29,7 @@ from probing.readouts.text import Text, draw_text
 from probing.runtime.progress import stage
 from probing.studies.disable.importance import importance, importance_rows
 from probing.studies.disable.pruning import Cumulative, n_files
+from probing.studies.disable.quantised import Quantised
 from probing.studies.disable.weights import N_FILES, WeightPruning
 from probing.tasks import Labels
 
@@ -50,6 +51,7 @@ class Asked:
         prune: Whether units are also disabled cumulatively.
         prune_share: Share of them that is added at each step.
         prune_weights: Whether weights are pruned, too.
+        bits: Numbers of bits that the model is rounded to.
     """
 
     units: Sequence[UnitType]
@@ -61,6 +63,7 @@ class Asked:
     prune: bool = False
     prune_share: float = 0.1
     prune_weights: bool = False
+    bits: Sequence[int] = ()
 
     @property
     def prune_kind(self) -> Kind:
@@ -80,6 +83,7 @@ class Found:
         pruning: Rows of `pruning.csv`; empty if nothing is disabled cumulatively.
         pruning_areas: Rows of `pruning_areas.csv`.
         weight_pruning: Rows of `weight_pruning.csv`; empty if no weights are pruned.
+        quantised: Rows of `quantised.csv`; empty if nothing is rounded.
         n_heads: Number of heads of a block.
         text: The sentences that were read.
         intact: What each readout gives while nothing is disabled, by its name and by layer.
@@ -93,6 +97,7 @@ class Found:
     pruning: Rows
     pruning_areas: Rows
     weight_pruning: Rows
+    quantised: Rows
     n_heads: int
     text: Text
     intact: Mapping[str, Mapping[int, float]]
@@ -104,7 +109,7 @@ class Found:
         always = {"disabled": self.disabled, "better_without": self.better_without, "raising": self.raising}
         others = {
             "importance": self.importance, "pruning": self.pruning, "pruning_areas": self.pruning_areas,
-            "weight_pruning": self.weight_pruning,
+            "weight_pruning": self.weight_pruning, "quantised": self.quantised,
         }  # fmt: skip
         return always | {name: rows for name, rows in others.items() if rows}
 
@@ -138,7 +143,7 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) ->
         effect_rows(measured), better_without_rows(frozen, asked.seed), raising_rows(frozen, asked.seed),
         [row for part in parts for row in part.rows],
         [row for part in parts for row in part.pruning], [row for part in parts for row in part.areas],
-        [row for part in parts for row in part.weights],
+        [row for part in parts for row in part.weights], [row for part in parts for row in part.quantised],
         subject.model.heads.n_heads, text, {part.readout.name: _intact(part) for part in parts},
         {part.readout.name: int(part.readout.n.sum()) for part in parts},
     )  # fmt: skip
@@ -160,6 +165,7 @@ class _Part:
         pruning: Rows of `pruning.csv`.
         areas: Rows of `pruning_areas.csv`.
         weights: Rows of `weight_pruning.csv`.
+        quantised: Rows of `quantised.csv`.
     """
 
     readout: Readout
@@ -168,6 +174,7 @@ class _Part:
     pruning: Rows
     areas: Rows
     weights: Rows = field(default_factory=list)
+    quantised: Rows = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,15 +247,19 @@ class _Work:
         return _Part(readout, measured, rows, *self._pruned(*sides))
 
     def with_weights(self, part: _Part) -> _Part:
-        """Return a part with the rows of `weight_pruning.csv`, if weights are pruned."""
-        asked, readout = self.asked, part.readout
-        if not asked.prune_weights:
-            return part
+        """Return a part with the rows of pruned weights and of rounded numbers, if these are asked for."""
+        asked, readout, readers = self.asked, part.readout, self.subject.readers
         batch_tokens = self.stores[-1].plan.batch_tokens
-        own = {"pruned": "weights", "blocks": list(asked.blocks), "content": fingerprint_of(*readout.content)}
-        with self._store(readout.name, own, N_FILES) as store:
-            how = WeightPruning(self.subject.readers, asked.blocks, asked.seed, batch_tokens)
-            return replace(part, weights=how.rows(readout, store))
+        own = {"blocks": list(asked.blocks), "content": fingerprint_of(*readout.content)}
+        if asked.prune_weights:
+            pruning = WeightPruning(readers, asked.blocks, asked.seed, batch_tokens)
+            with self._store(readout.name, {"pruned": "weights", **own}, N_FILES) as store:
+                part = replace(part, weights=pruning.rows(readout, store))
+        if asked.bits:
+            rounding = Quantised(readers, self.train, asked.blocks, asked.bits, asked.seed, batch_tokens)
+            with self._store(readout.name, {"bits": list(asked.bits), **own}, rounding.n_files) as store:
+                part = replace(part, quantised=rounding.rows(readout, store))
+        return part
 
     def _pruned(self, chosen_on: Readout, reported_on: Readout) -> tuple[Rows, Rows]:
         """Return the rows of `pruning.csv` and of `pruning_areas.csv`.
