@@ -50,7 +50,7 @@ def disable(
     corpus: Source = "builtin", test_corpus: Source | None = None, run: Folder | None = None,
     units: str | list[str] = "all", kinds: str | list[str] = "all", readouts: str | list[str] = "position",
     tokens: int = 20_000, retrain: int = 5, prune: bool | str | list[str] = False, prune_share: float = 0.1,
-    quantise: int | list[int] | None = None,
+    quantise: int | list[int] | str | None = None,
     max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
@@ -173,13 +173,19 @@ def _pruned(typed: bool | str | list[str]) -> list[str]:
     return chosen("--prune", typed, (UNITS_PRUNED, WEIGHTS_PRUNED))
 
 
-def _bits(typed: int | list[int] | None) -> list[int]:
+def _bits(typed: int | list[int] | str | None) -> list[int]:
     """Return the numbers of bits that a model is rounded to, each once.
 
     Raises:
-        UserError: If a number is not between 2 and 16.
+        UserError: If one is no whole number, or not between 2 and 16.
     """
-    found = list(dict.fromkeys([] if typed is None else [typed] if isinstance(typed, int) else typed))
+    if typed is None:
+        return []
+    words = ",".join(map(str, typed)) if isinstance(typed, list) else str(typed)
+    try:
+        found = list(dict.fromkeys(int(word) for word in words.split(",")))
+    except ValueError:
+        raise UserError(f"`--quantise {words}`: expected numbers of bits, such as 8,4.") from None
     refuse([problem for bits in found for problem in out_of_range("quantise", bits, 2, 16)])
     return found
 

@@ -51,16 +51,16 @@ def quantised_sentences(made: Tables, readout: str) -> list[str]:
     said = []
     for bits in dict.fromkeys(key[0] for key in found):
         own = found[bits, ACTIVATIONS, TENSOR, NOTHING]
-        start = f"With hidden states rounded to {bits} bits by one scale a layer, {named(readout, own['layer'])} "
-        start += f"{'changes' if own['p_value'] < 0.05 else 'does not change'} ({points(own)})"
+        verb = "changes" if own["p_value"] < 0.05 else "is not shown to change"
+        start = f"With hidden states rounded to {bits} bits by one scale a layer, {named(readout, own['layer'])} {verb}"
+        start = f"{start}: {points(own)}"
         kept = found.get((bits, ACTIVATIONS, TENSOR, OUTLIERS))
         if kept is None:
             said.append(f"{start}; no layer has an outlier that could be kept in full.")
             continue
         random = found[bits, ACTIVATIONS, TENSOR, RANDOM_MEAN]
-        n = count(kept["n_kept"], "outlier")
         said.append(
-            f"{start}; with the {n} of all blocks kept in full {points(kept)}, and with as many random neurons of "
-            f"each {points(random)} (p by rank {kept['rank_p']:.3f})."
+            f"{start}; with the {count(kept['n_kept'], 'outlier')} of all blocks kept in full: {points(kept)}; with as "
+            f"many random neurons: {points(random)} (p by rank {kept['rank_p']:.3f})."
         )
     return said
