@@ -161,7 +161,7 @@ def _rows_of(found: Large, name: Definition, kinds: Kinds) -> Iterator[dict[str,
         for neuron in np.lexsort((-found.largest[kind], -counts[kind]))[:MOST_NEURONS].tolist():
             if count := int(counts[kind, neuron]):
                 largest = float(found.largest[kind, neuron])
-                yield _row(token, count, n) | {"neuron": neuron, "largest": largest}
+                yield _row(token, count, n) | {"neuron": neuron, "largest_magnitude": largest}
 
 
 def _row(token: str, count: int, n: int) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _over_neurons(
     """Return the columns of rows over all neurons of some kinds of tokens, each argument with these kinds in rows."""
     n_values = int(n_of.sum()) * counts.shape[1]
     return {
-        "n_neurons": int(counts.any(0).sum()), "largest": float(largest.max()),
+        "n_neurons": int(counts.any(0).sum()), "largest_magnitude": float(largest.max()),
         "value_share": int(counts.sum()) / n_values,
     }  # fmt: skip
 
@@ -200,12 +200,12 @@ def course_rows(layers: Sequence[Large], kinds: Kinds) -> Rows:
         median = layers[top].median
         rows.append({
             "definition": name, "token": kinds.names[kind], "neuron": neuron, "first_layer": layers[first].layer,
-            "last_layer": layers[last].layer, "n_layers": len(at), "largest": reach[top],
+            "last_layer": layers[last].layer, "n_layers": len(at), "largest_magnitude": reach[top],
             "largest_layer": layers[top].layer, "times_median": reach[top] / median if median else np.nan,
             **({"gone_layer": layers[last + 1].layer} if last + 1 < len(layers) else {}),
         })  # fmt: skip
     order = list(DEFINITIONS)
-    return sorted(rows, key=lambda row: (order.index(row["definition"]), -row["n_layers"], -row["largest"]))
+    return sorted(rows, key=lambda row: (order.index(row["definition"]), -row["n_layers"], -row["largest_magnitude"]))
 
 
 def _longest(at: Sequence[int]) -> tuple[int, int]:

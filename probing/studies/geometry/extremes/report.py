@@ -69,7 +69,7 @@ def _draw_largest(axes: Axes, massive: Sequence[Row], layers: Sequence[int]) -> 
     for row in massive:
         if row["token"] != ALL and row.get("neuron") is None:
             here = by_kind.setdefault(row["token"], {})
-            here[row["layer"]] = max(here.get(row["layer"], 0.0), row["largest"])
+            here[row["layer"]] = max(here.get(row["layer"], 0.0), row["largest_magnitude"])
     kinds = sorted(by_kind, key=lambda kind: -max(by_kind[kind].values()))[:DRAWN]
     for kind, (colour, mark) in zip(kinds, _LOOKS, strict=False):
         values = [by_kind[kind].get(layer, np.nan) for layer in layers]

@@ -31,7 +31,7 @@ SHOWN, NAMED = 6, 3
 
 
 COURSE_COLUMNS = (
-    "definition", "token", "neuron", "first_layer", "last_layer", "gone_layer", "largest", "largest_layer",
+    "definition", "token", "neuron", "first_layer", "last_layer", "gone_layer", "largest_magnitude", "largest_layer",
     "times_median",
 )  # fmt: skip
 # The last of these are there where the model's output projections can be told.
@@ -104,7 +104,7 @@ def _large_table(massive: Sequence[Row]) -> Any:
         table.add_column(heading, justify="right", no_wrap=True)
     for own, token, neuron in zip(*(of_all(massive, name) for name in DEFINITIONS), strict=True):
         table.add_row(
-            str(own["layer"]), f"{own['median']:.3g}", f"{own['largest']:.1f}", where_largest(massive, own),
+            str(own["layer"]), f"{own['median']:.3g}", f"{own['largest_magnitude']:.1f}", where_largest(massive, own),
             _times(own), f"{own['count']:,}", f"{token['value_share']:.1e}", f"{neuron['value_share']:.1e}",
         )  # fmt: skip
     return table
@@ -112,14 +112,14 @@ def _large_table(massive: Sequence[Row]) -> Any:
 
 def where_largest(massive: Sequence[Row], of_layer: Row) -> str:
     """Return the kind of token that the largest value of a layer is on; empty if no definition calls it large."""
-    own = of_layer["layer"], of_layer["largest"]
-    here = (row for row in massive if (row["layer"], row["largest"]) == own and row["token"] != ALL)
+    own = of_layer["layer"], of_layer["largest_magnitude"]
+    here = (row for row in massive if (row["layer"], row["largest_magnitude"]) == own and row["token"] != ALL)
     return next((row["token"] for row in here), "")
 
 
 def _times(row: Row) -> str:
     """Return how many times the median the largest value is."""
-    return f"{row['largest'] / row['median']:,.0f}" if row["median"] else ""
+    return f"{row['largest_magnitude'] / row['median']:,.0f}" if row["median"] else ""
 
 
 def _massive_sentence(massive: Sequence[Row], course: Sequence[Row]) -> str:
@@ -128,13 +128,13 @@ def _massive_sentence(massive: Sequence[Row], course: Sequence[Row]) -> str:
     what = f"above {ABSOLUTE:g} and {RELATIVE:,.0f} times the median magnitude of their layer (Sun et al. 2024)"
     there = [row for row in layers if row["count"]]
     if not there:
-        top = max(layers, key=lambda row: row["largest"])
+        top = max(layers, key=lambda row: row["largest_magnitude"])
         on = in_brackets(f"on {quoted(token)}" if (token := where_largest(massive, top)) else "")
         return (
-            f"No value is massive, {what}: the largest is {top['largest']:.1f} in layer {top['layer']}{on}, "
+            f"No value is massive, {what}: the largest is {top['largest_magnitude']:.1f} in layer {top['layer']}{on}, "
             f"{_times(top)} times the median there."
         )
-    top = max(there, key=lambda row: row["largest"])
+    top = max(there, key=lambda row: row["largest_magnitude"])
     steady = [row for row in course if row["definition"] == "massive"]
     neurons = sorted(
         {row["neuron"] for row in massive if row["definition"] == "massive" and row.get("neuron") is not None}
@@ -142,7 +142,7 @@ def _massive_sentence(massive: Sequence[Row], course: Sequence[Row]) -> str:
     where = "; ".join(_course(row) for row in steady[:NAMED])
     return (
         f"{count(top['count'], 'token')} of layer {top['layer']} {'has' if top['count'] == 1 else 'have'} massive "
-        f"values, {what}, up to {top['largest']:,.0f}, {_times(top)} times the median; such values are in "
+        f"values, {what}, up to {top['largest_magnitude']:,.0f}, {_times(top)} times the median; such values are in "
         f"{count(len(there), 'layer')} and {count(len(neurons), 'neuron')}. "
         + (f"On most tokens of a kind: {where}." if steady else "No neuron is massive on most tokens of a kind.")
     )
@@ -175,7 +175,7 @@ def _course(row: Row) -> str:
     where = f"in layer {first}" if first == last else f"from layer {first} to {last}"
     gone = row.get("gone_layer")
     until = f", gone in {gone}" if gone is not None else ""
-    return f"neuron {row['neuron']} on {quoted(row['token'])} {where}{until} (up to {row['largest']:,.1f})"
+    return f"neuron {row['neuron']} on {quoted(row['token'])} {where}{until} (up to {row['largest_magnitude']:,.1f})"
 
 
 # --- attention sinks ---

@@ -58,7 +58,13 @@ def test_a_planted_value_is_found_by_every_definition_at_its_token_and_in_its_la
         (0, ALL, 0), (1, ALL, 1), (2, ALL, 0),
     ]  # fmt: skip
     (one,) = [row for row in massive if row.get("neuron") is not None]
-    assert (one["layer"], one["token"], one["neuron"], one["count"], one["largest"]) == (1, "word", NEURON, 1, 500)
+    assert (one["layer"], one["token"], one["neuron"], one["count"], one["largest_magnitude"]) == (
+        1,
+        "word",
+        NEURON,
+        1,
+        500,
+    )
     assert one["share"] == 1 / (NAMES == "word").sum()
     assert one["median"] == np.median(np.abs(states[1]))
     for name in ("token_sd", "neuron_sd"):
@@ -124,7 +130,7 @@ def test_the_course_of_a_neuron_is_its_longest_run_of_layers(tmp_path: Path) -> 
     (row, *others) = course_rows(found_in(tmp_path, states), KINDS)
     assert (row["definition"], row["token"], row["neuron"]) == ("massive", "[CLS]", NEURON)
     assert (row["first_layer"], row["last_layer"], row["gone_layer"], row["n_layers"]) == (2, 3, 4, 3)
-    assert (row["largest"], row["largest_layer"]) == (403, 3)
+    assert (row["largest_magnitude"], row["largest_layer"]) == (403, 3)
     assert {(other["definition"], other["token"], other["neuron"]) for other in others} == {
         ("token_sd", "[CLS]", NEURON)
     }
