@@ -125,7 +125,7 @@ def _times(row: Row) -> str:
 def _massive_sentence(massive: Sequence[Row], course: Sequence[Row]) -> str:
     """Return a sentence on massive activations as Sun et al. define them."""
     layers = of_all(massive, "massive")
-    what = f"above {ABSOLUTE:g} and {RELATIVE:,.0f} times the median magnitude of their layer (Sun et al. 2024)"
+    what = f"above {ABSOLUTE:g} and {RELATIVE:,.0f} times the median magnitude of the layer (Sun et al. 2024)"
     there = [row for row in layers if row["count"]]
     if not there:
         top = max(layers, key=lambda row: row["largest_magnitude"])

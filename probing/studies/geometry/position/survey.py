@@ -15,7 +15,7 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations
 from probing.errors import UserError
-from probing.results.shown import layers_named, without_nan
+from probing.results.shown import count, layers_named, without_nan
 from probing.runtime.progress import stage
 from probing.statistics.two_way import ALONE, PARTS, TwoWaySums, jackknife_interval
 from probing.statistics.two_way_design import MOST_POSITIONS, Design
@@ -59,8 +59,8 @@ def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
         )
     if n < 2 or n_sentences < 3 or n_tokens <= n_sentences + n:
         raise UserError(
-            f"`--position`: {n_tokens} tokens of {n_sentences} sentences at {n} positions are too few to tell means of "
-            "positions from means of sentences; give more text."
+            f"`--position`: {count(n_tokens, 'token')} of {count(n_sentences, 'sentence')} at {count(n, 'position')} "
+            "are too few to tell means of positions from means of sentences; give more sentences of several tokens."
         )
 
 

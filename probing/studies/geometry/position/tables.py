@@ -222,7 +222,8 @@ def _where(found: Found, scale: str) -> str:
             "neurons than a random rotation of it, by less than half of the way"
         )
     else:
-        verdict = f"position is mostly in neurons in {layers_named(neurons)}, and in directions in the others"
+        others = "the other" if len(rows) - len(neurons) == 1 else "the others"
+        verdict = f"position is mostly in neurons in {layers_named(neurons)}, and in directions in {others}"
     return (
         f"{how}, {verdict}. In layer {largest}, the {_n(k)} that {'holds' if k == 1 else 'hold'} most of it "
         f"{'has' if k == 1 else 'have'} {part['value']:.0%}, of a random rotation {rotated['value']:.0%} "
