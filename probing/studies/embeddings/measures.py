@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -103,7 +104,8 @@ def bias(values: Floats) -> dict[str, Any]:
     for name, difference in (("start_end", start - end), ("start_middle", start - between)):
         low, high = mean_interval(difference, ones)
         row |= {name: difference.mean(), f"{name}_low": low, f"{name}_high": high}
-        row[f"{name}_p"] = mean_p_value(difference, ones)
+        p_value = mean_p_value(difference, ones)
+        row[f"{name}_p"] = None if math.isnan(p_value) else p_value
     return row | ratio("relative", relative(values)) | {"n_documents": len(values)}
 
 

@@ -28,6 +28,9 @@ def _chart(made: Result, measure: str) -> Html:
     for (embedding, order), words in LINES.items():
         found = curve(made.places, measure, order, embedding)
         lines.append(Line(words, found.places, found.values, found.ends))
-    title = f"{WORDS[measure].capitalize()}: by place in the document, over the mean of all places, with 95% intervals"
-    up = Up.of([end for line in lines for ends in line.ranges for end in ends or ()] or [2.0], from_zero=True)
+    title = f"{WORDS[measure].capitalize()}: by place in the document, over the mean of all places"
+    title += ", with 95% intervals" if any(any(line.ranges) for line in lines) else ""
+    drawn = [value for line in lines for value in line.values]
+    drawn += [end for line in lines for ends in line.ranges for end in ends or ()]
+    up = Up.of(drawn, from_zero=True)
     return element("figure", element("figcaption", title), line_chart(lines, title, _PLACES, up))

@@ -131,6 +131,8 @@ def answer(made: Tables, model: str) -> list[str]:
         1: "counts more than its end", -1: "counts less than its end",
         0: "is not shown to count more or less than its end",
     }[_side(row, "start_end")]  # fmt: skip
+    if ends(row, "start_end") is None:
+        verdict = "is not tested against its end, since there are too few documents"
     return [
         f"In embeddings of {model}, the start of a document {verdict}: {WORDS[first]} at the start moves them by "
         f"{row['at_start']:.4f} (1 - cosine), at the end by {row['at_end']:.4f}, with the same sentences at both ends"
@@ -202,6 +204,8 @@ _CORRECTED = {
 
 def _of_correction(row: Row) -> str:
     verdict = {1: "raised", -1: "lowered", 0: "not told from unchanged"}[_side(row, "relative_difference")]
+    if ends(row, "relative_difference") is None:
+        verdict = "not tested"
     within = interval(row, "relative_difference", " to ", "+.3f")
     return (
         f"{_CORRECTED[row['embedding']]}: relative bias {shown(row['relative'], '+.3f')}, {verdict} "

@@ -27,6 +27,7 @@ from probing.cli.python_calls import configured
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.readouts.names import TASK, WORDS
+from probing.results.shown import layers_named
 from probing.runs.call import Call, Measured
 from probing.runs.registry import study_of
 from probing.runs.study import Result
@@ -162,6 +163,11 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
 
         split_seed = seed if stream is None else stream.split_seed(seed)
         source = call.source(seed=split_seed, tokenizer=tokenizer)
+        if compared is not None and not set(source.layers) & set(compared.layers):
+            raise UserError(
+                f"`--from_run {config['from_run']}` ranks the neurons of {layers_named(compared.layers)}, and none of "
+                f"these is among {layers_named(source.layers)}; give other layers, or another run."
+            )
         how, d_model = _plan(config, stream), source.config.hidden_size
         refuse(_size_problems(config["components"], how.fitting.n_top, d_model))
         inside = {

@@ -172,4 +172,4 @@ def test_few_documents_have_no_intervals_and_that_is_said(
     made = embeddings(model=str(checkpoints["bert"]), **{**options, "documents": 5})
     assert made is not None
     assert made.conclusions()[-1] == ("There are no 95% intervals: 5 documents are too few; at least 20 are needed.")
-    assert "is not shown to count more or less" in made.answer()[0]
+    assert "is not tested against its end" in made.answer()[0]

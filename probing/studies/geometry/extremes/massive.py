@@ -33,6 +33,8 @@ from probing.studies.geometry.extremes.names import (
 
 Rows = list[dict[str, Any]]
 Shards = Callable[[], Iterator[tuple[slice, Tensor]]]
+# Kinds of fewer tokens say nothing of where a neuron is large.
+LEAST_TOKENS = 10
 # Most neurons that are listed for each layer, definition and kind of token.
 MOST_NEURONS = 5
 # Bits of a float32 number without its sign are those of a whole number of the same order, read in two halves.
@@ -190,7 +192,8 @@ def course_rows(layers: Sequence[Large], kinds: Kinds) -> Rows:
     for i, found in enumerate(layers):
         for name in DEFINITIONS:
             shares = found.counts[name] / kinds.counts[:, None]
-            for kind, neuron in np.argwhere(shares >= MOST_TOKENS).tolist():
+            often = (kinds.counts >= LEAST_TOKENS)[:, None]
+            for kind, neuron in np.argwhere((shares >= MOST_TOKENS) & often).tolist():
                 there.setdefault((name, kind, neuron), []).append(i)
     rows = []
     for (name, kind, neuron), at in there.items():

@@ -107,7 +107,9 @@ def draw_curves(figure: Figure, curves: Sequence[Row], found: Found, model: str)
         for component, (colour, style) in enumerate(_COMPONENTS, 1):
             rows = [row for row in here if row["component"] == component and row["n_tokens"] >= enough]
             positions = [row["position"] for row in rows]
-            axes.plot(positions, [row["value"] for row in rows], style, c=colour, lw=1.3, label=str(component))
+            axes.plot(
+                positions, [row["value"] for row in rows], style, c=colour, lw=1.3, label=f"component {component}"
+            )
             axes.fill_between(
                 positions,
                 [_end(row, "low") for row in rows],
@@ -124,8 +126,7 @@ def draw_curves(figure: Figure, curves: Sequence[Row], found: Found, model: str)
         axes.set_visible(False)
     for axes in grid[max(0, len(layers) - columns) : len(layers)]:
         axes.set_xlabel("position of the token")
-    handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, [f"component {label}" for label in labels], loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.supylabel("position part", fontsize=9)
     figure.suptitle(
         f"{model}: the position part along its first directions (95% intervals)", x=0.01, ha="left", fontsize=10

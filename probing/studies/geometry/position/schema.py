@@ -36,8 +36,9 @@ POSITION_CURVES = Schema("position_curves", f"{_WITH}a row per layer, position a
 ), optional=True)  # fmt: skip
 POSITION_SHAPE = Schema("position_shape", f"{_WITH}a row per layer and measure", (
     layer_column(),
-    text("measure", "directions, low_frequencies, context_overlap, context_angle, halves_overlap, below_overlap, "
-         "read_accuracy, read_error, read_longer_accuracy, read_longer_error or alignment."),
+    text("measure", "directions, directions_in_sample, low_frequencies, context_overlap, context_angle, "
+         "halves_overlap, below_overlap, read_accuracy, read_error, read_longer_accuracy, read_longer_error or "
+         "alignment; some also with _standardised."),
     value("Its value"),
     number("chance", "Its mean for shuffled positions, or for random directions."),
     number("p_value", "Share of random draws, and of what is measured, that are at least as far from chance."),

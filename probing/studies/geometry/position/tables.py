@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.shown import interval, layers_named, shown
+from probing.results.shown import ends, in_brackets, interval, layers_named, shown
 
 Row = Mapping[str, Any]
 
@@ -49,8 +49,8 @@ class Found:
 
     def is_there(self, layer: int, scale: str = RAW) -> bool:
         """Return whether the interval of the position part is above 0."""
-        low = self.split(layer, scale=scale).get("low")
-        return low is not None and low > 0
+        found = ends(self.split(layer, scale=scale))
+        return found is not None and found[0] > 0
 
 
 def position_tables(tables: Mapping[str, Sequence[Row]]) -> list[Any]:
@@ -80,8 +80,8 @@ def _split_table(found: Found) -> Any:
 def _shape_table(found: Found) -> Any:
     """Return the shape of the position part; what chance gives is in brackets."""
     table = _table(
-        "Shape of the position part (in brackets: by chance)", "layer", "directions", "slow", "with context",
-        "other half", "layer below", "read", "in longer", "in neurons", "standardised",
+        "Shape of the position part (in brackets: by chance; of neurons, p)", "layer", "directions", "slow",
+        "with context", "other half", "layer below", "read", "in longer", "in neurons", "standardised",
     )  # fmt: skip
     measures = ("low_frequencies", "context_overlap", "halves_overlap", "below_overlap", "read_accuracy",
                 "read_longer_accuracy")  # fmt: skip
@@ -136,7 +136,7 @@ def position_conclusions(tables: Mapping[str, Sequence[Row]]) -> list[str]:
         return []
     found = Found(tables)
     there = [layer for layer in found.layers if found.is_there(layer)]
-    if not any(found.split(layer).get("low") is not None for layer in found.layers):
+    if not any(ends(found.split(layer)) for layer in found.layers):
         row = found.split(found.layers[0])
         return [f"There are {row['n_sentences']} sentences, too few for intervals of the position part."]
     if not there:
@@ -152,22 +152,32 @@ def position_conclusions(tables: Mapping[str, Sequence[Row]]) -> list[str]:
     ]  # fmt: skip
 
 
-def _percent(value: float) -> str:
-    return f"{value:.1%}" if abs(value) >= 0.001 else f"{value:.3%}"
+def _percent(value: float, of: float | None = None) -> str:
+    """Return a share in percent, with as many digits as another number of the same kind has."""
+    size = abs(value if of is None else of)
+    return f"{value:.{1 if size >= 0.01 else 2 if size >= 0.001 else 3}%}"
 
 
 def _range(row: Row) -> str:
-    return f"{_percent(row['value'])} ({_percent(row['low'])} to {_percent(row['high'])})"
+    found = ends(row)
+    within = " to ".join(_percent(end, row["value"]) for end in found) if found else ""
+    return f"{_percent(row['value'])}{in_brackets(within)}"
 
 
 def _how_much(found: Found, there: Sequence[int], largest: int) -> str:
     row, last = found.split(largest), found.layers[-1]
-    where = "in all layers" if len(there) == len(found.layers) else f"in {layers_named(there)}"
-    end = f", and {_range(found.split(last))} in layer {last}" if last != largest else ""
+    if len(there) == 1:
+        said = f"Position has a share of the variance in layer {largest}: {_range(row)}"
+        said += "" if len(found.layers) == 1 else ", and none is shown in the other layers that were measured"
+    else:
+        where = "all layers that were measured" if len(there) == len(found.layers) else layers_named(there)
+        said = f"Position has a share of the variance in {where}: {_range(row)} in layer {largest}, where it is largest"
+        if last != largest:
+            end = f"{_range(found.split(last))} in layer {last}" if last in there else f"none is shown in layer {last}"
+            said += f", and {end}"
     return (
-        f"Position has a share of the variance {where}: {_range(row)} in layer {largest}, where it is largest{end}. "
-        f"Context has {_percent(found.split(largest, 'context')['value'])} in layer {largest}. By chance, which is "
-        f"taken off, tokens in random order within their sentences would have {_percent(row['chance'])}."
+        f"{said}. Context has {_percent(found.split(largest, 'context')['value'])} in layer {largest}. By chance, "
+        f"which is taken off, tokens in random order within their sentences would have {_percent(row['chance'])}."
     )
 
 
@@ -177,15 +187,16 @@ def _which_shape(found: Found, there: Sequence[int], largest: int) -> list[str]:
     if not numbers or here is None or not here["value"]:
         return ["No direction of the position part helps to describe sentences that were left out."]
     words = f"{min(numbers):.0f}" if min(numbers) == max(numbers) else f"{min(numbers):.0f} to {max(numbers):.0f}"
+    where = f", {here['value']:.0f} in layer {largest}" if min(numbers) < max(numbers) else ""
     sentences = [
-        f"It has {words} {'direction' if max(numbers) == 1 else 'directions'}, {here['value']:.0f} in layer {largest}: "
-        "as many as it takes to explain what it can in sentences that were left out."
+        f"It has {words} {'direction' if max(numbers) == 1 else 'directions'}{where}: as many as it takes to explain "
+        "what it can in sentences that were left out."
     ]
     if low := found.shape(largest, "low_frequencies"):
-        verb = "changes slowly along the sentence" if low["p_value"] <= SIGNIFICANT else "is not shown to change slowly"
+        slowly = "changes more slowly" if low["p_value"] <= SIGNIFICANT else "is not shown to change more slowly"
         sentences.append(
-            f"In layer {largest} it {verb}: the lowest tenth of the frequencies has {low['value']:.0%} of it, and "
-            f"{low['chance']:.0%} if positions are shuffled."
+            f"In layer {largest} it {slowly} along the sentence than by chance: the lowest tenth of the frequencies "
+            f"has {low['value']:.0%} of it, and {low['chance']:.0%} if positions are shuffled."
         )
     if read := found.shape(largest, "read_accuracy"):
         longer = found.shape(largest, "read_longer_accuracy")
@@ -219,7 +230,7 @@ def _where(found: Found, scale: str) -> str:
     elif not neurons:
         verdict = (
             f"position is in directions rather than neurons: {layers_named(aligned)} {_is(aligned)} nearer to single "
-            "neurons than a random rotation of it, by less than half of the way"
+            "neurons than a random rotation of it, by less than half of the way (p corrected for the layers)"
         )
     else:
         others = "the other" if len(rows) - len(neurons) == 1 else "the others"

@@ -20,7 +20,8 @@ POSITION: Terms = {
     "layer below": "The same of the layer below.",
     "read": "Share of the tokens whose position is read in these directions, in sentences that were left out.",
     "in longer": "The same in sentences longer than all that were fitted.",
-    "in neurons": "0 if single neurons hold as much of it as of a random rotation, 1 if they are its directions.",
+    "in neurons": "0 if single neurons hold as much of it as of a random rotation, below 0 if less, 1 if they are its "
+    "directions; in brackets the share of rotations of which they hold as much.",
     "standardised": "The same if every neuron counts as if its variance were 1.",
     "first of fit": "What the first neurons of the ranking of `fit` hold.",
     "by eta squared": "What the first neurons by eta squared hold.",

@@ -135,18 +135,29 @@ def test_the_terminal_the_page_and_wandb_have_it(made: Result, place: Path) -> N
         (["--from_run", "nowhere"], "nowhere"),
         (["--kind", "zero"], "--interventions"),
         (["--corpus", "short.txt"], "too few to tell means"),
+        (["--from_run", "FITTED", "--layer", "3"], "none of these is among layer 3"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
-    options: list[str], words: str, model: Path, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], words: str, model: Path, corpus_file: Path, fitted: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("one two three\nfour five six\n", encoding="utf-8")
     given = ["geometry", "--position", "--model", str(model), "--corpus", str(corpus_file), "--wandb.mode", "disabled"]
-    assert run(COMMANDS, [*given, *options]) == 2
+    assert run(COMMANDS, [*given, *(str(fitted) if option == "FITTED" else option for option in options)]) == 2
     assert words in capsys.readouterr().err
     assert not Path("runs").exists() or not any(path.suffix != ".lock" for path in Path("runs").glob("[!c]*"))
+
+
+def test_one_layer_has_its_figures_in_every_format(place: Path, model: Path, corpus_file: Path) -> None:
+    found = geometry(
+        model=str(model), corpus=str(corpus_file), layer=1, transforms="none", draws=0, runs=str(place / "runs"),
+        name="one", wandb=WandbOptions("disabled"), position=True, **{**USUAL, "figure_format": "png,pdf"},
+    )  # fmt: skip
+    assert found is not None
+    assert {path.suffix for path in (found.folder / "figures").glob("position_curves.*")} == {".png", ".pdf"}
+    assert "in layer 1: " in " ".join(found.conclusions())
 
 
 def test_without_the_option_there_are_no_such_tables(place: Path, model: Path, corpus_file: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_positions_are_read_in_sentences_left_out_and_in_longer_ones(found: Tabl
 def test_sentences_say_what_is_planted(found: Tables) -> None:
     assert len(position_tables(found)) == 4
     lines = position_conclusions(found)
-    assert "in layers 0 to 2" in lines[0]
+    assert "in layers 0 to 2:" in lines[0]
     assert lines[1].startswith("It has 3 directions")
     assert any("mostly in neurons in layer 0" in line for line in lines)
     only = {name: [row for row in rows if row["layer"] == 3] for name, rows in found.items()}
@@ -154,10 +155,19 @@ def test_texts_that_cannot_be_split_are_refused(lengths: list[int]) -> None:
         check_position(make_tokens(lengths), "exclude")
 
 
-def test_few_sentences_have_no_intervals_and_say_so(tmp_path: Path) -> None:
-    generator = np.random.default_rng(3)
+def test_few_sentences_have_no_intervals_and_say_so(found: Tables, tmp_path: Path) -> None:
+    clear, generator = found, np.random.default_rng(3)
     tokens = make_tokens([9] * 10)
     found = surveyed(make_store(tmp_path / "store", [generator.normal(size=(90, D))], tokens))
     assert all(row["low"] is None for row in found["position_split"])
     assert position_conclusions(found) == ["There are 10 sentences, too few for intervals of the position part."]
     assert position_tables(found)
+    # As the tables are when they are read from files, too.
+    read = {
+        name: [{k: math.nan if v is None else v for k, v in row.items()} for row in rows]
+        for name, rows in found.items()
+    }
+    assert position_conclusions(read) == position_conclusions(found)
+    without = {name: [{**row, "low": None, "high": None} if name == "position_shape" else row for row in rows]
+               for name, rows in clear.items()}  # fmt: skip
+    assert not any("nan" in line for line in position_conclusions(without))
