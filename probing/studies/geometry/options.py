@@ -117,10 +117,10 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
     if not given:
         for name in _ABOUT_NEURONS:
             if config[name] not in (usual[name], _USUAL_BEFORE.get(name)):
-                raise UserError(
-                    f"`--{name} {_as_typed(config[name])}` says how neurons are changed, and none are; give "
-                    "`--interventions` and `--neurons` or `--from_run` too."
-                )
+                named = "none are named; give `--neurons` or `--from_run` too"
+                if config["from_run"] is not None:
+                    named = "none are; add `--interventions`"
+                raise UserError(f"`--{name} {_as_typed(config[name])}` says how neurons are changed, and {named}.")
         return None
     typed = f"--{given[0]} {_as_typed(config[given[0]])}"
     if not config["interventions"]:
