@@ -133,7 +133,7 @@ def test_the_terminal_the_page_and_wandb_have_it(made: Result, place: Path) -> N
     ("options", "words"),
     [
         (["--from_run", "nowhere"], "nowhere"),
-        (["--kind", "zero"], "--interventions"),
+        (["--kind", "zero"], "none are named"),
         (["--corpus", "short.txt"], "too few to tell means"),
         (["--from_run", "FITTED", "--layer", "3"], "none of these is among layer 3"),
     ],
