@@ -178,6 +178,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("quantised")
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_table_and_goes_on(
     place: Path, checkpoints: dict[str, Path], sentences: list[str]
 ) -> None:

@@ -20,7 +20,6 @@ from probing.studies.pretrain.tables import conclusions, lengths_read
 from probing.studies.pretrain.training import Job
 
 pytestmark = [
-    pytest.mark.numeric,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 

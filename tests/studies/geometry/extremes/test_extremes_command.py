@@ -20,7 +20,6 @@ from synthetic import LIGHTNING_WARNINGS
 from written import read_csv
 
 pytestmark = [
-    pytest.mark.numeric,
     *(pytest.mark.filterwarnings(warning) for warning in ("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)),
 ]
 

@@ -21,7 +21,6 @@ from probing.studies.geometry.position.terms import POSITION
 from wandb_reader import read_offline_runs
 
 pytestmark = [
-    pytest.mark.numeric,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
 ]
 
