@@ -13,6 +13,8 @@ from probing.statistics.two_way_design import Design
 Array = NDArray[np.float64]
 
 ORDERS = 20
+# Tokens whose position is read at a time.
+BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,9 @@ def read_positions(
     eigenvalues, axes = np.linalg.eigh(covariance)
     whiten = axes / np.sqrt(np.maximum(eigenvalues, 1e-12 * max(float(eigenvalues[-1]), 1e-300)))
     tokens, centres = (states[judged] - mean) @ whiten, means[seen] @ whiten
-    scores = tokens @ centres.T - 0.5 * np.square(centres).sum(1) + np.log(counts[seen])
-    read = design.values[seen][scores.argmax(1)]
+    bias = np.log(counts[seen]) - 0.5 * np.square(centres).sum(1)
+    nearest = [(tokens[at : at + BLOCK] @ centres.T + bias).argmax(1) for at in range(0, len(tokens), BLOCK)]
+    read = design.values[seen][np.concatenate(nearest)]
     sentences = np.unique(design.of_token[judged], return_inverse=True)[1].reshape(-1)
     true = design.values[index[judged]]
     right = np.bincount(sentences, read == true).astype(np.float64)

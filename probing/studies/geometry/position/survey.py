@@ -284,7 +284,10 @@ def _add_readings(
         there[np.searchsorted(design.values, measured.short.values)] = short_part @ of_short
         means["read_longer"], axes = there, [directions, of_short]
     turn = torch.from_numpy(np.hstack(axes))
-    states = np.concatenate([((x.double() - origin) @ turn).numpy() for _, x in measured.states(layer)])
+    states = np.empty((len(design.index), turn.shape[1]))
+    for rows, x in measured.states(layer):
+        # Kept results between large blocks that are freed would leave gaps in memory, which grow with the text.
+        states[rows] = ((x.double() - origin) @ turn).numpy()
     in_judged = np.isin(design.groups, judged)[design.of_token]
     found = [("read", states[:, : directions.shape[1]], ~in_judged, in_judged)]
     if "read_longer" in means:
