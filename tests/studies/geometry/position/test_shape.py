@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from scipy.linalg import subspace_angles
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
+from probing.statistics.two_way import TwoWaySums
 from probing.statistics.two_way_design import Design
 from probing.studies.geometry.position.concentration import ROTATIONS, concentration
 from probing.studies.geometry.position.reading import read_positions
-from probing.studies.geometry.position.spectrum import Spectrum, oriented, overlap, principal, random_subspace
+from probing.studies.geometry.position.spectrum import (
+    Folds,
+    Spectrum,
+    oriented,
+    overlap,
+    principal,
+    random_subspace,
+    spectrum,
+)
 
 pytestmark = pytest.mark.numeric
 
@@ -28,6 +38,30 @@ def test_principal_directions_are_eigenvectors_of_the_weighted_covariance() -> N
     eigenvalues, vectors = np.linalg.eigh((part * n[:, None]).T @ part)
     np.testing.assert_allclose(squares, eigenvalues[::-1], rtol=1e-9)
     np.testing.assert_allclose(np.abs((directions * vectors[:, ::-1]).sum(0)), 1, rtol=1e-9)
+
+
+def test_a_gain_is_what_a_part_of_other_sentences_explains_within_those_left_out() -> None:
+    generator = np.random.default_rng(5)
+    sizes = generator.integers(3, 8, 40)
+    sentences = np.repeat(np.arange(40), sizes).astype(np.int32)
+    positions = np.concatenate([np.arange(size) for size in sizes]).astype(np.int32)
+    states = np.sin(positions)[:, None] * [2.0, 1.0, 0.0, 0.0] + generator.normal(size=(len(positions), 4))
+    design = Design(sentences, positions)
+    sums = TwoWaySums(design, 4)
+    sums.update(torch.from_numpy(states))
+    folds = Folds(design)
+    expected = np.zeros(4)
+    for (fitted, solution), (judged, _) in folds.fitted_and_judged:
+        part = sums.position_part(solution, fitted)
+        _, directions = principal(part, solution.n)
+        for k in range(4):
+            cut = part @ directions[:, : k + 1] @ directions[:, : k + 1].T
+            for c in np.flatnonzero(np.isin(design.groups, judged)):
+                own = states[sentences == c] - states[sentences == c].mean(0)
+                of_part = cut[design.index[sentences == c]]
+                left = own - (of_part - of_part.mean(0))
+                expected[k] += np.square(own).sum() - np.square(left).sum()
+    np.testing.assert_allclose(np.cumsum(spectrum(sums, folds).gains), expected, rtol=1e-9)
 
 
 def test_overlaps_are_those_of_scipys_angles() -> None:
