@@ -14,7 +14,6 @@ import pytest
 from probing import Result, load_run, report, reproduce
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.errors import UserError
 from probing.studies.geometry import command as geometry_module
 
 NO_WANDB: Any = {"mode": "disabled"}
@@ -185,11 +184,6 @@ def test_bad_input_is_refused_in_a_sentence(
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_name_that_is_taken_is_refused(place: Path, checkpoints: dict[str, Path], corpus_file: Path) -> None:
-    with pytest.raises(UserError, match="`--name first`"):
-        reproduce(**options(checkpoints, corpus_file, place, name="first"))
 
 
 def test_the_report_has_a_row_for_each_claim_that_was_measured(place: Path, tmp_path: Path) -> None:

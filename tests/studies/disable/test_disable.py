@@ -80,11 +80,8 @@ def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Result) -> Non
 
 
 @pytest.mark.slow
-def test_results_are_read_back_shown_and_logged(made: Result) -> None:
-    again = load_run(made.folder)
-    assert isinstance(again, Result)
-    assert len(again.disabled) == len(made.disabled)
-    assert list(again.disabled[0]) == list(DISABLED.types)
+def test_results_are_shown_and_logged(made: Result) -> None:
+    assert list(load_run(made.folder).disabled[0]) == list(DISABLED.types)
     shown = repr(made)
     assert "of 6 heads" in shown
     lines = conclusions(made.by_name)
@@ -93,10 +90,7 @@ def test_results_are_read_back_shown_and_logged(made: Result) -> None:
     figures = {path.stem for path in (made.folder / "figures").glob("*.png")}
     assert figures == {"layers", "heads_uniform", "heads_zero", "heads_mean", "heads_resample"}
     (logged,) = read_offline_runs(made.folder)
-    assert all(
-        logged.rows(name)
-        for name in ("disabled", "better_without", "importance", "figures/layers", "by_layer/skip_effect")
-    )
+    assert logged.rows("by_layer/skip_effect")
 
 
 @pytest.mark.slow

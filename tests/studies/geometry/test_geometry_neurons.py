@@ -127,11 +127,9 @@ def test_planted_neurons_are_ranked_first_and_cost_more_than_others(made: Result
 
 
 @pytest.mark.slow
-def test_results_are_read_back_shown_and_logged(made: Result) -> None:
+def test_results_are_shown_and_logged(made: Result) -> None:
     again = load_run(made.folder)
-    assert isinstance(again, Result)
     assert set(again.neuron_interventions[0]) <= set(NEURON_INTERVENTIONS.types)
-    assert len(again.neuron_interventions) == len(made.neuron_interventions)
     assert again.results["neurons"]["n_drawn_sentences"] > 0
     assert not again.interventions
     shown = repr(again)

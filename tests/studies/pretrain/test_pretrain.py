@@ -85,17 +85,13 @@ def test_arms_are_trained_on_the_same_batches_from_the_same_weights(made: Result
 
 
 @pytest.mark.slow
-def test_results_are_read_back_shown_and_logged(made: Result) -> None:
-    again = load_run(made.folder)
-    assert isinstance(again, Result)
-    assert again.arms == made.arms
-    assert "equivariance" in repr(again)
+def test_results_are_shown_and_logged(made: Result) -> None:
+    assert "equivariance" in repr(made)
     assert {path.stem for path in (made.folder / "figures").iterdir()} == {"loss", "outliers", "position"}
     (logged,) = read_offline_runs(made.folder)
     assert len(logged.rows("loss/learned-seed0")) == 4
     assert len(logged.rows("train_loss/none-seed0")) == 12
     assert logged.rows("unigram_loss/none-seed0")
-    assert logged.rows("arms")
 
 
 @pytest.mark.slow

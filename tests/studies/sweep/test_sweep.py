@@ -219,15 +219,12 @@ def test_two_processes_at_one_sweep_are_told_apart(
 
 
 @pytest.mark.slow
-def test_a_name_that_is_taken_is_refused(
+def test_a_name_that_another_sweep_has_begun_under_is_refused(
     tmp_path: Path, data: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(tmp_path / "s.yaml", points={"seed": [0, 1], "probe.l2": [1e-2]})
     options = ["--runs", str(tmp_path / "runs"), "--fit.layer=0", *(f"--fit.{k}={v}" for k, v in data.items())]
     assert run(COMMANDS, ["sweep", str(file), *options]) == 0
-    capsys.readouterr()
-    assert run(COMMANDS, ["sweep", str(file), *options]) == 2
-    assert "exists and runs are never changed" in capsys.readouterr().err
     (tmp_path / "runs" / "s").rename(tmp_path / "runs" / "s.partial")
     write(file, points={"seed": [0, 2], "probe.l2": [1e-2]})
     assert run(COMMANDS, ["sweep", str(file), *options]) == 2

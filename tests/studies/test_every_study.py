@@ -1,0 +1,214 @@
+"""What every study does alike: results that are opened, shown, reported and logged, and runs that are never changed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+import probing
+from conftest import BARE
+from downstream_data import word_pairs, write_sts, write_wic
+from families import masked_lm
+from probing.errors import UserError
+from probing.results.rows import Table
+from probing.runs.registry import study_names, study_of
+from probing.runs.study import Result
+from wandb_reader import read_offline_runs
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+]
+# An encoder that is pretrained within a second.
+SMALL = {"n_layers": 1, "d_model": 16, "n_heads": 2, "d_feedforward": 16, "vocabulary": 100, "row_length": 16}
+
+
+class Made:
+    """Small results of a command by its name, made when they are first asked for, and what the command said.
+
+    Args:
+        place: Folder for all files.
+        corpus: File with the sentences.
+        sentences: The sentences.
+    """
+
+    def __init__(self, place: Path, corpus: Path, sentences: list[str]) -> None:
+        self.place, self.corpus, self.sentences = place, str(corpus), sentences
+        self.model = str(masked_lm(place / "bert", "bert", sentences))
+        self.done: dict[str, Result] = {}
+        self.said: dict[str, tuple[str, str]] = {}
+        for part in ("train", "dev"):
+            write_wic(place / "senses", part, word_pairs(40, len(part)))
+        write_sts(place / "pairs", 20)
+        rows = [f'"{text}",{"long" if len(text) > 100 else "short"}\n' for text in sentences]
+        (place / "labelled.csv").write_text("".join(["text,label\n", *rows]), encoding="utf-8")
+        (place / "sweep.yaml").write_text(
+            yaml.safe_dump({"method": "grid", "parameters": {"probe.l2": {"values": [1e-2, 1e-1]}}}), encoding="utf-8"
+        )
+
+    def __call__(self, name: str) -> Result:
+        """Return the results of a command, which are made only once."""
+        if name not in self.done:
+            inputs, options = self.call_of(name)  # which may need the results of other commands
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                self.done[name] = self.run(name, inputs, options)
+            self.said[name] = (out.getvalue(), err.getvalue())
+        return self.done[name]
+
+    @staticmethod
+    def run(name: str, inputs: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Call a command, whose function takes options as a command line has them."""
+        return getattr(probing, name.removeprefix("second "))(*inputs, **options)
+
+    def call_of(self, name: str) -> tuple[list[Any], dict[str, Any]]:
+        """Return what a command is called with."""
+        place, model, corpus = self.place, self.model, self.corpus
+        usual: dict[str, Any] = {
+            "quiet": True, "wandb": {"mode": "offline"}, "runs": str(place), "cache": str(place / "cache"),
+            "name": name.replace(" ", "-"),
+        }  # fmt: skip
+        read: dict[str, Any] = {**usual, "model": model, "corpus": corpus}
+        few = {"train_sentences": 60, "test_sentences": 25, "generalisation_sentences": 30}
+        calls: dict[str, Callable[[], tuple[list[Any], dict[str, Any]]]] = {
+            "fit": lambda: ([], {**read, **BARE, "layer": 1}),
+            "second fit": lambda: ([], {**read, **BARE, "layer": 2}),
+            "rank": lambda: (
+                [str(self("fit").folder)], {"method": "anova", "quiet": True, "wandb": usual["wandb"]}
+            ),
+            "compare": lambda: ([[str(self(of).folder) for of in ("fit", "second fit")]], {**usual, "null_draws": 1}),
+            "sweep": lambda: (
+                [str(place / "sweep.yaml")],
+                {**usual, "fit": {"model": model, "corpus": corpus, "layer": 1, "replicates": 0}},
+            ),
+            "geometry": lambda: ([], {**read, "layer": 1, "transforms": "none", "draws": 0}),
+            "attention": lambda: ([], {**read, "parts": "profile"}),
+            "disable": lambda: ([], {**read, "units": "layers", "kinds": "zero", "retrain": 0}),
+            "hierarchy": lambda: ([], {**usual, **few, "model": model, "layer": 1, "probe": {"l2": 1e-2}}),
+            "cloze": lambda: ([], {key: value for key, value in read.items() if key != "cache"}),
+            "pretrain": lambda: ([], {
+                **usual, "corpus": corpus, "arms": "none", "size": "tiny", "sentences": 100, "encoder": SMALL,
+                "training": {"steps": 2, "warm_up": 1, "batch_size": 4},
+            }),
+            "finetune": lambda: ([], {
+                **usual, "model": model, "corpus": str(place / "labelled.csv"), "seeds": 1, "orders": 2,
+                "starts": "all", "tuning": {"epochs": 1},
+            }),
+            "changes": lambda: (
+                [], {**usual, "run": str(self("finetune").folder), "measures": "states,special", "sentences": 40}
+            ),
+            "series": lambda: (
+                [str(self("pretrain").folder / "checkpoints" / "*" / "step*")],
+                {**usual, "measures": "geometry", "corpus": corpus, "layer": 1},
+            ),
+            "wic": lambda: ([str(place / "senses")], {**usual, "model": model, "layer": 1, "transforms": "none"}),
+            "sts": lambda: ([[str(place / "pairs")]], {**usual, "model": model, "layer": "0,1", "pooling": "cls"}),
+            "embeddings": lambda: ([], {**read, "sentences": 3, "documents": 20, "draws": 2, "top": 2}),
+            "reproduce": lambda: (["luo2021"], {**usual, "models": model, "corpus": corpus, "claims": [1]}),
+        }  # fmt: skip
+        assert {*study_names()} <= {*calls}
+        return calls[name]()
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, corpus_file: Path, sentences: list[str]) -> Made:
+    return Made(tmp_path_factory.mktemp("every"), corpus_file, sentences)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", study_names())
+def test_results_are_opened_shown_and_reported_alike(name: str, made: Made) -> None:
+    one = made(name)
+    study = study_of(name)
+    assert (one.study, isinstance(one, Result)) == (study, True)
+    opened = probing.load_run(one.folder)
+    assert type(opened) is type(one)
+    assert (opened.config, opened.results) == (one.config, one.results)
+    names = [schema.name for schema in study.schemas if schema.name != "METHOD"]
+    assert repr([getattr(opened, of) for of in names]) == repr([getattr(one, of) for of in names])
+    filled = [of for of in names if getattr(opened, of)]
+    assert filled or name == "rank"
+    for of in filled:
+        table = getattr(opened, of)
+        assert isinstance(table, Table)
+        assert len(table.to_pandas()) == len(table)
+        assert not isinstance(one.results.get(of), list) or name == "fit"  # tables are not repeated
+    assert opened.tables()
+    assert repr(opened).endswith(str(opened.folder))
+    assert all(isinstance(line, str) and line for line in opened.conclusions())
+    with pytest.raises(AttributeError, match=f"they have .*{names[0]}" if name != "rank" else "they have"):
+        _ = opened.no_such_table
+    page = opened.report().read_text(encoding="utf-8")
+    text = unescape(re.sub("<[^>]*>", "", page))
+    assert "nan" not in re.sub(r"<script>.*", "", page, flags=re.DOTALL).lower().split("</style>")[1].split()
+    if name not in ("fit", "compare"):
+        assert study.heading(opened) in text
+        (section,) = re.findall(rf'<section[^>]* id="{name}-0".*?</section>', page, re.DOTALL)
+        shown = unescape(re.sub("<[^>]*>", " ", section))
+        if name != "geometry":  # whose section has the numbers that its sentences are made from
+            assert all(line[:40] in shown for line in opened.conclusions())
+    for term in ("Terms", "To reproduce"):
+        assert term in text
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_no_number_of_its_tables_is_cut(name: str, made: Made) -> None:
+    for table in made(name).tables():
+        headings = [str(column.header) for column in table.columns]
+        cells = [[str(cell) for cell in column.cells] for column in table.columns]
+        for width in (60, 80, 100, 160):
+            console = Console(width=width, color_system=None)
+            with console.capture() as capture:
+                console.print(table, crop=False)
+            text = " ".join(capture.get().split())
+            assert "…" not in text
+            _, _, left_out = text.partition("left out for lack of room: ")
+            for k, (heading, column) in enumerate(zip(headings, cells, strict=True)):
+                # A heading that recurs is named by the column to its left.
+                called = f"{heading} of {headings[k - 1]}" if headings.count(heading) > 1 and k else heading
+                if called not in left_out.split(", "):
+                    assert {word for cell in column for word in cell.split()} <= set(text.split()), (heading, width)
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_wandb_has_each_table_and_figure(name: str, made: Made) -> None:
+    one = made(name)
+    runs = read_offline_runs(one.folder)
+    assert all(run.exit_code == 0 for run in runs)
+    keys = {key for run in runs for row in run.history for key in row}
+    figures = {f"figures/{path.stem}" for path in (one.folder / "figures").glob("*.png")}
+    tables = {key for key, table in one.by_name.items() if table}
+    assert figures <= keys
+    if name == "fit":  # whose neurons are a table for each layer
+        tables = tables - {"neurons"} | {"neurons/layer_01"}
+    assert tables <= keys
+    for table in tables:
+        run = next(run for run in runs if run.rows(table))
+        assert len(run.table(table)) == len(one.by_name[table.split("/")[0]])
+
+
+@pytest.mark.parametrize("name", [name for name in study_names() if name != "rank"])  # which adds to a run
+def test_a_name_that_is_taken_is_refused(name: str, made: Made) -> None:
+    folder = made(name).folder
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=f"`--name {name}`: .* exists and runs are never changed; choose another name"):
+        made.run(name, *made.call_of(name))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_quiet_says_results_alone(name: str, made: Made) -> None:
+    one = made(name)
+    out, err = made.said[name]
+    assert err == ""
+    assert f"Results: {one.folder}" in out
+    assert not set("│┃━─") & set(out)
