@@ -18,7 +18,7 @@ from pages import PAGES, README, ROOT, anchors, code_blocks, label, links
 from probing import WandbOptions, fit
 
 DOCS = ROOT / "docs"
-LINKING = [*PAGES, ROOT / "CHANGELOG.md"]
+LINKING = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
 
 
 def _script(path: Path) -> ModuleType:
@@ -70,6 +70,25 @@ def test_the_page_of_options_is_what_the_help_says() -> None:
 def test_the_page_of_evidence_is_the_table_of_sentences() -> None:
     written = (DOCS / "evidence.md").read_text(encoding="utf-8")
     assert written == _script(DOCS / "evidence.py").page(), "run: python docs/evidence.py"
+
+
+def test_what_a_forge_and_a_commit_run_is_what_the_project_runs() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert ".ci/run" in [step.get("run") for step in workflow["jobs"]["all"]["steps"]]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    run = [re.sub(r"\$\(PY\) ", "", line) for line in _recipes("lint", "types")]
+    assert [hook["entry"].replace(".venv/bin/python ", "").replace(" --force-exclude", "") for hook in hooks] == [
+        line.removesuffix(" .") for line in run
+    ]
+
+
+def _recipes(*targets: str) -> list[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return [
+        line.strip()
+        for target in targets
+        for line in re.findall(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[0].splitlines()
+    ]
 
 
 def test_the_site_has_every_page() -> None:
