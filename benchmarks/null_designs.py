@@ -12,7 +12,7 @@ designs whose name begins with `planted`, in which one neuron carries them. What
 - intervals of the accuracy that exclude the probe's accuracy on many other groups, and intervals of the difference to
   the majority class and to shuffled labels that are above 0; where a value is held fixed, to labels shuffled within it.
 
-Prints rows of a Markdown table; docs/eta_squared.md shows the results.
+Prints rows of a Markdown table; docs/notes/eta_squared.md shows the results.
 """
 
 from __future__ import annotations

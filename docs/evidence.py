@@ -15,7 +15,7 @@ HEAD = """# What is said of evidence, and when
 
 `make docs` writes this page from the table that `fit`, `probe`, `compare` and their reports take their sentences from;
 what is not in it cannot be said. Words in brackets are filled in. [Concepts](concepts.md#evidence) explains flags,
-[Intervals](intervals.md) intervals and p-values, and [Eta squared](eta_squared.md) shares of variance.
+[Intervals](notes/intervals.md) intervals and p-values, and [Eta squared](notes/eta_squared.md) shares of variance.
 """
 
 

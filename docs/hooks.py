@@ -37,8 +37,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Turn links into the repository into links of the site."""
+    up = "../" * page.file.src_uri.count("/")
     for source, name in ELSEWHERE.items():
-        markdown = markdown.replace(f"]({source}", f"]({name}")
+        markdown = markdown.replace(f"]({up}{source}", f"]({up}{name}")
     return re.sub(r"\]\((?:\.\./)?docs/", "](", markdown)
 
 

@@ -4,7 +4,7 @@ Whitening d directions by the covariance of n independent Gaussian vectors gives
 n / (n - d - 2) instead of 1 (the mean of an inverse Wishart matrix). The ratio of the largest variance to the smallest
 is about ((1 + sqrt(d / n)) / (1 - sqrt(d / n)))^2 (Marchenko & Pastur 1967). They are 1.1 and 4 with ten vectors per
 dimension, 2 and 34 with two, and unbounded as n approaches d. Tokens of one sentence are not independent and count for
-less; `docs/whitening.md` has the measurements.
+less; `docs/notes/whitening.md` has the measurements.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class SeparationAccumulator:
     scores have the mean 0, whatever the dependence within clusters, and their signs are as good as random. Mean,
     variance and skewness over all signs are exact; the tail is that of the Pearson type III distribution (a shifted
     gamma) with these moments. Where exchangeable labels would give a larger mean, mean and standard deviation are
-    multiplied accordingly. `docs/eta_squared.md` derives this and says how well it holds.
+    multiplied accordingly. `docs/notes/eta_squared.md` derives this and says how well it holds.
 
     Args:
         mean: Mean of the training tokens, shape (d_model,), float64.
