@@ -34,7 +34,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 def _shown(text: str) -> str:
     """Return a sentence as it may stand in a table, with the names of what is filled in in brackets."""
-    filled = re.sub(r"\{(\w+)[^}]*\}", lambda found: f"[{found[1].lower().replace('_', ' ')}]", text)
+    filled = re.sub(r"\{(\w+)[^}]*\}", lambda found: f"\\[{found[1].lower().replace('_', ' ')}\\]", text)
     return filled.strip().replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
 
 

@@ -76,7 +76,7 @@ _HOMES = {
 # What tqdm says in a notebook that has no ipywidgets, when transformers imports it; progress here needs none.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
-__all__ = [*_HOMES, *STUDIES, "__version__"]
+__all__ = sorted({*_HOMES, *STUDIES, "__version__"})
 
 
 def __dir__() -> list[str]:
