@@ -19,7 +19,7 @@ PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(if $(PY
 INSTALLED := $(ENV)/.neuron-probing-installed
 DOCS := $(ENV)/.neuron-probing-docs-installed
 
-.PHONY: fit test test-all test-kernels test-ascii bench models docs lint types clean
+.PHONY: fit test test-all test-kernels test-ascii bench models docs dist lint types clean
 
 fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
@@ -56,6 +56,10 @@ docs: $(DOCS)
 	$(PY) docs/files.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
 
+# Build the sdist and the wheel, and run the tests of `make test` on the wheel in an empty environment.
+dist:
+	PYTHON=$(PYTHON) .ci/dist $(ARGS)
+
 lint: $(INSTALLED)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -74,4 +78,4 @@ $(DOCS): $(INSTALLED)
 	@touch $@
 
 clean:
-	rm -rf .venv build site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
