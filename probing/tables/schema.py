@@ -82,7 +82,7 @@ def _controls(score: str, words: str) -> Iterator[Column]:
 
 
 _AGREEMENT = (
-    number("bootstrap_overlap", "Share of the first 10 neurons that bootstrapped probes have in common."),
+    number("bootstrap_overlap", "Share of the first 20 neurons that bootstrapped probes have in common."),
     number("more_penalty_overlap", "Overlap of the first 10 neurons with those under a penalty 10 times stronger."),
     number("more_penalty_spearman", "Spearman's correlation with the ranking under that penalty."),
     number("less_penalty_overlap", "Overlap of the first 10 neurons with those under a penalty 10 times weaker."),
