@@ -1,7 +1,7 @@
 """How much a score varies with the seed of a training, with the order of its data, and with the test sample.
 
 Trainings are crossed: each seed is trained with each order. A score is a ratio of sums over clusters of the test part,
-such as an accuracy over sentences. `docs/finetune.md` derives what is computed here.
+such as an accuracy over sentences. `docs/notes/finetune.md` derives what is computed here.
 """
 
 from __future__ import annotations
