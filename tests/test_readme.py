@@ -247,7 +247,7 @@ def test_the_pages_with_python_are_found() -> None:
         "docs/arrays.md",
         "docs/files.md",
         "docs/python.md",
-        "docs/series.md",
+        "docs/notes/series.md",
         "docs/studies.md",
         "docs/tasks.md",
     }
