@@ -1,6 +1,6 @@
 """What the program reads of every text family of `transformers`, beside the unmodified model.
 
-    python -m benchmarks.families [FAMILY ...] [--page docs/families.md]
+    python -m benchmarks.families [FAMILY ...] [--page docs/notes/families.md]
 
 Each family gets a tiny random model from its own configuration class and a tokenizer of words. `extract` reads a few
 sentences by it, one of them longer than the model takes, and each layer is compared with what the model alone returns
