@@ -17,14 +17,13 @@ from probing.errors import UserError, as_clause, refuse
 from probing.models import layer_numbers
 from probing.results.rows import write_tables
 from probing.results.schema import Row
-from probing.results.shown import listed
 from probing.runs.folder import ResumableFolder, RunFolder, check_name
-from probing.runs.registry import study_names, study_of
+from probing.runs.registry import refuse_several, several
 from probing.runs.study import Result, Study
 from probing.runtime import terminal
 from probing.runtime.installation import versions
 from probing.runtime.machine import Stopwatch
-from probing.runtime.processes import interrupt_behind, refuse_several
+from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import expect, stage
 from probing.runtime.stages import BRIEF
 from probing.tracking import Tracker, resolve_mode
@@ -174,10 +173,9 @@ def only_accelerator(trainer: Mapping[str, Any], what: str) -> None:
         UserError: If there is another one than the accelerator.
     """
     if wrong := set(trainer) - {"accelerator"}:
-        several = ["`extract`", *(f"`{name}`" for name in study_names() if study_of(name).in_several_processes)]
         raise UserError(
             f"`--trainer.{min(wrong)}`: `{what}` runs in one process and takes only `--trainer.accelerator`; "
-            f"{listed(several)} run in several processes."
+            f"{several()} run in several processes."
         )
 
 

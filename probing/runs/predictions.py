@@ -27,8 +27,8 @@ from probing.results.rows import Table
 from probing.results.schema import NamedLayer, layer_cells
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runs.places import model_of, task_of
+from probing.runs.registry import refuse_several
 from probing.runtime import terminal
-from probing.runtime.processes import refuse_several
 from probing.tables.schema import PREDICTIONS
 from probing.tasks import SentenceTask, TokenTask
 

@@ -7,8 +7,10 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from probing.errors import UserError
+from probing.results.shown import listed
 from probing.runs.known_studies import STUDIES
 from probing.runs.study import Study
+from probing.runtime.processes import launched
 
 # The group of entry points by which another package adds a study.
 GROUP = "probing.studies"
@@ -54,3 +56,24 @@ def study_of(name: str) -> Study:
 def study_of_kind(kind: str) -> Study | None:
     """Return the study whose results are of this kind, as `results.json` names it; None if there is none."""
     return next((study for study in map(study_of, study_names()) if study.kind == kind), None)
+
+
+def several() -> str:
+    """Return the commands that can run in several processes, as messages name them."""
+    return listed(["`extract`", *(f"`{name}`" for name in study_names() if study_of(name).in_several_processes)])
+
+
+def refuse_several(command: str) -> None:
+    """Refuse to run where torchrun or srun started several processes.
+
+    Args:
+        command: Name of the command.
+
+    Raises:
+        UserError: If there are several processes.
+    """
+    if launched():
+        raise UserError(
+            f"`{command}` runs in one process, and torchrun or srun started several; start it by itself ({several()} "
+            "run in several)."
+        )

@@ -60,22 +60,6 @@ def launched() -> dict[str, Any]:
     return {"devices": here, "num_nodes": nodes, "strategy": "ddp"} if n > 1 else {}
 
 
-def refuse_several(command: str) -> None:
-    """Refuse to run where torchrun or srun started several processes.
-
-    Args:
-        command: Name of the command.
-
-    Raises:
-        UserError: If there are several processes.
-    """
-    if launched():
-        raise UserError(
-            f"`{command}` runs in one process, and torchrun or srun started several; start it by itself "
-            "(`extract`, `fit` and `attention` run in several)."
-        )
-
-
 # --- communication between ranks ---
 
 

@@ -3,8 +3,8 @@
 The tokens of a sentence are not independent, so the sampling unit is the sentence, or another cluster of tokens such as
 a document. Each function takes the sums over the tokens of every cluster and the numbers of its tokens. It estimates a
 ratio of sums. The variance comes from the jackknife that leaves out one cluster at a time (Bell & McCaffrey 2002), the
-quantile from Student's t with one degree of freedom less than there are clusters. `docs/notes/intervals.md` has the formulas
-and their simulated coverage.
+quantile from Student's t with one degree of freedom less than there are clusters. `docs/notes/intervals.md` has the
+formulas and their simulated coverage.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ from probing.runs.rankings import (
     write_tables,
     writing,
 )
+from probing.runs.registry import refuse_several
 from probing.runs.run import Run, load_fit_of_classes
-from probing.runtime.processes import refuse_several
 from probing.runtime.progress import expect, stage
 from probing.runtime.stages import BRIEF
 from probing.tables.rankings import curves_lines, rankings_lines

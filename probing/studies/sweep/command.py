@@ -21,10 +21,10 @@ from probing.errors import UserError, as_clause, out_of_range, refuse
 from probing.results.rows import write_csv
 from probing.results.shown import count
 from probing.runs.call import places, say_results
-from probing.runs.registry import study_of
+from probing.runs.registry import refuse_several, study_of
 from probing.runs.run import load_fit
 from probing.runs.study import Result
-from probing.runtime.processes import interrupt_behind, refuse_several
+from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import Advance, expect, hush, stage
 from probing.runtime.stages import BRIEF
 from probing.studies.fit.command import fit as fit_command
