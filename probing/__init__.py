@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from probing.runs.known_studies import STUDIES
 
 if TYPE_CHECKING:
+    from probing.activations.contents import Activations as Activations
+    from probing.activations.reading import read_activations as read_activations
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
     from probing.cli.python_calls import configured as configured
@@ -51,6 +53,7 @@ __version__ = "0.1.0"
 
 # The public names and their modules, which are imported on first use; a study is called by its name, too.
 _HOMES = {
+    "Activations": "probing.activations.contents",
     "ActivationDataModule": "probing.data.module",
     "Call": "probing.runs.call",
     "Column": "probing.results.schema",
@@ -71,6 +74,7 @@ _HOMES = {
     "extract": "probing.studies.fit.command",
     "load_run": "probing.runs.loading",
     "probe": "probing.studies.fit.arrays",
+    "read_activations": "probing.activations.reading",
     "report": "probing.commands.report",
 }
 # What tqdm says in a notebook that has no ipywidgets, when transformers imports it; progress here needs none.

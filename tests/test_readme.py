@@ -237,6 +237,8 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
     if page.name == "arrays.md":
         assert names["run"].top(0, 1)[0]["neuron"] == int(names["size"].argmax()) == 42
         assert 0.8 < names["metrics"]["test/accuracy"] <= 1
+    elif page.name == "activations.md":
+        assert names["run"].top(3, 1)[0]["neuron"] == 5
     elif "run" in names:
         assert names["run"].accuracy[0]["layer"] == 2
 
@@ -244,6 +246,7 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
 def test_the_pages_with_python_are_found() -> None:
     assert {label(page) for page in WITH_PYTHON} == {
         "README.md",
+        "docs/activations.md",
         "docs/arrays.md",
         "docs/files.md",
         "docs/python.md",

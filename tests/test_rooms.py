@@ -58,7 +58,7 @@ def imports() -> dict[str, set[str]]:
 # From the ground up: a room imports rooms of lower floors, and its own files. A study is a room of its own.
 FLOORS = (
     {"errors"},
-    {"runtime", "statistics"},
+    {"activations", "runtime", "statistics"},
     {"cli", "models", "results"},
     {"corpus", "tracking"},
     {"cache"},

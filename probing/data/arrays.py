@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probing.activations.rows import LazyRows
 from probing.cache.plan import Plan, Shard, divide, shard_tokens
 from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split, sides_of_clusters
@@ -36,7 +37,7 @@ class ArrayActivations:
     Rows are read when they are needed, so that memory maps larger than memory work.
 
     Args:
-        layers: Array of each layer, shape (n_rows, d_model); a NumPy array, a memory map or a tensor.
+        layers: Array of each layer, shape (n_rows, d_model); a NumPy array, a memory map, rows on disk or a tensor.
         order: Row of each token, sorted by group, shape (n_rows,).
         lengths: Number of rows of each group, shape (n_groups,).
     """
@@ -248,7 +249,7 @@ def _is_number(text: str) -> bool:
 
 
 def _without_mask(values: Any, name: str) -> Any:
-    """Return values as a dense tensor or an array of NumPy.
+    """Return values as a dense tensor, as an array of NumPy, or as rows on disk, which stay there.
 
     Raises:
         UserError: If some values are masked, or are no array.
@@ -256,6 +257,8 @@ def _without_mask(values: Any, name: str) -> Any:
     if isinstance(values, Tensor):
         if values.layout != torch.strided:
             raise UserError(f"`{name}` is a sparse tensor: give `{name}.to_dense()`.")
+        return values
+    if isinstance(values, LazyRows):
         return values
     try:
         array = np.ma.asarray(values) if isinstance(values, list | tuple) else values

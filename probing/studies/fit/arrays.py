@@ -42,7 +42,7 @@ def probe(
 
     Args:
         X: Activations, shape (n_rows, d_model), or a dict of such an array for each layer number or name, in the order
-            of the layers: NumPy arrays, memory maps or tensors. A neuron is a column.
+            of the layers: NumPy arrays, memory maps, tensors or the layers of `read_activations`. A neuron is a column.
         y: Label of each row, a whole number or a string. Every label of a training row is a class. Or a number for each
             row that is to be predicted, by a ridge probe; see `numbers`.
         groups: Group of each row, such as its sentence, document or speaker. Rows of a group are on the same side of

@@ -1,0 +1,339 @@
+"""Activations of other tools: every format gives the arrays that were written, and what else it says of rows."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import zarr
+from datasets import Dataset, DatasetDict
+from safetensors.torch import save_file
+
+import probing
+from activation_files import (
+    BLOCK_FILES,
+    BLOCKS,
+    COARSE,
+    LENGTHS,
+    N_LAYERS,
+    N_SENTENCES,
+    N_TOKENS,
+    RAGGED,
+    ROWS,
+    TOKEN_IDS,
+    WIDTH,
+    WORDS,
+    write_hdf5,
+    write_neurox_hdf5,
+    write_neurox_lines,
+    write_ragged_dataset,
+    write_saelens,
+    write_zarr,
+)  # fmt: skip
+from pages import ROOT
+from probing import UserError, read_activations
+from probing.activations.formats import FORMATS
+
+GROUPS = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+BLOCK_GROUPS = np.repeat(np.arange(N_SENTENCES), N_TOKENS)
+
+
+@pytest.mark.parametrize("name", BLOCK_FILES)
+def test_named_arrays_are_layers_whose_rows_are_tokens(tmp_path: Path, name: str) -> None:
+    write, form = BLOCK_FILES[name]
+    write(tmp_path / name)
+    found = read_activations(tmp_path / name)
+    assert (found.format, [*found.layers], found.n_rows) == (form, [*range(N_LAYERS)], ROWS[0])
+    for layer, rows in zip(BLOCKS, found.layers.values(), strict=True):
+        expected = layer.reshape(ROWS)
+        assert (rows.shape, rows.dtype, len(rows)) == (ROWS, np.float32, ROWS[0])
+        np.testing.assert_array_equal(np.asarray(rows), expected)
+        for picked in (slice(3, 9), slice(5, 6), slice(1, 18, 5), [19, 3, 3, 0], np.arange(20) % 3 == 1, slice(4, 4)):
+            np.testing.assert_array_equal(rows[picked], expected[picked])
+        np.testing.assert_array_equal(rows[2:7, 1], expected[2:7, 1])
+        np.testing.assert_array_equal(rows[-1], expected[-1])
+    np.testing.assert_array_equal(found.groups, BLOCK_GROUPS)
+    np.testing.assert_array_equal(found.positions, np.tile(np.arange(N_TOKENS), N_SENTENCES))
+    if "token_ids" in found.columns:
+        np.testing.assert_array_equal(found.columns["token_ids"], TOKEN_IDS.ravel())
+    assert found.tokens is None
+    assert repr(found).startswith(f"<{form}: 20 rows, 3 layers (")
+
+
+@pytest.mark.parametrize(("name", "write"), [("a.hdf5", write_neurox_hdf5), ("a.json", write_neurox_lines)])
+def test_files_of_neurox_give_layers_sentences_and_tokens(tmp_path: Path, name: str, write: Any) -> None:
+    write(tmp_path / name)
+    found = read_activations(tmp_path / name)
+    assert found.format.startswith("NeuroX")
+    assert [*found.layers] == [0, 1, 2]
+    for layer, rows in found.layers.items():
+        np.testing.assert_allclose(rows[:], RAGGED[layer], atol=5e-9)  # JSON has 8 decimal places
+        np.testing.assert_array_equal(rows[2:8], rows[:][2:8])
+        np.testing.assert_array_equal(rows[[8, 0, 3]], rows[:][[8, 0, 3]])
+    np.testing.assert_array_equal(found.groups, GROUPS)
+    np.testing.assert_array_equal(found.positions, [0, 1, 2, 0, 1, 2, 0, 0, 1])
+    assert found.tokens is not None
+    assert found.tokens.tolist() == WORDS  # "(Occurrence 2)" is no word
+
+
+def test_layers_of_neurox_may_be_concatenated_or_in_files_of_their_own(tmp_path: Path) -> None:
+    write_neurox_hdf5(tmp_path / "all.hdf5", concatenated=True)
+    (whole,) = read_activations(tmp_path / "all.hdf5").layers.values()
+    assert whole.shape == (sum(LENGTHS), N_LAYERS * WIDTH)
+    divided = read_activations(tmp_path / "all.hdf5", n_layers=N_LAYERS)
+    for layer in range(N_LAYERS):
+        write_neurox_hdf5(tmp_path / f"acts-layer{layer}.hdf5", slice(layer, layer + 1))
+    (tmp_path / "all.hdf5").unlink()
+    decomposed = read_activations(tmp_path)
+    for found in (divided, decomposed):
+        assert [*found.layers] == [0, 1, 2]
+        for layer, rows in found.layers.items():
+            np.testing.assert_array_equal(rows[:], RAGGED[layer])
+            np.testing.assert_array_equal(rows[4:7], RAGGED[layer][4:7])
+        np.testing.assert_array_equal(found.groups, GROUPS)
+
+
+def test_activations_cached_by_saelens_have_token_ids(tmp_path: Path) -> None:
+    write_saelens(tmp_path / "cache")
+    found = read_activations(tmp_path / "cache")
+    np.testing.assert_array_equal(found.layers["blocks.0.hook_mlp_out"][:], BLOCKS[0].reshape(ROWS))
+    np.testing.assert_array_equal(found.layers["blocks.0.hook_mlp_out"][[17, 2]], BLOCKS[0].reshape(ROWS)[[17, 2]])
+    np.testing.assert_array_equal(found.columns["token_ids"], TOKEN_IDS.ravel())
+    np.testing.assert_array_equal(found.groups, BLOCK_GROUPS)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_data_sets_of_sentences_of_any_length(tmp_path: Path, dtype: str) -> None:
+    write_ragged_dataset(tmp_path / "set", dtype)
+    found = read_activations(tmp_path / "set")
+    assert [*found.layers] == [0, 1, 2]
+    for layer, rows in found.layers.items():
+        assert rows.dtype == dtype
+        np.testing.assert_array_equal(rows[:], RAGGED[layer].astype(dtype))
+        np.testing.assert_array_equal(rows[2:8], RAGGED[layer].astype(dtype)[2:8])
+    assert found.tokens is not None
+    assert found.tokens.tolist() == WORDS
+    assert found.columns["language"].tolist() == ["en"] * 3 + ["fr"] * 3 + ["en", "de", "de"]
+    np.testing.assert_array_equal(found.groups, GROUPS)
+
+
+def test_a_data_set_of_vectors_has_a_token_in_each_row(tmp_path: Path) -> None:
+    columns = {"vector": BLOCKS[0, 0].tolist(), "label": list("abca"), "groups": [7, 7, 8, 8]}
+    Dataset.from_dict(columns).save_to_disk(str(tmp_path / "set"))
+    found = read_activations(tmp_path / "set")
+    np.testing.assert_array_equal(found.layers["vector"][:], BLOCKS[0, 0])
+    assert found.columns["label"].tolist() == list("abca")
+    np.testing.assert_array_equal(found.positions, [0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_bfloat16_is_read_as_float32(tmp_path: Path, suffix: str) -> None:
+    tensors = {f"layer_{layer}": torch.from_numpy(COARSE[layer]).bfloat16() for layer in range(N_LAYERS)}
+    (save_file if suffix == ".safetensors" else torch.save)(tensors, tmp_path / f"acts{suffix}")
+    found = read_activations(tmp_path / f"acts{suffix}")
+    for layer, rows in found.layers.items():
+        assert rows.dtype == np.float32
+        np.testing.assert_array_equal(rows[5:13], COARSE[layer].reshape(ROWS)[5:13])
+
+
+def test_the_first_axis_of_a_single_array_is_asked_for(tmp_path: Path) -> None:
+    for name, array in (("three", BLOCKS[0]), ("four", BLOCKS), ("two", BLOCKS[0, 0])):
+        np.save(tmp_path / f"{name}.npy", array)
+    with pytest.raises(UserError, match='layers or sentences: give `first="layers"` or `first="sentences"`'):
+        read_activations(tmp_path / "three.npy")
+    by_layer = read_activations(tmp_path / "three.npy", first="layers")
+    assert ([*by_layer.layers], by_layer.groups) == ([0, 1, 2, 3, 4], None)
+    np.testing.assert_array_equal(by_layer.layers[3], BLOCKS[0, 3])
+    by_sentence = read_activations(tmp_path / "three.npy", first="sentences")
+    np.testing.assert_array_equal(by_sentence.layers["three"], BLOCKS[0].reshape(ROWS))
+    whole = read_activations(tmp_path / "four.npy", first="layers")
+    np.testing.assert_array_equal(whole.layers[2], BLOCKS[2].reshape(ROWS))
+    np.testing.assert_array_equal(whole.groups, BLOCK_GROUPS)
+    alone = read_activations(tmp_path / "two.npy")
+    assert (alone.groups, alone.positions, alone.columns) == (None, None, {})
+
+
+def test_a_probe_of_rows_on_disk_is_the_probe_of_the_same_arrays(tmp_path: Path) -> None:
+    states = np.random.default_rng(3).standard_normal((80, 5, 8)).astype(np.float32)
+    states[:, :, 2] += np.arange(5)
+    with h5py.File(tmp_path / "acts.h5", "w") as file:
+        file["layer_4"], file["layer_11"] = states, states**2
+    found = read_activations(tmp_path / "acts.h5")
+    options: dict[str, Any] = {"replicates": 0, "controls": "none", "evidence": "none", "quiet": True}
+    for groups in (found.groups, found.groups[::-1] % 70):  # type: ignore[index] # in order, and not
+        lazy = probing.probe(found.layers, found.positions, groups=groups, **options)
+        arrays = {4: states.reshape(-1, 8), 11: states.reshape(-1, 8) ** 2}
+        plain = probing.probe(arrays, found.positions, groups=groups, **options)
+        assert [*lazy.accuracy] == [*plain.accuracy]
+        assert lazy.top(4, 8) == plain.top(4, 8)
+    assert lazy.top(4, 1)[0]["neuron"] == 2
+    assert lazy.predict(found.layers) == plain.predict(arrays)
+
+
+def _zarr_without_a_chunk(path: Path) -> None:
+    write_zarr(path, 3)
+    (path / "layer_1" / "c" / "0" / "1" / "0").unlink()
+
+
+def _cut(write: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return what writes a file of which the last quarter is missing."""
+
+    def cut(path: Path) -> None:
+        write(path)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 4])
+
+    return cut
+
+
+def _folder(path: Path, **files: Any) -> None:
+    path.mkdir()
+    for name, array in files.items():
+        np.save(path / name, array)
+
+
+def _with_a_string(path: Path) -> None:
+    torch.save({"layer_0": torch.zeros(3, 2), "model": "bert"}, path)
+
+
+def _objects(path: Path) -> None:
+    np.save(path, np.array([[1], [1, 2]], dtype=object))
+
+
+def _empty_hdf5(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file["layer_0"] = np.zeros((0, 4))
+
+
+def _cut_in_a_list_of_sentences(path: Path) -> None:
+    write_hdf5(path)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("sentence_to_index", data=['{"a b": "7"}'], dtype=h5py.special_dtype(vlen=str))
+
+
+def _splits() -> DatasetDict:
+    return DatasetDict(train=Dataset.from_dict({"x": [1.0]}))
+
+
+REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "unknown": ("a.csv", lambda p: p.write_text("1,2\n", encoding="utf-8"), "no known format; taken are HDF5 .*`.npz`"),
+    "other JSON": ("a.json", lambda p: p.write_text("{}", encoding="utf-8"), "no known format"),
+    "empty folder": ("a", Path.mkdir, "no known format"),
+    "no bytes": ("a.npy", Path.touch, "is empty: the file has no bytes"),
+    "pickle": ("a.pkl", lambda p: p.write_bytes(pickle.dumps([1])), "is a pickle, and unpickling runs code"),
+    "hidden pickle": ("a.bin", lambda p: p.write_bytes(pickle.dumps([1])), "is a pickle"),
+    "pickle in torch": ("a.pt", lambda p: torch.save({"a": Path("x")}, p), "holds Python objects beside tensors"),
+    "a string in torch": ("a.pt", _with_a_string, "a value of type str under 'model': expected a tensor"),
+    "objects of NumPy": ("a.npy", _objects, "holds Python objects"),
+    "objects in npz": ("a.npz", lambda p: np.savez(p, a=np.array([{}], dtype=object)), "holds Python objects"),
+    "unlike rows": ("a.npz", lambda p: np.savez(p, layer_1=BLOCKS[0, 0], layer_2=BLOCKS[0, :, 0]),
+                    "the layers 1 and 2 have 4 and 5 rows: expected the same rows"),
+    "unlike sentences": ("a.npz", lambda p: np.savez(p, a=BLOCKS[0], b=BLOCKS[0, :3]), "have 5 x 4 and 3 x 4 rows"),
+    "unlike files": ("a", lambda p: _folder(p, layer1=BLOCKS[0, 0], layer2=BLOCKS[0, :, 0]), "4 and 5 rows"),
+    "a column of other rows": ("a.npz", lambda p: np.savez(p, x=BLOCKS[0], groups=np.arange(3), y=BLOCKS[1]),
+                               "`groups` has shape"),
+    "no rows": ("a.h5", _empty_hdf5, "is empty: its layers have no rows"),
+    "one axis": ("a.npy", lambda p: np.save(p, np.arange(3.0)), "expected .n_rows, d_model."),
+    "cut npy": ("a.npy", _cut(lambda p: np.save(p, BLOCKS[0, 0])), "cannot be read as npy .*damaged or truncated"),
+    "cut npz": ("a.npz", _cut(BLOCK_FILES["acts.npz"][0]), "cannot be read as npz"),
+    "cut HDF5": ("a.h5", _cut(write_hdf5), "cannot be read as HDF5"),
+    "cut torch": ("a.pt", _cut(BLOCK_FILES["dict.pt"][0]), "cannot be read as torch"),
+    "cut older torch": ("a.pt", _cut(BLOCK_FILES["older.pt"][0]), "cannot be read as torch"),
+    "cut safetensors": ("a.safetensors", _cut(BLOCK_FILES["acts.safetensors"][0]), "cannot be read as safetensors"),
+    "cut lines": ("a.json", _cut(write_neurox_lines), "line 3 is no sentence of NeuroX|line 4 is no sentence"),
+    "a missing sentence": ("a.h5", _cut_in_a_list_of_sentences, "names a data set .'7'. that is not there"),
+    "a missing chunk": ("a.zarr", _zarr_without_a_chunk, "1 of 6 chunks of `layer_1` are missing"),
+    "several data sets": ("a", lambda p: _splits().save_to_disk(str(p)),
+                          "holds the data sets train: name one, such as .*a/train"),
+    "no array column": ("a", lambda p: _splits()["train"].save_to_disk(str(p)), "no column of activations"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
+    name, write, message = REFUSED[case]
+    write(tmp_path / name)
+    with pytest.raises(UserError, match=message) as error:
+        read_activations(tmp_path / name)
+    assert str(error.value).startswith(str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_folders_of_several_formats_or_of_files_with_several_arrays_are_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=BLOCKS[0], y=BLOCKS[1])
+    with pytest.raises(UserError, match="has 2 arrays: expected one layer in each file"):
+        read_activations(tmp_path)
+    np.save(tmp_path / "b.npy", BLOCKS[0])
+    with pytest.raises(UserError, match=r"files of several formats .*npy.*expected one format"):
+        read_activations(tmp_path)
+    with pytest.raises(UserError, match="does not exist"):
+        read_activations(tmp_path / "c.npy")
+
+
+def test_options_that_do_not_apply_are_refused(tmp_path: Path) -> None:
+    for name, (write, _) in BLOCK_FILES.items():
+        if name in ("acts.hdf5", "npy"):
+            write(tmp_path / name)
+            with pytest.raises(UserError, match="no such array"):
+                read_activations(tmp_path / name, first="layers")
+            with pytest.raises(UserError, match=r"and .* has 3 layers"):
+                read_activations(tmp_path / name, n_layers=2)
+    write_neurox_hdf5(tmp_path / "n.hdf5", concatenated=True)
+    with pytest.raises(UserError, match="`first` does not apply"):
+        read_activations(tmp_path / "n.hdf5", first="layers")
+    for wrong in (0, 4):
+        with pytest.raises(UserError, match=f"`n_layers={wrong}`.* has 18 columns"):
+            read_activations(tmp_path / "n.hdf5", n_layers=wrong)
+    with pytest.raises(UserError, match="expected layers or sentences"):
+        read_activations(tmp_path / "n.hdf5", first="tokens")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("package", "extra"), [("h5py", "hdf5"), ("zarr", "zarr"), ("datasets", "hf")])
+def test_a_missing_package_is_named_with_the_extra_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, extra: str
+) -> None:
+    names: dict[str, Callable[[Path], object]] = {
+        "h5py": write_hdf5,
+        "zarr": lambda p: write_zarr(p, 3),
+        "datasets": write_saelens,
+    }
+    path = tmp_path / ("a.h5" if package == "h5py" else "a")
+    names[package](path)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=f"needs the package {package}, .*{re.escape(f'neuron-probing[{extra}]')}"):
+        read_activations(path)
+
+
+def test_a_damaged_chunk_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5") as file:
+        chunk = file["hidden/layer_1"].id.get_chunk_info(0)
+    data = bytearray((tmp_path / "a.h5").read_bytes())
+    data[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
+    (tmp_path / "a.h5").write_bytes(data)
+    found = read_activations(tmp_path / "a.h5")
+    with pytest.raises(UserError, match=r"a.h5 \(1\): rows 0 to 19 cannot be read .*damaged"):
+        found.layers[1][:]
+
+
+def test_the_page_names_every_format() -> None:
+    page = (ROOT / "docs" / "activations.md").read_text(encoding="utf-8")
+    for form in FORMATS:
+        assert form.name in page
+        for sign in re.findall(r"`[^`]+`", form.sign):
+            assert sign in page
+        if form.library:
+            assert f"neuron-probing[{form.library[1]}]" in page
+
+
+def test_zarr_groups_within_groups_are_named_by_their_paths(tmp_path: Path) -> None:
+    group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w")
+    group.create_group("encoder").create_array("out", data=BLOCKS[0, 0])
+    assert [*read_activations(tmp_path / "a.zarr").layers] == ["encoder/out"]
