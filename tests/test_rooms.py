@@ -1,4 +1,4 @@
-"""Which module imports which: down only, and wandb from one room."""
+"""Which module imports which: down only, and loggers from one room."""
 
 from __future__ import annotations
 
@@ -134,8 +134,9 @@ def test_what_is_shown_and_what_is_asked_for_computes_nothing(imports: dict[str,
     assert {name for name in there if {other.split(".")[0] for other in imports[name]} & {"torch", "numpy"}} == set()
 
 
-def test_wandb_is_imported_by_one_room(imports: dict[str, set[str]]) -> None:
-    rooms = {name for name, others in imports.items() if any(other.split(".")[0] == "wandb" for other in others)}
+@pytest.mark.parametrize("logger", ["wandb", "pytorch_lightning.loggers"])
+def test_loggers_are_imported_by_one_room(imports: dict[str, set[str]], logger: str) -> None:
+    rooms = {name for name, others in imports.items() if any(f"{other}.".startswith(f"{logger}.") for other in others)}
     assert rooms
     assert all(name.startswith("probing.tracking.") for name in rooms)
 

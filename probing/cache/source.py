@@ -23,6 +23,7 @@ from probing.errors import UserError
 from probing.models import ModelSource, SiteName, find_model, load_config, load_tokenizer, parse_layers
 from probing.models.forward_cost import Blocks, weight_bytes
 from probing.results.shown import layers_named
+from probing.runtime.logger_names import without_logger
 from probing.runtime.machine import undisturbed_rate
 from probing.runtime.progress import stage
 from probing.runtime.terminal import silence
@@ -90,7 +91,7 @@ class ActivationSource:
         found = find_model(model, revision, tokenizer)
         n_layers = load_config(found).num_hidden_layers
         layers = parse_layers(layer, n_layers, found.name, how.get("site", "residual"))
-        return cls(found, layers, trainer=trainer or {}, **how)
+        return cls(found, layers, trainer=without_logger(trainer), **how)
 
     @cached_property
     def config(self) -> Any:

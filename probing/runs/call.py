@@ -22,6 +22,7 @@ from probing.runs.registry import refuse_several, several
 from probing.runs.study import Result, Study
 from probing.runtime import terminal
 from probing.runtime.installation import versions
+from probing.runtime.logger_names import logger_problems
 from probing.runtime.machine import Stopwatch
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import expect, stage
@@ -50,7 +51,7 @@ def tracking(
     tracker = None
     try:
         # Starting the tracker takes seconds and may be interrupted.
-        tracker = Tracker(options, folder.path, folder.final.name, config, terminal.say, light)
+        tracker = Tracker(options, folder.path, folder.final.name, config, terminal.say, light, folder.final)
         yield tracker
     except BaseException as error:
         if tracker:
@@ -163,20 +164,21 @@ def writable_folder(path: str | Path, typed: str, way_out: str) -> Path:
 
 
 def only_accelerator(trainer: Mapping[str, Any], what: str) -> None:
-    """Refuse arguments of the Trainer other than the accelerator, for a command that runs in one process.
+    """Refuse arguments of the Trainer other than accelerator and loggers, for a command that runs in one process.
 
     Args:
         trainer: The arguments.
         what: The command.
 
     Raises:
-        UserError: If there is another one than the accelerator.
+        UserError: If there is another one, or a logger that is unknown or not installed.
     """
-    if wrong := set(trainer) - {"accelerator"}:
+    if wrong := set(trainer) - {"accelerator", "logger"}:
         raise UserError(
-            f"`--trainer.{min(wrong)}`: `{what}` runs in one process and takes only `--trainer.accelerator`; "
-            f"{several()} run in several processes."
+            f"`--trainer.{min(wrong)}`: `{what}` runs in one process and takes only `--trainer.accelerator` and "
+            f"`--trainer.logger`; {several()} run in several processes."
         )
+    refuse(logger_problems(trainer))
 
 
 @dataclass(frozen=True)

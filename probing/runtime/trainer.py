@@ -14,12 +14,13 @@ import torch
 
 from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
 from probing.runtime.arithmetic import float64_device
+from probing.runtime.logger_names import logger_problems, without_logger
 from probing.runtime.processes import end_together, launched
 
 # Arguments of Lightning's Trainer that both solvers honour. Adam, which trains on mini-batches, honours further ones.
 HONOURED = {
     "accelerator", "strategy", "devices", "num_nodes", "max_epochs", "max_time", "deterministic", "benchmark",
-    "enable_progress_bar", "enable_checkpointing", "detect_anomaly",
+    "enable_progress_bar", "enable_checkpointing", "detect_anomaly", "logger",
 }  # fmt: skip
 _HONOURED_BY_ADAM = HONOURED | {
     "precision", "min_epochs", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
@@ -28,7 +29,7 @@ _HONOURED_BY_ADAM = HONOURED | {
 # What `pretrain` honours, whose steps are counted by an option of its own.
 _HONOURED_BY_PRETRAINING = {
     "accelerator", "strategy", "devices", "num_nodes", "deterministic", "benchmark", "enable_progress_bar",
-    "detect_anomaly", "precision", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
+    "detect_anomaly", "precision", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "logger",
 }  # fmt: skip
 _YES_OR_NO = {"deterministic", "benchmark", "enable_progress_bar", "enable_checkpointing", "detect_anomaly"}
 # Integer options and their least values; -1 epochs means no limit.
@@ -84,7 +85,8 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
     if not isinstance(max_time := options.get("max_time", {}), str | Mapping | timedelta):
         problems.append(f"`--trainer.max_time {max_time}`: expected DD:HH:MM:SS")
     refuse(problems)
-    refuse([*_of_the_other_package(options), *_rank_problems(options)])
+    refuse([*_of_the_other_package(options), *logger_problems(options), *_rank_problems(options)])
+    options = without_logger(options)
     # One by one, so that the message names the argument that is refused; then all, which may contradict each other.
     for tried in [*({name: value} for name, value in options.items()), options]:
         try:
@@ -161,7 +163,7 @@ def build_trainer(
         "enable_checkpointing": False,
     }
     trainer = pl.Trainer(
-        **{**defaults, **launched(), **options},
+        **{**defaults, **launched(), **without_logger(options)},
         logger=logger or False,
         callbacks=list(callbacks),
         default_root_dir=folder,

@@ -1,73 +1,70 @@
-"""Logs a run's results to W&B as curves over layers, tables, images and an artifact."""
+"""What every logger shows of a run's results: curves over layers, a summary, tables, figures and files."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from probing.results.schema import with_layer_name
 
-if TYPE_CHECKING:
-    from wandb import Artifact, Run, Table
-
-# The media copy of a table, which offline runs show, is silently cut at this number of rows.
-_MAX_TABLE_ROWS = 10_000
+# The media copy of a table of W&B, which offline runs show, is silently cut at this number of rows.
+MAX_TABLE_ROWS = 10_000
 # The axis of most curves.
 LAYER = "layer"
+Rows = Sequence[Mapping[str, Any]]
 
 
-def log_results(
-    run: Run,
-    name: str,
-    curves: Mapping[str, Sequence[Mapping[str, Any]]],
-    tables: Mapping[str, Sequence[Mapping[str, Any]]],
-    figures: Sequence[Path],
-    files: Sequence[Path],
-    kind: str,
-    report: Path | None,
-) -> None:
-    """Log curves by their axes, their summary, tables, images, one artifact and a page; see `Tracker.log_results`."""
-    import wandb
+@dataclass(frozen=True)
+class Logged:
+    """The results of a run, as every logger takes them.
 
-    # First, because it is the largest, and is uploaded while the rest is logged.
-    if files:
-        run.log_artifact(_artifact(name, files, figures, report, kind))
-    for axis, rows in curves.items():
-        for point in _curve(run, rows, axis):
-            run.log(point)
-        run.summary.update(summary_of(rows, axis))
-    for key, rows in tables.items():
-        if rows:
-            run.log({key: _table(rows[:_MAX_TABLE_ROWS])})
-    for figure in (path for path in figures if path.suffix == ".png"):
-        run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
-    if report:
-        run.log({"report": wandb.Html(str(report), inject=False)})  # the page's policy allows no injected style
-
-
-def _curve(run: Run, rows: Sequence[Mapping[str, Any]], axis: str) -> Iterator[dict[str, Any]]:
-    """Declare the columns with several numbers as curves over the axis; yield one point per row.
-
-    A single number is no curve: W&B would draw a chart of one point.
+    Args:
+        name: Name of the run.
+        curves: Rows by the axis of their curves.
+        tables: Rows by the name of their table.
+        figures: Figures.
+        files: Files of the run's folder.
+        kind: What kind of results they are.
+        report: A self-contained page.
     """
-    columns = _curves(rows, axis)
-    if not columns:
-        return
-    # By default the summary would have the last point's value, under a name that does not say so; of time, it does.
-    summary: dict[str, Any] = {} if axis == "step" else {"summary": "none"}
-    run.define_metric(axis, hidden=True, **summary)
-    # Exact names, because the `*` of Lightning's metrics would take precedence over a pattern.
-    for column in columns:
-        run.define_metric(_by(axis, column), step_metric=axis, **summary)
-    for row in (row for row in rows if any(_is_number(row.get(column)) for column in columns)):
-        yield {axis: row[axis]} | {_by(axis, column): row[column] for column in columns if _is_number(row.get(column))}
+
+    name: str
+    curves: Mapping[str, Rows]
+    tables: Mapping[str, Rows]
+    figures: Sequence[Path]
+    files: Sequence[Path]
+    kind: str
+    report: Path | None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the summary of the run says of all rows with an axis; see `summary_of`."""
+        return {key: value for axis, rows in self.curves.items() for key, value in summary_of(rows, axis).items()}
+
+    def shown(self) -> Iterator[tuple[str, list[str], list[list[Any]]]]:
+        """Yield the name, the columns and the first rows of each table that has rows."""
+        for name, all_rows in self.tables.items():
+            rows = [with_layer_name(row) for row in all_rows[:MAX_TABLE_ROWS]]
+            columns = list(dict.fromkeys(column for row in rows for column in row))
+            if rows:
+                yield name, columns, [[row.get(column) for column in columns] for row in rows]
+
+    def kept(self) -> dict[Path, str]:
+        """Return where each file is kept beside the others: files, and figures that are no images."""
+        vectors = [figure for figure in self.figures if figure.suffix != ".png"]
+        return {file: file.name for file in self.files} | {file: f"figures/{file.name}" for file in vectors}
+
+    @property
+    def images(self) -> list[Path]:
+        """Figures that are images."""
+        return [figure for figure in self.figures if figure.suffix == ".png"]
 
 
-def summary_of(rows: Sequence[Mapping[str, Any]], axis: str = LAYER) -> dict[str, Any]:
+def summary_of(rows: Rows, axis: str = LAYER) -> dict[str, Any]:
     """Return what the summary of a run says of some rows: numbers whose names tell what they are of.
 
     Over layers these are `layer_06/COLUMN` for each number, and the best accuracy (of numbers, R²) with its layer, the
@@ -86,21 +83,30 @@ def summary_of(rows: Sequence[Mapping[str, Any]], axis: str = LAYER) -> dict[str
         if axis == LAYER:
             found |= {f"layer_{int(row[axis]):02d}/{column}": value for column, value in numbers.items()}
         if len(rows) == 1:
-            found |= {axis: row[axis], **{_by(axis, column): value for column, value in numbers.items()}}
+            found |= {axis: row[axis], **{by(axis, column): value for column, value in numbers.items()}}
     return found | (_best(rows) if axis == LAYER else {})
 
 
-def _curves(rows: Sequence[Mapping[str, Any]], axis: str) -> list[str]:
-    """Return the columns that have a number in more than one row."""
+def curves_of(rows: Rows, axis: str) -> list[str]:
+    """Return the columns that have a number in more than one row: a single number is no curve."""
     counts = Counter(column for row in rows for column, value in row.items() if column != axis and _is_number(value))
     return [column for column, n in counts.items() if n > 1]
 
 
-def _by(axis: str, column: str) -> str:
+def points(rows: Rows, axis: str) -> Iterator[dict[str, Any]]:
+    """Yield the points of the curves over an axis, one for each row that has any."""
+    columns = curves_of(rows, axis)
+    for row in rows:
+        if found := {by(axis, column): row[column] for column in columns if _is_number(row.get(column))}:
+            yield {axis: row[axis]} | found
+
+
+def by(axis: str, column: str) -> str:
+    """Return the name of a column's curve over an axis."""
     return f"by_{axis}/{column}"
 
 
-def _best(accuracy: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _best(accuracy: Rows) -> dict[str, Any]:
     """Return the best accuracy, of numbers the best R², and its layer, the lowest one among equals."""
     for name in ("accuracy", "r2"):
         if measured := [row for row in accuracy if _is_number(row.get(name))]:
@@ -127,61 +133,13 @@ def of_lightning(metrics: Mapping[str, Any], layers: set[str]) -> tuple[dict[str
     return ({}, tested) if tested else (kept, {})
 
 
-def by_layer(neurons: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def by_layer(neurons: Rows) -> dict[str, list[Mapping[str, Any]]]:
     """Split the ranking into one table per layer, in order of rank."""
     layers = sorted({row["layer"] for row in neurons})
     tables: dict[str, list[Mapping[str, Any]]] = {f"neurons/layer_{n:02d}": [] for n in layers}
     for row in sorted(neurons, key=lambda row: row["rank"]):
         tables[f"neurons/layer_{row['layer']:02d}"].append(row)
     return tables
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    import wandb
-
-    rows = [with_layer_name(row) for row in rows]
-    columns: list[str | int] = list(dict.fromkeys(column for row in rows for column in row))
-    data = [[row.get(str(column)) for column in columns] for row in rows]
-    # A column may hold 0 and 0.5, or a number and "unresolved".
-    return wandb.Table(columns=columns, data=data, allow_mixed_types=True)
-
-
-def _artifact(name: str, files: Sequence[Path], figures: Sequence[Path], report: Path | None, kind: str) -> Artifact:
-    import wandb
-
-    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)[:128], type=kind)
-    vectors = [figure for figure in figures if figure.suffix != ".png"]
-    names = {file: file.name for file in files} | {file: f"figures/{file.name}" for file in vectors}
-    for file, kept_as in names.items():
-        # With this policy the file is read in place; otherwise W&B would copy every tensor.
-        artifact.add_file(str(file.absolute()), kept_as, policy="immutable", skip_cache=True)
-    if report:
-        artifact.add_file(str(report.absolute()), skip_cache=True)
-    return artifact
-
-
-def repair_artifacts(run: Run, folder: Path, offline: bool) -> None:
-    """Correct how the client handles two properties of a run's artifacts; tables are artifacts too.
-
-    An offline run records the absolute paths of an artifact's files. If a sync does not find a file, it leaves the
-    artifact pending, with exit status 0. Because the run's folder is renamed, and may be copied to another machine,
-    paths are made relative to the folder, and a sync must be started in it. Also, the temporary folder of a table is
-    removed here; otherwise the garbage collector removes it much later, with a warning.
-    """
-    log_artifact = run.log_artifact
-
-    def log_with_care(artifact: Artifact, *args: Any, **kwargs: Any) -> Artifact:
-        for entry in artifact.manifest.entries.values():
-            path = Path(entry.local_path or "")
-            if offline and path.is_relative_to(folder):
-                entry.local_path = str(path.relative_to(folder))
-        logged = log_artifact(artifact, *args, **kwargs)
-        if temporary := getattr(artifact, "_tmp_dir", None):
-            temporary.cleanup()
-        return logged
-
-    # Tables also use this method.
-    run.log_artifact = log_with_care  # type: ignore[assignment,method-assign]
 
 
 def _is_number(value: object) -> bool:

@@ -283,7 +283,7 @@ def assert_each_stage_is_said_once(errors: str, ended: bool = True) -> None:
 @pytest.mark.parametrize(
     ("how", "args"),
     [
-        ("forked", LESS),
+        ("forked", [*LESS, "--trainer.logger", "csv"]),
         pytest.param("torchrun", LESS, marks=SEVERAL),
         pytest.param("slurm", LESS, marks=SEVERAL),
         pytest.param("ddp", MORE, marks=SEVERAL),
@@ -303,6 +303,13 @@ def test_two_processes_make_what_one_makes_each_half_of_it(
     assert_same_tables(one, two.folder)
     assert len(list(two.folder.glob("runs/*"))) == 1
     assert len(list(two.folder.glob("runs/*/wandb/offline-run-*"))) == 1
+    if "csv" in args:  # the first rank alone logs
+        curves = [
+            [row for row in table(folder, "csv/metrics.csv") if row["train/layer_02/objective"]]
+            for folder in (one, two.folder)
+        ]
+        assert [row["step"] for row in curves[0]] == [str(step) for step in range(len(curves[0]))]
+        assert [row["step"] for row in curves[1]] == [str(step) for step in range(len(curves[1]))]
     # The first rank alone speaks. The numbers are those of the tables, up to rounding; names of runs differ.
     assert _without_numbers(said_by_two) == _without_numbers(said)
     lines = [line for line in errors.splitlines() if "OMP_NUM_THREADS" not in line]

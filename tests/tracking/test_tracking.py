@@ -491,7 +491,7 @@ def test_the_run_that_an_agent_asked_for_is_the_run(
     assert run.exit_code == 0
     # And where the server is lost, the run that is to be uploaded later is the same.
     server.close()
-    monkeypatch.setattr("probing.tracking.tracker._INIT_S", 1.0)
+    monkeypatch.setattr("probing.tracking.wandb_run._INIT_S", 1.0)
     tracker = track(folder, print, mode="online")
     tracker.finish()
     (offline,) = read_offline_runs(folder)
@@ -505,7 +505,7 @@ def test_logs_of_runs_before_outlast_one_that_cannot_start(
     tracker.finish()
     (log,) = (folder / "wandb").glob("run-*")
     server.close()
-    monkeypatch.setattr("probing.tracking.tracker._INIT_S", 1.0)
+    monkeypatch.setattr("probing.tracking.wandb_run._INIT_S", 1.0)
     track(folder, print, mode="online").finish()
     assert log.is_dir()
 

@@ -46,7 +46,8 @@ def changes(
         seed: Seed of the choice of sentences, and of the split of the position probe.
         name: Name of this run; MODEL-changes-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached activations and finished measures; $PROBING_CACHE or RUNS/cache by default.
-        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator is accepted.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
+            are accepted.
         verbose: Also print the tables of all other measures.
 
     Returns:

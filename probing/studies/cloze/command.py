@@ -37,7 +37,8 @@ def cloze(
         batch_tokens: Maximum number of tokens in one forward pass, padding included.
         seed: Seed of every random draw: sentences, masked words, orders, and words that replace others.
         name: Name of this run; MODEL-cloze-YYYYMMDD-HHMMSS by default.
-        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator applies.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
+            are accepted.
 
     Returns:
         What was found.

@@ -62,7 +62,8 @@ def compare(
         name: Name of the comparison; compare-MODELS-YYYYMMDD-HHMMSS by default.
         quiet: Print the sentences only.
         verbose: Print the neurons at the top of every run, too.
-        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator is accepted.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
+            are accepted.
         wandb: Where and how to track the comparison in Weights & Biases.
         corpus: The text of runs whose text has moved: its path, or [A, B] for several; each is taken for every text of
             a run with the same content, and refused if there is none.

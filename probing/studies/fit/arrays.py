@@ -19,6 +19,7 @@ from probing.runs.call import runs_folder, say_where, tracking
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, load_fit, read_run
 from probing.runtime import terminal
+from probing.runtime.logger_names import logger_names
 from probing.runtime.machine import Stopwatch
 from probing.runtime.progress import expect, overview, stage
 from probing.tracking import resolve_mode
@@ -82,7 +83,7 @@ def probe(
     )
     wanted = chosen("controls", controls, list(CONTROLS), "none")
     formats, place = figure_formats(figure_format), _place(runs, name)
-    refuse(_problems_with_tracking(tracked, place, logger))
+    refuse(_problems_with_tracking(tracked, place, logger, trainer))
     from probing.data.arrays import sides_of_arrays
     from probing.runs.measuring import Asked, measure
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
@@ -160,16 +161,24 @@ def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:
     return options, as_options(WandbOptions, found["wandb"], "wandb"), *(found[option] for option in others)
 
 
-def _problems_with_tracking(options: WandbOptions, place: Path | None, logger: Any) -> list[str]:
+def _problems_with_tracking(
+    options: WandbOptions, place: Path | None, logger: Any, trainer: Mapping[str, Any] | None
+) -> list[str]:
     # The two packages have a class of loggers each; what a Trainer needs of one is the same.
     loggers = logger if isinstance(logger, list | tuple) else [] if logger is None else [logger]
     if wrong := [one for one in loggers if not hasattr(one, "log_metrics")]:
         return [
             f"`logger` is {wrong[0]!r:.60}: expected a logger of Lightning, such as pytorch_lightning.loggers.CSVLogger"
         ]
-    if resolve_mode(options.mode) == "disabled":
-        return []
     problems = []
+    if named := logger_names(trainer or {}):
+        typed = f"`trainer={{'logger': {','.join(named)!r}}}`"
+        if place is None:
+            problems.append(f"{typed}: a run without a name goes with its object; give `name` or `runs`")
+        if logger is not None:
+            problems.append(f"`logger` and {typed}: training curves go to one of the two; leave the other out")
+    if resolve_mode(options.mode) == "disabled":
+        return problems
     if place is None:
         problems.append(
             "`wandb`: a run without a name goes with its object, and so would its log; give `name` or `runs`"

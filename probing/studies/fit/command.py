@@ -78,7 +78,8 @@ def fit(
             untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
         seed: Seed of every draw: split, shuffled labels, permuted tokens, bootstraps, batches, random initialisation.
         name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
-        trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50.
+        trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50; or loggers beside W&B, some of
+            csv, tensorboard and mlflow: --trainer.logger csv,mlflow.
         given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are
             also compared among tokens with the same value, and a control has labels permuted among these.
         sort: Order of the neurons that are printed: contribution, or centred (without the neurons' means).
@@ -292,7 +293,10 @@ def extract(
     from probing.runtime import terminal
     from probing.runtime.processes import is_main_process
 
-    refuse(number_problems(seed, max_length, batch_tokens))
+    problems = number_problems(seed, max_length, batch_tokens)
+    if trainer and "logger" in trainer:
+        problems.append("`--trainer.logger` does not apply: `extract` makes no run that could be logged; leave it out")
+    refuse(problems)
     layer_numbers(layer)
     cached = cache_folder(cache, runs)
     say = terminal.silence if quiet else terminal.say

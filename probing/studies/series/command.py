@@ -52,7 +52,8 @@ def series(
         seed: Seed of every random draw, the same for all checkpoints.
         name: Name of this run; series-NAME-YYYYMMDD-HHMMSS by default.
         cache: Folder of cached activations and finished measures; $PROBING_CACHE or RUNS/cache by default.
-        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator is accepted.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
+            are accepted.
         probe: How the probes are trained.
 
     Returns:

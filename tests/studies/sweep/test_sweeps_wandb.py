@@ -19,7 +19,7 @@ from probing import fit, load_run
 from probing.cli.arguments import parse
 from probing.models import ALIASES
 from probing.tasks import load_task
-from probing.tracking.tracker import PROJECT
+from probing.tracking.wandb_run import PROJECT
 from wandb_reader import read_offline_runs
 from wandb_server import WandbServer
 

@@ -1,0 +1,268 @@
+"""Loggers of Lightning that write into the run's folder: CSV, TensorBoard and MLflow.
+
+A run looks the same in all of them: metrics have the keys that they have on W&B, and the configuration is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from probing.errors import as_clause
+from probing.runtime.logger_names import LOGGERS
+from probing.tracking.client import variables
+from probing.tracking.results import Logged, of_lightning, points
+from probing.tracking.wandb_run import PROJECT
+
+# Rows of a table that TensorBoard shows as text.
+_TEXT_ROWS = 100
+
+
+class LoggerRun:
+    """One run in a logger, from its start to `finish`; the first failure ends it, with one warning.
+
+    Args:
+        folder: The run's folder; a folder of the logger's name there is written anew, since a run that goes on logs
+            again what it had logged.
+        final: The run's folder under its final name.
+        name: Name of the run.
+        project: Project of the run; `probing` by default.
+        config: The run's resolved configuration.
+        warn: Takes one sentence.
+    """
+
+    label = ""
+
+    def __init__(
+        self, folder: Path, final: Path, name: str, project: str | None, config: Mapping[str, Any],
+        warn: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self.folder, self.final, self.name, self.project = (
+            folder / self.label,
+            final / self.label,
+            name,
+            project or PROJECT,
+        )
+        self._warn, self._layers, self._settings = warn, set[str](), dict[str, Any]()
+        self._summary: dict[str, float] = {}
+        self._is_open = True
+        self._attempt(self._begin)
+        self.log_settings(config)
+
+    def log_training(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        """Log a call of Lightning's Trainer, as `of_lightning` divides it."""
+        curves, summary = of_lightning(metrics, self._layers)
+        self._summary |= {key: float(value) for key, value in summary.items()}
+        if curves:
+            self._attempt(lambda: self._log({key: float(value) for key, value in curves.items()}, step))
+
+    def log_settings(self, settings: Mapping[str, Any]) -> None:
+        """Log settings: the configuration, and what Lightning adds to it."""
+        new = {key: value for key, value in settings.items() if key not in self._settings}
+        self._settings |= new
+        if new:
+            self._attempt(lambda: self._log_settings(new))
+
+    def log_results(self, found: Logged) -> None:
+        """Log the results of the run; see `Tracker.log_results`."""
+        numbers = {key: value for key, value in found.summary.items() if isinstance(value, int | float)}
+        self._summary |= numbers
+        self._attempt(lambda: self._log_results(found))
+
+    def finish(self, exit_code: int) -> None:
+        """Log the summary and close the run; a second call does nothing."""
+        self._attempt(lambda: self._end(exit_code == 0))
+        self._is_open = False
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        if not self._is_open:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._is_open = False
+            self._warn(
+                f"{self.label} is off for this run ({as_clause(error)}): the results on disk are complete without it; "
+                "leave it out of `--trainer.logger`."
+            )
+
+    def _log_results(self, found: Logged) -> None:
+        for axis, rows in found.curves.items():
+            for place, point in enumerate(points(rows, axis)):
+                at = float(point[axis])
+                self._log({key: float(value) for key, value in point.items()}, int(at) if at.is_integer() else place)
+        for name, columns, data in found.shown():
+            self._log_table(name, columns, data)
+        for image in found.images:
+            self._log_image(image)
+        report = {found.report: found.report.name} if found.report else {}
+        for file, kept_as in {**found.kept(), **report}.items():
+            self._log_file(file, kept_as)
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def _log(self, metrics: dict[str, float], step: int | None) -> None:
+        raise NotImplementedError
+
+    def _log_settings(self, settings: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _log_table(self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
+        """Log a table, where the logger has any."""
+
+    def _log_image(self, path: Path) -> None:
+        """Log an image, where the logger has any."""
+
+    def _log_file(self, path: Path, kept_as: str) -> None:
+        """Log a file, where the logger keeps any."""
+
+    def _end(self, is_finished: bool) -> None:
+        raise NotImplementedError
+
+
+class CsvRun(LoggerRun):
+    """`metrics.csv` and `hparams.yaml`; tables and figures are files of the run already."""
+
+    label = "csv"
+
+    def _begin(self) -> None:
+        from pytorch_lightning.loggers import CSVLogger
+
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._logger = CSVLogger(self.folder.parent, name=self.label, version="")
+
+    def _log(self, metrics: dict[str, float], step: int | None) -> None:
+        self._logger.log_metrics({**metrics}, step)
+
+    def _log_settings(self, settings: dict[str, Any]) -> None:
+        self._logger.log_hyperparams(settings)
+        self._logger.save()
+
+    def _end(self, is_finished: bool) -> None:
+        if self._summary:
+            self._logger.log_metrics({**self._summary}, 0)
+        self._logger.save()
+
+
+class TensorBoardRun(LoggerRun):
+    """Scalars, images, tables as text, and the settings beside the summary."""
+
+    label = "tensorboard"
+
+    def _begin(self) -> None:
+        from pytorch_lightning.loggers import TensorBoardLogger
+
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._logger = TensorBoardLogger(self.folder.parent, self.label, version="", default_hp_metric=False)
+
+    def _log(self, metrics: dict[str, float], step: int | None) -> None:
+        self._logger.log_metrics(metrics, step)
+
+    def _log_settings(self, settings: dict[str, Any]) -> None:
+        self._logger.log_hyperparams(settings)
+        self._logger.save()
+
+    def _log_table(self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
+        rows = [columns, ["---"] * len(columns), *data[:_TEXT_ROWS]]
+        text = "\n".join(f"| {' | '.join(_cell(value) for value in row)} |" for row in rows)
+        if len(data) > _TEXT_ROWS:
+            text += f"\n\nThe first {_TEXT_ROWS} of {len(data)} rows."
+        self._logger.experiment.add_text(name, text)
+
+    def _log_image(self, path: Path) -> None:
+        from matplotlib.image import imread
+
+        self._logger.experiment.add_image(f"figures/{path.stem}", imread(path), dataformats="HWC")
+
+    def _end(self, is_finished: bool) -> None:
+        self._logger.log_hyperparams(self._settings, {**self._summary} or None)
+        self._logger.save()
+        self._logger.experiment.close()
+
+
+class MlflowRun(LoggerRun):
+    """Metrics, parameters, tables and files, in a database in the run's folder or on `$MLFLOW_TRACKING_URI`."""
+
+    label = "mlflow"
+
+    def _begin(self) -> None:
+        server = os.environ.get("MLFLOW_TRACKING_URI", "")
+        self._database = None if server.startswith(("http", "databricks")) else self.folder / "mlflow.db"
+        if self._database:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+            server = f"sqlite:///{self._database}"
+        place = (self.folder / "artifacts").as_uri() if self._database else None
+        with _quiet_mlflow():
+            from pytorch_lightning.loggers import MLFlowLogger
+
+            self._logger = MLFlowLogger(self.project, self.name, server, artifact_location=place)
+            self._run = str(self._logger.run_id)
+
+    def _log(self, metrics: dict[str, float], step: int | None) -> None:
+        with _quiet_mlflow():
+            self._logger.log_metrics(metrics, step)
+
+    def _log_settings(self, settings: dict[str, Any]) -> None:
+        with _quiet_mlflow():
+            self._logger.log_hyperparams(settings)
+
+    def _log_table(self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]]) -> None:
+        by_column = {column: [row[place] for row in data] for place, column in enumerate(columns)}
+        with _quiet_mlflow():
+            self._logger.experiment.log_table(self._run, by_column, f"{name}.json")
+
+    def _log_image(self, path: Path) -> None:
+        self._log_file(path, f"figures/{path.name}")
+
+    def _log_file(self, path: Path, kept_as: str) -> None:
+        with _quiet_mlflow():
+            self._logger.experiment.log_artifact(self._run, str(path), str(Path(kept_as).parent).strip("."))
+
+    def _end(self, is_finished: bool) -> None:
+        if self._summary:
+            self._log(self._summary, 0)
+        with _quiet_mlflow():
+            self._logger.experiment.set_terminated(self._run, "FINISHED" if is_finished else "FAILED")
+        if self._database:
+            _move(self._database, self.folder.as_uri(), self.final.as_uri())
+
+
+def _move(database: Path, before: str, after: str) -> None:
+    """Write the final place of artifacts into a database of MLflow, which keeps absolute ones."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
+            connection.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (before, after))
+
+
+@contextmanager
+def _quiet_mlflow() -> Iterator[None]:
+    """Let MLflow say nothing, send nothing about its use, and give up a server that does not answer."""
+    loggers = [logging.getLogger(name) for name in ("mlflow", "alembic", "pytorch_lightning.loggers.mlflow")]
+    levels = [logger.level for logger in loggers]
+    ours = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
+    ours |= {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with variables({name: os.environ.get(name) or value for name, value in ours.items()}):
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _cell(value: Any) -> str:
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+RUNS: Mapping[str, type[LoggerRun]] = {run.label: run for run in (CsvRun, TensorBoardRun, MlflowRun)}
+assert set(RUNS) == set(LOGGERS)

@@ -1,0 +1,332 @@
+"""One W&B run, from its start to its end."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cached_property, partial
+from pathlib import Path
+from secrets import token_hex
+from subprocess import Popen
+from typing import TYPE_CHECKING, Any
+
+from probing.cli.options import WandbOptions
+from probing.tracking.client import (
+    Call,
+    background_process,
+    close_service,
+    guarded_logger,
+    own_temporary_folder,
+    variables,
+    within,
+)
+from probing.tracking.mode import Mode, credentials, resolve_mode
+from probing.tracking.results import Logged
+from probing.tracking.wandb_results import log_results, repair_artifacts
+
+if TYPE_CHECKING:
+    from pytorch_lightning.loggers import WandbLogger
+    from wandb import Run
+
+# The project of runs for which neither the option nor $WANDB_PROJECT names one.
+PROJECT = "probing"
+
+# The mode that replaces one that fails.
+_FALLBACK: dict[Mode, Mode] = {"online": "offline", "offline": "disabled"}
+
+# Most seconds lost to a server that is absent or slow. Connecting, finishing and writing a second, offline copy have
+# limits of their own; logging the results has the rest.
+_LOSS_S = 30.0
+_INIT_S = 8.0
+_FINISH_S = 10.0
+_COPY_S = 3.0
+_REQUEST_S = 4
+
+
+class WandbRun:
+    """One W&B run, from its start to `finish`; no method raises because of a failure of W&B.
+
+    Args:
+        options: The W&B options.
+        folder: The run's folder, which must exist; W&B writes only into `folder/wandb`.
+        name: Name of the run, unless the options name it, and of its artifact.
+        config: The run's resolved configuration, which W&B shows unchanged; it must not hold secrets.
+        warn: Called at most once, with one sentence, if W&B fails.
+        light: Whether this is one of many runs of a process; then the list of packages and the machine's data, which
+            take most of the time, are left out.
+
+    Raises:
+        UserError: If the requested mode is not a valid mode.
+    """
+
+    def __init__(
+        self,
+        options: WandbOptions,
+        folder: Path,
+        name: str,
+        config: Mapping[str, Any],
+        warn: Callable[[str], None],
+        light: bool = False,
+    ) -> None:
+        self._options = options
+        self._project = options.project or os.environ.get("WANDB_PROJECT") or PROJECT
+        self._light = light
+        self._folder = folder.absolute()
+        self._name = name
+        self._config = dict(config)
+        self._warn = warn
+        self._warned = False
+        self._mode = resolve_mode(options.mode)
+        self._run: Run | None = None
+        # A sweep's agent sets the id. A run that replaces a failed one has the same id.
+        self._id = (None if light else os.environ.get("WANDB_RUN_ID")) or token_hex(6)
+        self._url: str | None = None
+        self._run_folder = ""
+        self._failure: Exception | None = None  # the error that ended the logging to the current run
+        self._from_lightning: list[Call] = []
+        self._results: Callable[[Run], None] | None = None
+        # The service outlives runs and keeps the environment it was started with. A service that already exists belongs
+        # to somebody else and is not touched.
+        self._owns_service = "WANDB_SERVICE" not in os.environ
+        self._service: Popen[bytes] | None = None
+        start = time.monotonic()
+        failure = self._start()
+        self._log_s = _LOSS_S - _FINISH_S - _COPY_S - (time.monotonic() - start)
+        if failure:
+            self._report(failure)
+
+    @property
+    def mode(self) -> Mode:
+        """The current mode: the requested one, or its replacement after a failure of W&B."""
+        return self._mode
+
+    @cached_property
+    def logger(self) -> WandbLogger | None:
+        """Lightning's logger for this run, for `Trainer(logger=...)`; None when disabled."""
+        if self._run is None:
+            return None
+        return self._logger_on(self._run)
+
+    def log_results(self, found: Logged) -> None:
+        """Log the run's results; see `Tracker.log_results`."""
+        self._results = partial(log_results, found=found)
+        self._log_results()
+
+    def finish(self, exit_code: int = 0) -> None:
+        """Close the run and everything that W&B holds open; a second call does nothing.
+
+        A run that did not reach the server completely is written again as an offline run with the same id. It replaces
+        the local log of the online run, which has no artifacts.
+
+        Args:
+            exit_code: 0 marks the run as finished on W&B, any other code as failed.
+        """
+        self._close(exit_code)
+        if (failure := self._failure) is None:
+            return
+        self._mode, torn = _FALLBACK[self._mode], self._run_folder
+        self._start()
+        if self._run:
+            self._repeat(self._run)
+        self._log_results()
+        self._close(exit_code)
+        if self._failure:
+            self._mode = "disabled"
+        elif self._mode == "offline":
+            self._remove(torn)  # if both were synced, the last one would win
+        self._report(failure)
+        self._failure = None
+
+    def where(self, folder: Path) -> str | None:
+        """Return one line that tells where to see the run.
+
+        Args:
+            folder: The run's folder under its final name.
+
+        Returns:
+            The address if the run was sent completely; otherwise the command that sends it, which also works in a copy
+            of the folder; None if W&B is disabled.
+        """
+        if self._mode == "online":
+            return self._url
+        if self._mode == "offline":
+            return f"cd {shlex.quote(str(folder))} && wandb sync wandb/{self._run_folder}"
+        return None
+
+    def _start(self) -> Exception | None:
+        """Start a run in the current mode, or in the next mode that works.
+
+        Returns:
+            The error of the first mode that failed, if any.
+        """
+        self._failure, first_error = None, None
+        while self._mode != "disabled":
+            before = set(self._logs())
+            try:
+                self._run = self._init(self._mode)
+            except Exception as error:
+                first_error = first_error or error
+                self._clear_failed_start(before)
+                self._mode = _FALLBACK[self._mode]
+            else:
+                self._url = self._run.url
+                self._run_folder = Path(self._run.dir).parent.name
+                break
+        return first_error
+
+    def _init(self, mode: Mode) -> Run:
+        if mode == "online" and not credentials():
+            raise RuntimeError("no API key is configured; `wandb login` stores one")
+        # If this folder does not exist, the client writes to another one.
+        (self._folder / "wandb").mkdir(parents=True, exist_ok=True)
+        with self._environment():
+            with own_temporary_folder():
+                import wandb
+
+            run = wandb.init(
+                id=self._id,
+                dir=self._folder,
+                mode=mode,
+                project=self._project,
+                entity=self._options.entity or os.environ.get("WANDB_ENTITY") or None,
+                group=self._options.group,
+                tags=self._options.tags or None,
+                name=self._options.name or (None if self._light else os.environ.get("WANDB_NAME")) or self._name,
+                notes=self._options.notes,
+                job_type=self._options.job_type,
+                config=self._config,
+                # Otherwise a run that is open in this process would be returned.
+                reinit="create_new",
+                settings=wandb.Settings(
+                    console="off",  # do not store progress bars
+                    silent=True,  # no greeting, which costs a request; see `where`
+                    symlink=False,  # they would be absolute, and break when the folder is renamed
+                    init_timeout=_INIT_S,
+                    finish_timeout=_FINISH_S - 2,
+                    finish_timeout_raises=True,
+                    x_graphql_timeout_seconds=_REQUEST_S,
+                    # By default a run that is killed loses the last 15 s of its log.
+                    x_transaction_log_flush_interval=1,
+                    x_save_requirements=not self._light,
+                    x_disable_stats=self._light,
+                    disable_git=self._light,
+                ),
+            )
+        repair_artifacts(run, self._folder, offline=mode == "offline")
+        self._service = background_process() if mode == "online" and self._owns_service else None
+        # As Lightning does for runs that it creates: plot its metrics over its step count.
+        run.define_metric("trainer/global_step")
+        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        return run
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Run a logging action; the first failure ends the logging to this run."""
+        if self._run is None or self._failure:
+            return
+        try:
+            action()
+        except Exception as error:
+            self._failure = error
+
+    def _log_results(self) -> None:
+        run, log = self._run, self._results
+        if run is None or log is None:
+            return
+        with self._environment():
+            self._attempt(lambda: within(self._log_s, self._service, lambda: log(run)))
+
+    def _logger_on(self, run: Run) -> WandbLogger:
+        options = {"project": self._project, "save_dir": self._folder}
+        return guarded_logger(run, self._from_lightning.append, self._attempt, **options)
+
+    def _repeat(self, run: Run) -> None:
+        """Repeat the calls that Lightning made to a failed run."""
+        if self._from_lightning:
+            logger = self._logger_on(run)
+            for call in self._from_lightning:
+                self._attempt(partial(call, logger))
+
+    def _close(self, exit_code: int) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+
+        def close() -> None:
+            try:
+                run.finish(exit_code)
+            finally:
+                if self._owns_service:
+                    close_service()
+
+        with self._environment():
+            try:
+                within(_FINISH_S, self._service, close)
+            except Exception as error:
+                self._failure = self._failure or error
+        self._remove("cache")
+        if self._mode == "online":
+            self._remove(f"data/{self._id}")  # kept for offline runs, whose tables are sent from there
+
+    def _report(self, failure: Exception) -> None:
+        """Tell the user, once, the current mode and what to do."""
+        if self._warned:
+            return
+        self._warned = True
+        if self._mode == "offline":
+            self._warn(
+                f"W&B is logged offline ({_reason(failure)}): the results on disk are complete,"
+                f" and `wandb sync wandb/{self._run_folder}` in the run's folder uploads them."
+            )
+        else:
+            self._warn(
+                f"W&B is off for this run ({_reason(failure)}): the results on disk are complete"
+                " without it, and `--wandb.mode disabled` leaves it out."
+            )
+
+    def _clear_failed_start(self, before: Container[Path]) -> None:
+        """Remove everything of a run that did not start, but no earlier logs."""
+        with suppress(Exception):
+            if self._owns_service:
+                close_service()
+        for path in self._logs():
+            if path not in before:
+                self._remove(path.name)
+
+    def _logs(self) -> list[Path]:
+        """Return the folders of all runs logged in this folder."""
+        return list((self._folder / "wandb").glob("*run-*"))
+
+    def _remove(self, name: str) -> None:
+        """Remove a folder in `wandb`; also remove its parent `data` if that becomes empty."""
+        path = self._folder / "wandb" / name
+        shutil.rmtree(path, ignore_errors=True)
+        if path.parent.name == "data":
+            with suppress(OSError):
+                path.parent.rmdir()
+
+    @contextmanager
+    def _environment(self) -> Iterator[None]:
+        """Set the environment variables of the client, and restore them afterwards."""
+        wandb_folder = self._folder / "wandb"
+        ours = {
+            "WANDB_MODE": self._mode,  # an empty value is an error even if the mode is passed as an argument
+            "WANDB_DIR": str(self._folder),
+            "WANDB_DATA_DIR": str(wandb_folder / "data" / self._id),  # copies of artifact files
+            "WANDB_CACHE_DIR": str(wandb_folder / "cache"),
+            "WANDB_ERROR_REPORTING": "false",  # otherwise even an offline run contacts a server
+            "WANDB_HTTP_TIMEOUT": str(_REQUEST_S),
+            "WANDB_SILENT": "true",
+            **credentials(),
+        }
+        with variables(ours):
+            yield
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's first line, or its type's name if it has no message."""
+    first_line = (str(error) or type(error).__name__).splitlines()[0]
+    return first_line.rstrip(" .")[:200]
