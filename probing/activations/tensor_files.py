@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,15 +67,17 @@ def _loaded(path: Path) -> Any:
             if "mmap" not in str(error):
                 raise
             return torch.load(path, map_location="cpu", weights_only=True)  # of torch before 1.6
-    except pickle.UnpicklingError as error:
-        if "weights_only" not in str(error) and "Weights only" not in str(error):
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(as_clause(error)) from None
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        if "weights only" not in str(error).lower().replace("_", " "):
             raise ValueError(as_clause(error)) from None
         raise UserError(
             f"{path} holds Python objects beside tensors, which only unpickling could read, and unpickling runs code "
             "of the file; save plain tensors, as `torch.save({6: tensor.detach().cpu()}, path)` does."
         ) from None
-    except (RuntimeError, EOFError) as error:
-        raise ValueError(as_clause(error)) from None
 
 
 def _of_tensor(tensor: Tensor) -> Source:

@@ -17,7 +17,7 @@ def zarr_arrays(path: Path) -> dict[str, Source]:
 
     Raises:
         UserError: If chunks are missing.
-        ValueError: If it is damaged.
+        ValueError: If it is damaged, or a codec would unpickle chunks, which zarr refuses from 3.1 on.
         OSError: If it cannot be read.
         ImportError: If zarr is not installed.
     """

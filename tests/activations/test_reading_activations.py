@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import sys
@@ -178,9 +179,25 @@ def test_a_probe_of_rows_on_disk_is_the_probe_of_the_same_arrays(tmp_path: Path)
     assert lazy.predict(found.layers) == plain.predict(arrays)
 
 
+class Ran:
+    """Says that it ran, when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return print, ("ran",)
+
+
 def _zarr_without_a_chunk(path: Path) -> None:
     write_zarr(path, 3)
     (path / "layer_1" / "c" / "0" / "1" / "0").unlink()
+
+
+def _pickled_zarr(path: Path) -> None:
+    group = zarr.open_group(str(path), mode="w", zarr_format=2)
+    group.create_array("x", data=BLOCKS[0, 0], compressors=None)
+    settings = json.loads((path / "x" / ".zarray").read_text(encoding="utf-8"))
+    settings["compressor"] = {"id": "pickle", "protocol": 5}  # as a file may say that is to run its code
+    (path / "x" / ".zarray").write_text(json.dumps(settings), encoding="utf-8")
+    (path / "x" / "0.0").write_bytes(pickle.dumps(Ran()))
 
 
 def _cut(write: Callable[[Path], object]) -> Callable[[Path], None]:
@@ -227,12 +244,12 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "other JSON": ("a.json", lambda p: p.write_text("{}", encoding="utf-8"), "no known format"),
     "empty folder": ("a", Path.mkdir, "no known format"),
     "no bytes": ("a.npy", Path.touch, "is empty: the file has no bytes"),
-    "pickle": ("a.pkl", lambda p: p.write_bytes(pickle.dumps([1])), "is a pickle, and unpickling runs code"),
-    "hidden pickle": ("a.bin", lambda p: p.write_bytes(pickle.dumps([1])), "is a pickle"),
-    "pickle in torch": ("a.pt", lambda p: torch.save({"a": Path("x")}, p), "holds Python objects beside tensors"),
+    "pickle": ("a.pkl", lambda p: p.write_bytes(pickle.dumps(Ran())), "is a pickle, and unpickling runs code"),
+    "hidden pickle": ("a.bin", lambda p: p.write_bytes(pickle.dumps(Ran())), "is a pickle"),
+    "pickle in torch": ("a.pt", lambda p: torch.save({"a": Ran()}, p), "holds Python objects beside tensors"),
     "a string in torch": ("a.pt", _with_a_string, "a value of type str under 'model': expected a tensor"),
     "objects of NumPy": ("a.npy", _objects, "holds Python objects"),
-    "objects in npz": ("a.npz", lambda p: np.savez(p, a=np.array([{}], dtype=object)), "holds Python objects"),
+    "objects in npz": ("a.npz", lambda p: np.savez(p, a=np.array([Ran()], dtype=object)), "holds Python objects"),
     "unlike rows": ("a.npz", lambda p: np.savez(p, layer_1=BLOCKS[0, 0], layer_2=BLOCKS[0, :, 0]),
                     "the layers 1 and 2 have 4 and 5 rows: expected the same rows"),
     "unlike sentences": ("a.npz", lambda p: np.savez(p, a=BLOCKS[0], b=BLOCKS[0, :3]), "have 5 x 4 and 3 x 4 rows"),
@@ -249,6 +266,7 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "cut safetensors": ("a.safetensors", _cut(BLOCK_FILES["acts.safetensors"][0]), "cannot be read as safetensors"),
     "cut lines": ("a.json", _cut(write_neurox_lines), "line 3 is no sentence of NeuroX|line 4 is no sentence"),
     "a missing sentence": ("a.h5", _cut_in_a_list_of_sentences, "names a data set .'7'. that is not there"),
+    "pickles in zarr": ("a.zarr", _pickled_zarr, "cannot be read as zarr .*pickle"),
     "a missing chunk": ("a.zarr", _zarr_without_a_chunk, "1 of 6 chunks of `layer_1` are missing"),
     "several data sets": ("a", lambda p: _splits().save_to_disk(str(p)),
                           "holds the data sets train: name one, such as .*a/train"),
@@ -257,11 +275,14 @@ REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_read_is_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
+def test_what_cannot_be_read_is_refused_in_one_sentence(
+    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     name, write, message = REFUSED[case]
     write(tmp_path / name)
     with pytest.raises(UserError, match=message) as error:
         read_activations(tmp_path / name)
+    assert capsys.readouterr().out == ""  # no pickle ran
     assert str(error.value).startswith(str(tmp_path))
     assert "\n" not in str(error.value)
 

@@ -250,7 +250,7 @@ def test_nothing_is_written_unless_asked_for(
     [
         ({"patience": 3}, r"`--trainer.patience` is not an argument of Lightning's Trainer"),
         ({"precision": "16-mixed"}, r"`--trainer.precision` cannot be used with the solver lbfgs"),
-        ({"logger": True}, r"`--trainer.logger` cannot be used"),
+        ({"logger": True}, r"`--trainer.logger true`: expected some of csv"),
         ({"max_epochs": -7}, r"`--trainer.max_epochs -7` is out of range: expected at least -1"),
         ({"max_epochs": 0}, r"`--trainer.max_epochs 0` allows no pass"),
         ({"max_time": "00:00:00:00"}, r"`--trainer.max_time 00:00:00:00` leaves no time to train"),
