@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import calendar
+import csv
 import importlib.util
 import re
 import subprocess
@@ -14,10 +16,12 @@ import pytest
 import yaml
 
 from conftest import BARE
-from pages import PAGES, README, ROOT, anchors, code_blocks, label, links
+from pages import PAGES, README, ROOT, anchors, code_blocks, label, links, prose
 from probing import WandbOptions, fit
 
 DOCS = ROOT / "docs"
+GENERATED = {"options.md", "files.md", "evidence.md"}
+MANUAL = [page for page in sorted(DOCS.glob("*.md")) if page.name not in GENERATED]
 LINKING = [*PAGES, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"))]
 
 
@@ -60,6 +64,36 @@ def test_links_are_found() -> None:
 def test_every_figure_is_on_a_page() -> None:
     shown = {Path(link).name for page in PAGES for link in links(page) if link.endswith(".png")}
     assert shown == {file.name for file in (DOCS / "figures").iterdir()}
+
+
+def _words(page: Path) -> int:
+    """Count the words of a page without code and without the targets of its links."""
+    return len([token for token in re.sub(r"\]\([^)]*\)", "]", prose(page)).split() if re.search(r"\w", token)])
+
+
+def test_the_manual_can_be_read_in_an_afternoon() -> None:
+    words = {page.name: _words(page) for page in MANUAL}
+    assert {name: count for name, count in words.items() if count > 1500} == {}
+    assert sum(words.values()) <= 25_000, words
+
+
+@pytest.mark.parametrize("page", MANUAL, ids=label)
+def test_what_was_measured_on_a_day_or_a_machine_stands_in_a_note(page: Path) -> None:
+    months = calendar.month_name[1:]
+    dated = rf"\b(?:\d{{1,2}} )?(?:{'|'.join(months)}) \d{{4}}\b|\b\d{{4}}-\d\d-\d\d\b|\bon (?:two|2) cores\b"
+    assert re.findall(dated, prose(page)) == []
+
+
+def test_the_numbers_of_the_gallery_stand_in_notes() -> None:
+    with (DOCS / "notes" / "gallery.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["model"] for row in rows}) == 6
+    for row in rows:
+        note = (DOCS / "notes" / row["note"]).read_text(encoding="utf-8")
+        for name, cell in row.items():
+            if name != "layer" and re.fullmatch(r"[\d.]+", cell):
+                written = rf"(?<![\d.])0?{re.escape(cell.removeprefix('0'))}(?!\d)"
+                assert re.search(written, note), (row["note"], name, cell)
 
 
 def test_the_page_of_options_is_what_the_help_says() -> None:
