@@ -15,7 +15,7 @@ D_MODEL, N_HEADS = 16, 2
 
 @dataclass(frozen=True)
 class Family:
-    """One row of the table of families in docs/families.md.
+    """One row of the table of families in docs/notes/families.md.
 
     Args:
         title: Name of the family as people write it.
@@ -283,7 +283,7 @@ def untouched(folder: Path, **options: Any) -> Any:
 
 
 def page_row(family: str, folder: Path) -> str:
-    """Return a family's row in the table of docs/families.md, from what its checkpoint does."""
+    """Return a family's row in the table of docs/notes/families.md, from what its checkpoint does."""
     import torch
 
     from probing.models import load_encoder, resolve_model

@@ -16,7 +16,7 @@ from probing.cli.commandline import run
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 
-PAGE = (ROOT / "docs" / "families.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "notes" / "families.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("family", few_quickly(CORE))
