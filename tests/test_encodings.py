@@ -21,7 +21,7 @@ _OPENERS = {
 }  # fmt: skip
 _OF_PATHS = {"read_text", "write_text", "TextIOWrapper", "FileHandler"}
 # Modules whose `open` returns bytes or a descriptor unless asked for text.
-_OTHER_OPENERS = {"os", "tarfile", "gzip", "bz2", "lzma", "Image"}
+_OTHER_OPENERS = {"os", "tarfile", "gzip", "bz2", "lzma", "Image", "zarr"}
 # What lets the standard library decode what a process prints, in the encoding of the locale unless told.
 _DECODED = {"text", "universal_newlines"}
 

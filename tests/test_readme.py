@@ -25,7 +25,11 @@ from probing.cli.commandline import load_command, run
 from probing.runtime.trainer import check_trainer_options
 from rendering import rendered_once
 
-BLOCKS = [block for page in PAGES for block in code_blocks(page)]
+# Notes tell how something was measured; what the README and the manual show is run.
+NOTES = ROOT / "docs" / "notes"
+MANUAL = [page for page in PAGES if page.parent != NOTES]
+BLOCKS = [block for page in MANUAL for block in code_blocks(page)]
+OF_NOTES = [block for page in PAGES if page.parent == NOTES for block in code_blocks(page)]
 LINES = [line.split("#")[0].strip() for language, block in BLOCKS if language == "bash" for line in block.splitlines()]
 # Each once, however many pages show it; the README's come first.
 PROBING = list(dict.fromkeys(line for line in LINES if line.startswith("python -m probing ")))
@@ -259,10 +263,11 @@ def test_the_pages_with_python_are_found() -> None:
 def test_commands_that_are_not_run_are_understood() -> None:
     # Those for several processes are started for real in test_ranks.py; here, that no option is misspelled.
     blocks = [block for language, block in BLOCKS if language == "sh"]
+    blocks += [block for language, block in OF_NOTES if language in ("bash", "sh")]
     found = [line.split("-m probing ")[1] for block in blocks for line in block.splitlines() if "-m probing" in line]
-    assert len(found) >= 4
+    assert len(found) >= 40
     for line in found:
-        name, *args = shlex.split(line, comments=True)
+        name, *args = shlex.split(line.partition(" > ")[0], comments=True)
         options = parse(name, load_command(COMMANDS[name]), args)
         check_trainer_options(options.get("trainer") or {}, "lbfgs")
 
