@@ -26,6 +26,8 @@ from probing.tables.columns import R2
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.
 ROOM, PER_NEURON = 4_600_000, 90
 
+# Number of these that it may have for single neurons.
+ROOM_OF_NEURONS = 600_000
 # Number of characters that a page may have for the example sentences of heads.
 ROOM_OF_EXAMPLES = 1_100_000
 
@@ -119,7 +121,7 @@ def _of_probes(sources: Sources, glossary: Glossary) -> list[Html | None]:
     if sources.agreement:
         parts.append(_of_study(sources.agreement, SectionPlace("agreement", 0, 0), glossary))
     for i, subject in enumerate(subjects):
-        neurons = neurons_section(subject, i, room)
+        neurons = neurons_section(subject, i, room, ROOM_OF_NEURONS // len(subjects))
         classes, heads = classes_section(subject, i), heads_section(subject, i)
         glossary.add("Neurons", NEURONS, neurons, shown_by_script(subject))
         glossary.add("Classes", CLASSES, classes)

@@ -8,8 +8,8 @@ from typing import Any
 
 from probing.models.layers import site_of, what_is_a_neuron
 from probing.page.answers import conclusions
-from probing.page.contexts import contexts_block
 from probing.page.lines import Line, line_chart
+from probing.page.neuron_blocks import neurons_one_by_one
 from probing.page.neurons import class_chart, class_data, first_rows, neuron_map, packed_rows, scale
 from probing.page.sources import Subject
 from probing.page.terms import FLAGS
@@ -92,15 +92,17 @@ def accuracy_figure(subject: Subject, beside_others: bool) -> Html:
     return element("figure", element("figcaption", title), line_chart(accuracy_lines(subject), title), numbers)
 
 
-def neurons_section(subject: Subject, number: int, room: int) -> Html:
+def neurons_section(subject: Subject, number: int, room: int, room_of_each: int) -> Html:
     """Return the neurons of a run.
 
     Args:
         subject: The run.
         number: Index of the run on the page, from 0.
-        room: Number of characters that the page has for contributions by class.
+        room: Number of characters that the page has for contributions by class and for single neurons.
+        room_of_each: How many of these are for single neurons.
     """
-    classes = class_data(subject, room)
+    one_by_one = neurons_one_by_one(subject, f"neurons-{number}", room_of_each)
+    classes = class_data(subject, max(0, room - len(one_by_one or "")))
     data = {
         "task": subject.task, "layers": subject.layers, "layerNames": [*map(str, subject.layers)],
         "width": subject.d_model, "classes": subject.classes,
@@ -118,7 +120,7 @@ def neurons_section(subject: Subject, number: int, room: int) -> Html:
             element("summary", "Conclusion on each layer's first neuron"),
             element("ul", *(element("li", sentence) for sentence in conclusions(subject))),
         ),
-        contexts_block(subject),
+        one_by_one,
         element("script", script_data(data), type="application/json"),
         class_="neurons-of",
         id=f"neurons-{number}",
@@ -188,6 +190,12 @@ def _detail(subject: Subject, per_layer: int) -> Html:
         element("h3", f"Layer {layer}, neuron {top['neuron']}", class_="picked", tabindex="-1"),
         element("p", FLAGS.get(top["flag"], ""), class_="flagged", hidden=not top["flag"]),
         element("dl", class_="facts", hidden=True),
+        element(
+            "p",
+            element("a", "Its tokens, positions, weights and correlations", href="#terms"),
+            class_="to-page",
+            hidden=True,
+        ),
         element(
             "figure",
             element("figcaption", about),

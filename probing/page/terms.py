@@ -11,7 +11,7 @@ from probing.page.neurons import COLUMNS
 from probing.results.markup import Html, element, pairs
 from probing.tables.classes import SHOWN
 from probing.tables.columns import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED
-from probing.tables.schema import CLASS_SCORES
+from probing.tables.schema import CLASS_SCORES, NEURON_CLASSES
 
 Terms = Mapping[str, str]
 
@@ -92,6 +92,7 @@ NEURONS: Terms = {
     "shade": "In the map, a neuron's contribution in multiples of its layer's mean, on a logarithmic scale.",
     "highest on, lowest on": "The test tokens on which the neuron's activation is highest and lowest, marked in the "
     "text around them, each with its class and the activation.",
+    **NEURON_CLASSES.terms(("class", "weight")),
 }
 
 CLASSES: Terms = CLASS_SCORES.terms((*SHOWN, "confused_with"))

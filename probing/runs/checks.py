@@ -88,6 +88,7 @@ _OF_PARTS = {
     "class_scores": ("layer", "class", "n_test_tokens", "n_predicted", "recall", "precision", "f1", "confused_with"),
     "confusions": ("layer", "class", "predicted", "n_test_tokens"),
     "contexts": ("layer", "neuron", "end", "place", "activation", "sentence", "before", "token", "after"),
+    "profiles": ("layer", "neuron", "measure", "value", "n_test_tokens"),
 }
 # What each layer has in the same order, and whether each only once.
 _PARTS = {

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from probing.corpus import Corpus
 from probing.data.examples import Examples
-from probing.errors import UserError
-from probing.evidence.extremes import Extremes, extremes
+from probing.evidence.extremes import Extremes
 from probing.results.schema import Row
-from probing.results.shown import layers_named
-from probing.runtime import terminal
 from probing.tasks import Labels
 
-if TYPE_CHECKING:
-    from probing.runs.run import Run
-
-# Most tokens of each end that can be asked for.
-MOST_TOKENS = 10_000
 # Most characters before a token and after it, and of a sentence that stands for itself.
 AROUND, WHOLE = 40, 120
 
@@ -43,29 +35,6 @@ def contexts_of(extremes: Extremes, examples: Examples, corpus: Corpus, classes:
                 rows.append({**about, **in_context(examples, corpus, token)})
     order = {(layer, neuron): i for layer, own in extremes.neurons.items() for i, neuron in enumerate(own)}
     return sorted(rows, key=lambda row: (row["layer"], order[row["layer"], row["neuron"]], row["end"], row["place"]))
-
-
-def of_neuron(run: Run, layer: int, neuron: int, n: int) -> list[dict[str, Any]]:
-    """Return the test tokens of a run on which a neuron is highest and lowest, as in `contexts.csv`.
-
-    Raises:
-        UserError: If the run has no such layer or neuron, was made from arrays, or its model or corpus has changed.
-    """
-    from probing.runs.finished import Extraction, open_runs, sides_of, width_of  # `fit` needs no runs of others
-    from probing.runs.places import cache_of
-
-    layers, width = run.layers, width_of(run)
-    if layer not in layers:
-        raise UserError(f"`layer={layer}`: {run.folder} has {layers_named(layers)}.")
-    if neuron not in range(width):
-        raise UserError(f"`neuron={neuron}`: layer {layer} of {run.folder} has the neurons 0 to {width - 1}.")
-    if n not in range(1, MOST_TOKENS + 1):
-        raise UserError(f"`n={n}` is not allowed; use a whole number from 1 to {MOST_TOKENS}.")
-    with terminal.quiet_libraries():
-        (finished,) = open_runs([run], "index", run.moved)
-        sides = sides_of(finished, Extraction(cache_of(run), {}, terminal.silence))
-        found = extremes(sides.test, {layer: [neuron]}, n)
-        return contexts_of(found, sides.test, finished.corpora[-1], sides.classes)
 
 
 def _label(examples: Examples, token: int, classes: Labels) -> dict[str, Any]:

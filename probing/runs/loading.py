@@ -62,3 +62,18 @@ def _with_text(run: Run, corpus: Any) -> Run:
     run.moved = given_texts(corpus)
     texts_of(of_text(run), run.moved)
     return run
+
+
+def load_fit_of_classes(folder: str | Path) -> Run:
+    """Read a finished run whose model can read its corpus again, and whose probes predict classes.
+
+    Raises:
+        UserError: If there is no finished run in the folder, if it was made from arrays, or if it predicts numbers.
+    """
+    run = of_text(load_fit(folder))
+    if run.is_of_numbers:
+        raise UserError(
+            f"`{folder}` predicts numbers, and `rank` and `compare` take runs that predict classes; its own ranking is "
+            "in neurons.csv."
+        )
+    return run

@@ -11,6 +11,7 @@ from probing.data.examples import Sides
 from probing.data.layer_moments import layer_moments
 from probing.evidence.by_class import predicted_classes
 from probing.evidence.extremes import extremes
+from probing.evidence.neuron_profiles import profile_rows
 from probing.evidence.retraining import Retraining, strengthened
 from probing.evidence.stability import PENALTIES
 from probing.evidence.table import collect_evidence, first_neurons
@@ -42,7 +43,8 @@ class Asked:
         transform: Transform of the activations, as in `--transform`.
         seed: Seed of every random draw.
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
-        extremes: Whether the tokens on which the first neurons are highest and lowest are looked for.
+        extremes: Whether the first neurons are described, and the tokens looked for on which they are highest and
+            lowest.
     """
 
     n_replicates: int
@@ -91,7 +93,8 @@ def measure(
     if asked.extremes:
         with counted("tokens on which neurons are highest and lowest", None):
             first = first_neurons(measured.fits, measured.evidence, N_NEURONS)
-            measured = replace(measured, extremes=extremes(sides.test, first, N_TOKENS))
+            found = extremes(sides.test, first, N_TOKENS)
+            measured = replace(measured, extremes=found, profiles=profile_rows(sides.test, first))
     watch.end("evidence")
     return measured
 

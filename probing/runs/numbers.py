@@ -48,6 +48,7 @@ class MeasuredNumbers:
         transform: Transform of the activations, fitted on the training examples.
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
         extremes: The test tokens on which the first neurons are highest and lowest, if they were looked for.
+        profiles: What else describes these neurons, as in `profiles.csv`.
     """
 
     sides: Sides
@@ -59,6 +60,7 @@ class MeasuredNumbers:
     transform: str = "none"
     n_heads: int | None = None
     extremes: Extremes | None = None
+    profiles: Sequence[Row] = ()
 
     @property
     def heads(self) -> list[dict[str, Any]]:

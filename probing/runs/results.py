@@ -64,6 +64,7 @@ class Measured:
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
         heads: A row per layer and head, as in `heads.csv`; empty without heads.
         extremes: The test tokens on which the first neurons are highest and lowest, if they were looked for.
+        profiles: What else describes these neurons, as in `profiles.csv`.
     """
 
     sides: Sides
@@ -78,6 +79,7 @@ class Measured:
     n_heads: int | None = None
     heads: Sequence[dict[str, Any]] = ()
     extremes: Extremes | None = None
+    profiles: Sequence[Row] = ()
 
     def tables(self) -> dict[str, Sequence[Row]]:
         """Return the rows of every table that a run of these results has, by its name."""
@@ -254,6 +256,7 @@ def write(
     tables, sides = measured.tables(), measured.sides
     if measured.extremes and corpus is not None:
         tables["contexts"] = contexts_of(measured.extremes, sides.test, corpus, sides.classes)
+        tables["profiles"] = measured.profiles
     paths = write_tables(folder, config, tables, NUMBER_TABLES if sides.numbers else TABLES)
     paths += _write_tensors(folder, measured, config["task"], config["model"])
     if transforms:

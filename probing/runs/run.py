@@ -36,6 +36,7 @@ from probing.tables.schema import (
     NUMBER_NEURONS,
     NUMBERS,
     POSITIONS,
+    PROFILES,
     TABLES,
 )
 from probing.tasks import task_in_words
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from probing.corpus.splits import GroupBy
     from probing.runs.explanations import Explanation
+    from probing.runs.neuron_page import NeuronPage
     from probing.runs.predictions import Probes
 
 
@@ -172,10 +174,13 @@ class Run(Result):
         """The test tokens on which each layer's first neurons are highest and lowest, as in `contexts.csv`."""
         return self._further(CONTEXTS)
 
-    def neuron(self, layer: int, neuron: int, n: int = 10) -> Table:
-        """Return the test tokens on which a neuron is highest and lowest, with the text around them.
+    @property
+    def profiles(self) -> Table:
+        """What describes each layer's first neurons beside their tokens, as in `profiles.csv`."""
+        return self._further(PROFILES)
 
-        The hidden states are read from the cache, or extracted again.
+    def neuron(self, layer: int, neuron: int, n: int = 10) -> NeuronPage:
+        """Return what is known of a neuron; the hidden states are read from the cache, or extracted again.
 
         Args:
             layer: Number of the layer.
@@ -183,14 +188,15 @@ class Run(Result):
             n: Number of tokens at each end.
 
         Returns:
-            Rows as in `contexts.csv`: those of the highest activations, and then those of the lowest.
+            Rows as in `contexts.csv`: the test tokens of its highest activations, and then those of its lowest, with
+            the text around them. Beside them stand `profile`, `classes` and `ranks`, and a notebook shows all of it.
 
         Raises:
             UserError: If the run has no such layer or neuron, was made from arrays, or its model or corpus has changed.
         """
-        from probing.runs.contexts import of_neuron
+        from probing.runs.neuron_page import page_of
 
-        return Table(of_neuron(of_text(self), layer, neuron, n), CONTEXTS)
+        return page_of(of_text(self), layer, neuron, n)
 
     def _further(self, schema: Schema) -> Table:
         """Return a table that not every run has."""
@@ -358,21 +364,6 @@ def load_fit(folder: str | Path) -> Run:
     if kind := kind_of(folder, "`fit`"):
         raise UserError(f"`{folder}` holds a {kind}; give the folder of a run that `fit` wrote.")
     return read_run(folder)
-
-
-def load_fit_of_classes(folder: str | Path) -> Run:
-    """Read a finished run whose model can read its corpus again, and whose probes predict classes.
-
-    Raises:
-        UserError: If there is no finished run in the folder, if it was made from arrays, or if it predicts numbers.
-    """
-    run = of_text(load_fit(folder))
-    if run.is_of_numbers:
-        raise UserError(
-            f"`{folder}` predicts numbers, and `rank` and `compare` take runs that predict classes; its own ranking is "
-            "in neurons.csv."
-        )
-    return run
 
 
 def of_text(run: Run) -> Run:

@@ -275,9 +275,28 @@ CONTEXTS = Schema("contexts", "of text, a row per layer, neuron among its first 
     whole("sentence", "Index of the sentence in the corpus."),
     whole("position", "Position of the token in its sentence, special tokens included."),
 ), optional=True)  # fmt: skip
+PROFILES = Schema("profiles", "of text, a row per layer, neuron among its first 10, and number that describes it", (
+    layer_column(),
+    whole("neuron", "Index of the neuron."),
+    text("measure", "`mean`: its mean activation over test tokens; `position`: over those at a position; "
+         "`correlation`: its correlation with another neuron of the layer over these, of the five strongest ones; "
+         "`cosine_contribution`: what it adds to the mean cosine of two different test tokens; `cosine_share`: that as "
+         "a share of the mean cosine, which can be below 0 or above 1."),
+    whole("index", "The position, or the other neuron."),
+    measured("value", "The number, with the interval of a mean over sentences or documents."),
+    N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+NEURON_CLASSES = Schema("neuron_classes", "of `Run.neuron`: a row per class", (
+    layer_column(),
+    whole("neuron", "Index of the neuron."),
+    Column("class", label_of_class, "Label of the class."),
+    number("weight", "The probe's weight, centred over classes; its sign says whether high values speak for or against "
+           "the class. Of numbers, the weight itself.", form="+.3g"),
+    number("contribution", "Mean contribution over the class's test tokens.", form=".3g"),
+))  # fmt: skip
 # Tables of a run of classes, and of one of numbers.
-TABLES = ACCURACY, NEURONS, CLASS_SCORES, CONFUSIONS, POSITIONS, CLASSES, HEADS, CONTEXTS
-NUMBER_TABLES = NUMBERS, NUMBER_NEURONS, HEADS, CONTEXTS
+TABLES = ACCURACY, NEURONS, CLASS_SCORES, CONFUSIONS, POSITIONS, CLASSES, HEADS, CONTEXTS, PROFILES
+NUMBER_TABLES = NUMBERS, NUMBER_NEURONS, HEADS, CONTEXTS, PROFILES
 RANKING = Schema("METHOD", "a row per layer and neuron in ranked order, a file per method", (
     layer_column(), whole("rank", "Rank in the layer."), whole("neuron", "Index of the neuron."),
     number("score", "What the method ranks by."),

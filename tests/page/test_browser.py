@@ -198,6 +198,25 @@ def test_a_neuron_that_is_picked_shows_what_it_contributes_to_each_class(
     assert find(".tip").text == find(".detail .readout").text
 
 
+@pytest.mark.slow
+def test_a_picked_neuron_leads_to_its_own_block_if_it_has_one(
+    opened: Any, find: Callable[[str], Any], folder: Path
+) -> None:
+    run = load_run(folder)
+    first = {(row["layer"], row["neuron"]) for row in run.contexts}
+    (picked,) = {neuron for layer, neuron in first if layer == 2} & {run.top(2, 1)[0]["neuron"]}
+    block = find(f"#neurons-0-2-{picked}")
+    assert not block.is_displayed()
+    find(".to-page a").click()
+    until(opened, lambda: block.find_element("css selector", "mark").is_displayed())
+    other = next(row["neuron"] for row in run.neurons if row["layer"] == 2 and (2, row["neuron"]) not in first)
+    find(".by-neuron").send_keys(str(other))
+    (button,) = find("table.neurons").find_elements("css selector", f"button[aria-label='neuron {other} of layer 2']")
+    button.click()
+    until(opened, lambda: find(".picked").text == f"Layer 2, neuron {other}")
+    assert not find(".to-page").is_displayed()
+
+
 def bar_heights(browser: Any) -> list[float]:
     path = browser.find_element("css selector", ".by-class .bars").get_attribute("d")
     return [-float(part.split("h")[0]) for part in path.split("v")[1:]]

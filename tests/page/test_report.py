@@ -193,9 +193,11 @@ def test_what_users_name_is_shown_and_never_run(own: Callable[..., Path], tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("n_classes", "n_runs", "kept"), [(128, 1, 768), (510, 1, 209), (65, 3, 281)])
+@pytest.mark.parametrize(
+    ("n_classes", "n_runs", "kept", "n_charts"), [(128, 1, 697, 5), (510, 1, 175, 5), (65, 3, 167, 3)]
+)
 def test_a_page_of_a_large_model_is_small(
-    n_classes: int, n_runs: int, kept: int, own: Callable[..., Path], tmp_path: Path
+    n_classes: int, n_runs: int, kept: int, n_charts: int, own: Callable[..., Path], tmp_path: Path
 ) -> None:
     folders = [own("whole", "0")]
     enlarge(folders[0], n_classes, width=768, n_layers=13)
@@ -205,6 +207,9 @@ def test_a_page_of_a_large_model_is_small(
     # All neurons' contributions by class if there is room, else those of the first, and then the page says so.
     said = re.findall(r"This page has it for the first (\d+) neurons of each layer", path.read_text(encoding="utf-8"))
     assert said == ([str(kept)] * n_runs if kept < 768 else [])
+    # So it is with the charts of single neurons.
+    charts = path.read_text(encoding="utf-8").count('class="chart by-position"')
+    assert charts == 13 * n_charts
 
 
 def enlarge(folder: Path, n_classes: int, width: int, n_layers: int) -> None:
@@ -212,7 +217,7 @@ def enlarge(folder: Path, n_classes: int, width: int, n_layers: int) -> None:
     generator = np.random.default_rng(0)
     table, accuracy = read_csv(folder / "neurons.csv"), read_csv(folder / "accuracy.csv")[0]
     of_class = read_csv(folder / "class_scores.csv")[0]
-    rows = []
+    tokens, rows, contexts, profiles = read_csv(folder / "contexts.csv")[:10], [], [], []
     for layer in range(n_layers):
         order, scores = generator.permutation(width).tolist(), np.sort(generator.gamma(2, size=width))[::-1].tolist()
         for rank in range(1, width + 1):
@@ -223,8 +228,19 @@ def enlarge(folder: Path, n_classes: int, width: int, n_layers: int) -> None:
             rows.append(
                 {**row, "layer": layer, "rank": rank, "neuron": order[rank - 1], "contribution": scores[rank - 1]}
             )
+        for neuron in order[:10]:
+            contexts += [{**row, "layer": layer, "neuron": neuron} for row in tokens]
+            profiles += [
+                {
+                    "layer": layer, "neuron": neuron, "measure": "position", "index": position, "value": at,
+                    "value_low": at - generator.random(), "value_high": at + generator.random(), "n_test_tokens": 99,
+                }
+                for position, at in enumerate(generator.standard_normal(128).tolist())
+            ]  # fmt: skip
     for name, content in (
         ("neurons.csv", rows),
+        ("contexts.csv", contexts),
+        ("profiles.csv", profiles),
         ("accuracy.csv", [{**accuracy, "layer": layer} for layer in range(n_layers)]),
         (
             "class_scores.csv",

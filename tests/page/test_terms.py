@@ -82,6 +82,8 @@ def test_the_parts_show_what_the_code_can_show(page: str) -> None:
         "flag",
         "highest on",
         "lowest on",
+        "class",
+        "weight",
     }
     assert {measure.replace("_", " ") for measure in MEASURES} | {*TOKENS.values()} <= headings(page, "geometry-0")
 

@@ -13,8 +13,11 @@ from conftest import BARE
 from probing import Run, UserError, WandbOptions, fit, load_run, probe
 from probing.corpus import Corpus
 from probing.evidence.extremes import extremes
+from probing.evidence.neuron_profiles import N_OTHERS, profile_rows
 from probing.runs.contexts import AROUND, in_context
 from probing.runs.measuring import N_NEURONS, N_TOKENS
+from probing.runs.neuron_page import NeuronPage, pages_of_first
+from probing.statistics.intervals import mean_interval
 from synthetic import Data, make_store, make_tokens, sides
 from written import read_csv
 
@@ -46,6 +49,62 @@ def test_the_most_extreme_come_first_and_of_equal_ones_the_first_in_the_text(dat
                 assert values[:, k].tolist() == states[order, neuron].tolist()
     few = extremes(replace(test, labels=np.where(np.arange(len(test.labels)) == here[0], 0, -1)), {1: [0]}, 7).found
     assert few[1, "highest"][1].tolist() == [[here[0]]]
+
+
+def values_of(rows: Any, measure: str) -> Any:
+    return [row for row in rows if row["measure"] == measure]
+
+
+@pytest.mark.parametrize("of_documents", [False, True])
+def test_profiles_are_those_of_a_plain_loop_over_all_test_tokens(data: Data, of_documents: bool) -> None:
+    test = data.test
+    if of_documents:
+        test = replace(test, documents=np.arange(test.store.tokens.n_sentences) // 3)
+    tokens, here = test.store.tokens, np.flatnonzero(test.labels >= 0)
+    states = np.concatenate([test.store.read(1, shard.index).numpy() for shard in test.store.plan.shards])
+    x = states[here].astype(np.float64)
+    rows = profile_rows(test, {1: [4, 0]})
+    assert {row["layer"] for row in rows} == {1}
+    positions = here - tokens.offsets[tokens.sentences[here]]
+    units = x / np.sqrt(np.square(x).sum(1, keepdims=True))
+    cosines = units @ units.T
+    mean_cosine = cosines[~np.eye(len(x), dtype=bool)].mean()
+    for neuron in (4, 0):
+        own = [row for row in rows if row["neuron"] == neuron]
+        (mean,) = values_of(own, "mean")
+        assert mean["value"] == pytest.approx(x[:, neuron].mean(), rel=1e-12)
+        assert mean["n_test_tokens"] == len(x)
+        for row, position in zip(values_of(own, "position"), np.unique(positions), strict=True):
+            at = here[positions == position]
+            n_of, sum_of = (np.zeros(tokens.n_sentences) for _ in range(2))
+            for token in at:
+                n_of[tokens.sentences[token]] += 1
+                sum_of[tokens.sentences[token]] += states[token, neuron]
+            low, high = mean_interval(test.clusters(sum_of), test.clusters(n_of).astype(np.int64))
+            assert (row["index"], row["n_test_tokens"]) == (position, len(at))
+            assert row["value"] == pytest.approx(states[at, neuron].mean(), rel=1e-6)
+            assert [row["value_low"], row["value_high"]] == pytest.approx([low, high], nan_ok=True)
+        correlations = np.corrcoef(x.T)[neuron]
+        others = sorted((k for k in range(6) if k != neuron), key=lambda k: -abs(correlations[k]))
+        found = values_of(own, "correlation")
+        assert [row["index"] for row in found] == others[:N_OTHERS]
+        assert [row["value"] for row in found] == pytest.approx(correlations[others[:N_OTHERS]])
+        products = np.outer(units[:, neuron], units[:, neuron])
+        contribution = products[~np.eye(len(x), dtype=bool)].mean()
+        (row,), (share,) = values_of(own, "cosine_contribution"), values_of(own, "cosine_share")
+        assert row["value"] == pytest.approx(contribution)
+        assert share["value"] == pytest.approx(contribution / mean_cosine)
+
+
+def test_a_neuron_that_never_varies_correlates_with_none(tmp_path: Path) -> None:
+    tokens = make_tokens(LENGTHS)
+    states = np.random.default_rng(2).standard_normal((tokens.n_tokens, 4)).astype(np.float32)
+    states[:, 1] = 2.5
+    test = sides(make_store(tmp_path / "store", [states], tokens, shard_tokens=60)).test
+    rows = profile_rows(test, {0: [1, 2]})
+    assert [row["index"] for row in values_of(rows, "correlation") if row["neuron"] == 1] == []
+    assert {row["index"] for row in values_of(rows, "correlation") if row["neuron"] == 2} == {0, 3}
+    assert {row["value"] for row in rows if row["neuron"] == 1 and row["measure"] in ("mean", "position")} == {2.5}
 
 
 @pytest.mark.parametrize("are_words", [False, True])
@@ -108,6 +167,38 @@ def test_a_run_has_the_first_neurons_of_each_layer_and_any_neuron_can_be_asked_f
         assert type(row["class"]) is int
     last = again.neuron(0, made.top(0, 16)[-1]["neuron"], 1)  # no first one
     assert [row["end"] for row in last] == ["highest", "lowest"]
+
+
+def test_what_fit_has_written_of_a_neuron_is_what_is_found_when_it_is_asked_for(made: Run) -> None:
+    again = load_run(made.folder)
+    pages = list(pages_of_first(again))
+    assert [(page.layer, page.neuron) for page in pages] == [
+        (layer, row["neuron"]) for layer in (0, 2) for row in made.top(layer, N_NEURONS)
+    ]
+    written = pages[-1]
+    asked = again.neuron(written.layer, written.neuron, N_TOKENS)
+    assert isinstance(asked, NeuronPage)
+    assert [*asked] == [*written]
+    assert [[row["measure"], row.get("index", ""), row["value"]] for row in asked.profile] == [
+        [row["measure"], row["index"], row["value"]] for row in written.profile
+    ]
+    assert [*asked.classes] == [*written.classes]
+    assert asked.sentences() == written.sentences()
+    # Weights are those of the probe, centred over classes; ranks are those of the ranked tables.
+    weight = made.weight[1, :, asked.neuron].double()
+    assert [row["weight"] for row in asked.classes] == pytest.approx((weight - weight.mean()).tolist())
+    assert [row["class"] for row in asked.classes] == made.results["classes"]
+    ranked = {row["layer"]: row["rank"] for row in made.neurons if row["neuron"] == asked.neuron}
+    assert {row["layer"]: row["rank"] for row in asked.ranks} == ranked
+    assert f"has rank {ranked[2]} of {made.weight.shape[-1]}; " in asked.sentences()[0]
+    assert f"Other ranks: {ranked[0]} in layer 0." in asked.sentences()[0]
+    (other,) = again.neuron(0, made.top(0)[0]["neuron"], 1).sentences()[:1]
+    assert "the neuron of this index is first in layer" in other
+    shown = asked._repr_html_()
+    assert shown.count("<svg") == 1
+    assert asked.sentences()[1] in repr(asked)
+    assert str(asked.positions[0]["index"]) in repr(asked)
+    assert asked.cosine_share == values_of(asked.profile, "cosine_share")[0]["value"]
 
 
 def test_what_is_not_there_is_refused_in_the_words_of_the_call(made: Run) -> None:

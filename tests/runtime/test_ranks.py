@@ -235,7 +235,7 @@ def table(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def assert_same_tables(one: Path, two: Path) -> None:
-    for name in ("accuracy.csv", "neurons.csv", "class_scores.csv", "contexts.csv"):
+    for name in ("accuracy.csv", "neurons.csv", "class_scores.csv", "contexts.csv", "profiles.csv"):
         rows, others = table(one, name), table(two, name)
         assert len(rows) == len(others) > 0
         for row, other in zip(rows, others, strict=True):

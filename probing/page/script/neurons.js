@@ -34,6 +34,9 @@ class RunView {
     this.filters.addEventListener("submit", (event) => event.preventDefault());
     for (const kind of ["input", "change"]) { // a menu may send only the second, when it is operated by a program
       this.filters.addEventListener(kind, () => {
+        const wanted = this.wanted().join();
+        if (wanted === this.filtered) return; // a click on a row leaves the field, and must find the row still there
+        this.filtered = wanted;
         this.limit = FIRST;
         this.showRows();
       });
@@ -53,9 +56,12 @@ class RunView {
     this.showRows();
   }
 
+  wanted() {
+    return [".by-layer", ".by-flag", ".by-neuron"].map((name) => this.filters.querySelector(name).value.trim());
+  }
+
   showRows() {
-    const wanted = [".by-layer", ".by-flag", ".by-neuron"].map((name) => this.filters.querySelector(name).value.trim());
-    const rows = this.table.sorted(this.table.matching(...wanted), this.sort.key, this.sort.direction);
+    const rows = this.table.sorted(this.table.matching(...this.wanted()), this.sort.key, this.sort.direction);
     for (const head of this.list.tHead.rows[0].cells) {
       if (head.dataset.key === this.sort.key) head.setAttribute("aria-sort", this.sort.direction);
       else head.removeAttribute("aria-sort");
@@ -203,11 +209,23 @@ class RunView {
     list.hidden = false;
     list.replaceChildren(...entries.filter(([, text]) => text !== "").map(([name, text, help]) =>
       make("div", { title: help }, make("dt", {}, name), make("dd", {}, text))));
+    this.linkPage(`${this.section.id}-${get("layer")}-${neuron}`);
     const across = (neuron + 0.5) / this.data.width, down = (this.cell.i + 0.5) / this.data.layers.length;
     Object.assign(this.ring.style, { left: `calc(${100 * across}% - 8px)`, top: `calc(${100 * down}% - 8px)` }); // on paper, too
     for (const element of this.list.tBodies[0].rows) element.classList.toggle("is-picked", Number(element.dataset.row) === row);
     this.drawClasses(row);
     if (byButton) this.detail.querySelector(".picked").focus();
+  }
+
+  // The picked neuron's block further down, if it has one; following the link opens what it stands in.
+  linkPage(id) {
+    const page = document.getElementById(id), link = this.detail.querySelector(".to-page");
+    link.hidden = !page;
+    if (!page) return;
+    link.firstElementChild.href = "#" + id;
+    link.firstElementChild.onclick = () => {
+      for (let within = page; within; within = within.parentElement.closest("details")) within.open = true;
+    };
   }
 
   drawClasses(row) {

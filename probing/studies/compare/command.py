@@ -15,9 +15,9 @@ from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
 from probing.runs.call import Call, Measured
 from probing.runs.folder import RunFolder
-from probing.runs.loading import load_run
+from probing.runs.loading import load_fit_of_classes, load_run
 from probing.runs.registry import study_of
-from probing.runs.run import Run, load_fit_of_classes
+from probing.runs.run import Run
 from probing.runs.study import Result
 from probing.runs.tuned import is_of_tunings
 from probing.runtime import terminal

@@ -25,6 +25,7 @@ from probing.results.schema import Row
 from probing.results.shown import layers_named
 from probing.runs.call import say_where, writable_folder
 from probing.runs.checks import has_intercept
+from probing.runs.loading import load_fit_of_classes
 from probing.runs.of_run import tracked_like
 from probing.runs.rankings import (
     RANKING_KEY,
@@ -35,7 +36,7 @@ from probing.runs.rankings import (
     writing,
 )
 from probing.runs.registry import refuse_several
-from probing.runs.run import Run, load_fit_of_classes
+from probing.runs.run import Run
 from probing.runtime.progress import expect, stage
 from probing.runtime.stages import BRIEF
 from probing.tables.rankings import curves_lines, rankings_lines

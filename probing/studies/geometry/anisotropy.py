@@ -15,15 +15,10 @@ from torch import Tensor
 
 from probing.cache.tokens import Tokens
 from probing.statistics.bootstrap import N_DRAWS, Estimate, estimate, undefined
+from probing.statistics.mean_cosine import CosineSums, normalise, shares_of
 
 # Number of pairs whose products are taken at a time.
 _PAIRS = 20_000
-
-
-def normalise(vectors: Tensor) -> Tensor:
-    """Divide vectors, shape (..., d), by their lengths; vectors of length 0, which have no cosine, become 0."""
-    lengths = vectors.norm(dim=-1, keepdim=True)
-    return vectors * torch.where(lengths > torch.finfo(lengths.dtype).tiny, 1 / lengths, 0.0)
 
 
 def sum_by_sentence(rows: Tensor, lengths: Tensor) -> Tensor:
@@ -46,19 +41,15 @@ class MeanCosine:
 
     @property
     def shares(self) -> Tensor:
-        """Share of each neuron, shape (d,); it can be above 1 or below 0, as contributions have both signs.
-
-        NaN where the mean cosine is within 1e-6 of 0, so that a share of it has no meaning.
-        """
-        return self.by_neuron / self.estimate.value if abs(self.estimate.value) > 1e-6 else self.by_neuron * np.nan
+        """Share of each neuron, shape (d,), as `shares_of` returns it."""
+        return shares_of(self.by_neuron, self.estimate.value)
 
 
 class MeanCosineAccumulator:
     """Accumulates unit vectors sentence by sentence and gives the mean cosine over all pairs of two different vectors.
 
-    With u_i = x_i / |x_i|, A = (|sum_i u_i|^2 - N) / (N (N - 1)), so that no pairs need be drawn (Ethayarajh 2019 and
-    later papers draw a thousand, whose standard error is about .003). The contribution of neuron k is cc_k =
-    ((sum_i u_ik)^2 - sum_i u_ik^2) / (N (N - 1)), the closed form of Timkey & van Schijndel's (2021).
+    `CosineSums` has the closed form; no pairs are drawn (Ethayarajh 2019 and later papers draw a thousand, whose
+    standard error is about .003).
 
     Over all tokens, long sentences have a larger weight, and some pairs are from one sentence. The published quantity
     avoids both by taking one token per sentence; to compute it, pass one row per sentence.
@@ -72,9 +63,8 @@ class MeanCosineAccumulator:
     """
 
     def __init__(self, d: int, n_draws: int = N_DRAWS) -> None:
-        self.n = self.n_sentences = 0
-        self.total = torch.zeros(d, dtype=torch.float64)
-        self.squares = torch.zeros(d, dtype=torch.float64)
+        self.n_sentences = 0
+        self.all = CosineSums(d)
         self.drawn = torch.zeros(n_draws, d, dtype=torch.float64)
         # For each draw, the cosines and the number of pairs between copies of one sentence, which do not count.
         self.cosines = torch.zeros(n_draws, dtype=torch.float64)
@@ -90,12 +80,8 @@ class MeanCosineAccumulator:
             lengths: Number of tokens of each sentence, shape (n_sentences,); it may be 0.
             weights: How often each sentence occurs in each draw, shape (n_draws, n_sentences).
         """
-        self.n += len(units)
+        self.all.update(units, sums)
         self.n_sentences += int((lengths > 0).sum())
-        self.total += sums.double().sum(0)
-        rows = units.numpy()
-        # This is thirty times as fast as a norm along the first axis.
-        self.squares += torch.from_numpy(np.einsum("nd,nd->d", rows, rows)).double()
         self.drawn += (weights.to(sums.dtype) @ sums).double()
         counts, n = weights.double(), lengths.double()
         together = sums.double().square().sum(1)
@@ -105,12 +91,11 @@ class MeanCosineAccumulator:
 
     def result(self) -> MeanCosine:
         """Return the mean cosine; it is NaN for fewer than two vectors."""
-        n_pairs = self.n * (self.n - 1)
-        if not n_pairs:
-            return MeanCosine(undefined(self.n), torch.full_like(self.total, float("nan")))
-        by_neuron = (self.total.square() - self.squares) / n_pairs
+        n, by_neuron = self.all.n, self.all.by_neuron()
+        if n < 2:
+            return MeanCosine(undefined(n), by_neuron)
         drawn = (self.drawn.square().sum(1) + self.cosines) / (self.drawn_tokens.square() + self.pairs)
-        return MeanCosine(estimate(float(by_neuron.sum()), drawn, self.n, self.n_sentences), by_neuron)
+        return MeanCosine(estimate(float(by_neuron.sum()), drawn, n, self.n_sentences), by_neuron)
 
 
 class ClippedCosines:

@@ -23,6 +23,7 @@ from probing.data.examples import Activations
 from probing.data.words import pool_words
 from probing.probes.transforms import Transform
 from probing.statistics.bootstrap import Estimate, MeanOverSentences, weights
+from probing.statistics.mean_cosine import normalise
 from probing.statistics.moments import Covariance, CovarianceAccumulator
 from probing.statistics.outliers import Profile, ProfileAccumulator, pooled
 from probing.studies.geometry import anisotropy
@@ -32,7 +33,6 @@ from probing.studies.geometry.anisotropy import (
     Occurrences,
     SelfSimilarityAccumulator,
     choose_words,
-    normalise,
     sum_by_sentence,
 )
 from probing.studies.geometry.smoothing import Group, smoothness

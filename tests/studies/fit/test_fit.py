@@ -95,7 +95,7 @@ def test_the_folder_holds_what_the_design_promises(run: Run) -> None:
     names = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
     assert names == {
         "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "classes.csv", "positions.csv",
-        "class_scores.csv", "confusions.csv", "contexts.csv", "probe.safetensors",
+        "class_scores.csv", "confusions.csv", "contexts.csv", "profiles.csv", "probe.safetensors",
         "contributions.safetensors", "report.html", *FIGURES,
         *(figure.replace(".pdf", ".png") for figure in FIGURES),
     }  # fmt: skip
@@ -341,7 +341,7 @@ def test_the_offline_run_holds_curves_tables_and_the_artifact(chosen: Run) -> No
     (files,) = [files for _, kind, files in tracked.artifacts if kind == "probe"]
     assert set(files) == {
         "config.yaml", "results.json", "accuracy.csv", "neurons.csv", "classes.csv", "positions.csv",
-        "class_scores.csv", "confusions.csv", "contexts.csv", "probe.safetensors",
+        "class_scores.csv", "confusions.csv", "contexts.csv", "profiles.csv", "probe.safetensors",
         "contributions.safetensors", "report.html", *FIGURES,
     }  # fmt: skip
     (logged,) = tracked.rows("report")

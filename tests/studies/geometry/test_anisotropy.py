@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from probing.statistics import bootstrap as redraws
+from probing.statistics.mean_cosine import normalise
 from probing.studies.geometry import anisotropy
 from probing.studies.geometry.anisotropy import (
     ClippedCosines,
     MeanCosine,
     MeanCosineAccumulator,
-    normalise,
     sum_by_sentence,
 )
 

@@ -10,7 +10,8 @@ import torch
 from scipy.optimize import minimize
 
 from probing.statistics.bootstrap import MeanOverSentences, weights
-from probing.studies.geometry.anisotropy import normalise, sum_by_sentence
+from probing.statistics.mean_cosine import normalise
+from probing.studies.geometry.anisotropy import sum_by_sentence
 from probing.studies.geometry.smoothing import Smoothness, smoothness
 
 pytestmark = pytest.mark.numeric
