@@ -233,7 +233,13 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
     def small(**options: Any) -> Any:
         return real(**{"model": str(toy), "corpus": "sentences.txt", **BARE, **options, "layer": 2})
 
+    real_attention = probing.attention
+
+    def small_attention(**options: Any) -> Any:
+        return real_attention(**{"model": str(toy), "corpus": "sentences.txt", **options})
+
     monkeypatch.setattr(probing, "fit", small, raising=False)
+    monkeypatch.setattr(probing, "attention", small_attention, raising=False)
     names: dict[str, Any] = {"__name__": "page"}
     for language, code in code_blocks(page):
         if language == "python":
@@ -252,6 +258,7 @@ def test_the_pages_with_python_are_found() -> None:
         "README.md",
         "docs/activations.md",
         "docs/arrays.md",
+        "docs/export.md",
         "docs/files.md",
         "docs/python.md",
         "docs/notes/series.md",

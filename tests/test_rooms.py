@@ -69,7 +69,7 @@ FLOORS = (
     {"comparison", "evidence"},
     {"runs"},
     {"downstream", "heads"},
-    {"page", "readouts"},
+    {"exports", "page", "readouts"},
     {"disabling"},
     {"studies.attention", "studies.cloze", "studies.disable", "studies.embeddings", "studies.fit", "studies.geometry",
      "studies.hierarchy", "studies.finetune", "studies.pretrain", "studies.similarity"},

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from probing.corpus import Corpus
+from probing.data.examples import Sides
 from probing.errors import UserError
 from probing.evidence.extremes import extremes
 from probing.evidence.neuron_profiles import profile_rows
@@ -83,8 +85,7 @@ def page_of(run: Run, layer: int, neuron: int, n: int) -> NeuronPage:
     Raises:
         UserError: If the run has no such layer or neuron, or its model or corpus has changed.
     """
-    from probing.runs.finished import Extraction, open_runs, sides_of, width_of  # `fit` needs no runs of others
-    from probing.runs.places import cache_of
+    from probing.runs.finished import width_of  # `fit` needs no runs of others
 
     layers, width = run.layers, width_of(run)
     if layer not in layers:
@@ -94,12 +95,24 @@ def page_of(run: Run, layer: int, neuron: int, n: int) -> NeuronPage:
     if n not in range(1, MOST_TOKENS + 1):
         raise UserError(f"`n={n}` is not allowed; use a whole number from 1 to {MOST_TOKENS}.")
     with terminal.quiet_libraries():
-        (finished,) = open_runs([run], "index", run.moved)
-        sides = sides_of(finished, Extraction(cache_of(run), {}, terminal.silence))
+        sides, corpus = sides_and_text(run)
         asked = {layer: [neuron]}
-        contexts = contexts_of(extremes(sides.test, asked, n), sides.test, finished.corpora[-1], sides.classes)
+        contexts = contexts_of(extremes(sides.test, asked, n), sides.test, corpus, sides.classes)
         profile = profile_rows(sides.test, asked)
     return NeuronPage(run, layer, neuron, contexts, profile, _Weights(run).of(layer, neuron))
+
+
+def sides_and_text(run: Run) -> tuple[Sides, Corpus]:
+    """Return the examples of a run of text, from the cache or extracted again, and the corpus that it was tested on.
+
+    Raises:
+        UserError: If its model or corpus has changed.
+    """
+    from probing.runs.finished import Extraction, open_runs, sides_of
+    from probing.runs.places import cache_of
+
+    (finished,) = open_runs([run], "index", run.moved)
+    return sides_of(finished, Extraction(cache_of(run), {}, terminal.silence)), finished.corpora[-1]
 
 
 def pages_of_first(run: Run) -> Iterator[NeuronPage]:

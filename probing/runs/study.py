@@ -89,6 +89,21 @@ class Result:
         made: Path = write(output=None if output is None else str(output))
         return made
 
+    def export(self, format: str, path: str | Path | None = None) -> Path:
+        """Write the results as files of another program, whole or not at all, and return their folder.
+
+        Args:
+            format: `parquet`, `latex` or `csv`: a file for each table; of a run of `fit` also `neuronpedia`, and of one
+                of `attention` also `headvis`.
+            path: The folder; `exports/FORMAT` in the folder of the results by default. One that was exported earlier is
+                replaced.
+
+        Raises:
+            UserError: If there is no such format for these results, or the folder cannot be written.
+        """
+        made: Path = import_module("probing.exports.formats").export(self, format, path)
+        return made
+
     def __repr__(self) -> str:
         from probing.runtime.terminal import render
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,3 +31,23 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder that takes the place of `path` after writing; if writing fails, nothing changes."""
+    partial, old = (path.with_name(f".{path.name}.{os.getpid()}{end}") for end in ("", ".old"))
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if path.exists():
+            path.rename(old)
+        try:
+            partial.rename(path)
+        except OSError:
+            if old.exists():
+                old.rename(path)
+            raise
+    finally:
+        for left in (partial, old):
+            shutil.rmtree(left, ignore_errors=True)

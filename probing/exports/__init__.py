@@ -1,0 +1,1 @@
+"""Results for other programs: tables, viewers of neurons and of heads, and the hub."""
