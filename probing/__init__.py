@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from probing.commands.report import report as report
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
+    from probing.exports.hub import pull as pull
     from probing.probes.linear import LinearProbe as LinearProbe
     from probing.results.rows import Table as Table
     from probing.results.schema import Column as Column
@@ -74,6 +75,7 @@ _HOMES = {
     "extract": "probing.studies.fit.command",
     "load_run": "probing.runs.loading",
     "probe": "probing.studies.fit.arrays",
+    "pull": "probing.exports.hub",
     "read_activations": "probing.activations.reading",
     "report": "probing.commands.report",
 }

@@ -69,8 +69,8 @@ FLOORS = (
     {"comparison", "evidence"},
     {"runs"},
     {"downstream", "heads"},
-    {"exports", "page", "readouts"},
-    {"disabling"},
+    {"page", "readouts"},
+    {"disabling", "exports"},
     {"studies.attention", "studies.cloze", "studies.disable", "studies.embeddings", "studies.fit", "studies.geometry",
      "studies.hierarchy", "studies.finetune", "studies.pretrain", "studies.similarity"},
     # Studies of the runs of others, and the commands that are no studies.

@@ -116,11 +116,11 @@ def _activations(
             values = states[offsets[sentence] - start : offsets[sentence + 1] - start, neuron]
             found[neuron, sentence] = values.float().tolist()
     for neuron, sentence in asked:
-        values = found[neuron, sentence]
+        own = found[neuron, sentence]
         yield {
             **about, "id": f"{about['layer']}-{neuron}-{sentence}", "index": str(neuron),
-            "tokens": _tokens(examples, corpus, sentence), "values": values,
-            "maxValue": max(values), "maxValueTokenIndex": int(np.argmax(values)), "minValue": min(values),
+            "tokens": _tokens(examples, corpus, sentence), "values": own,
+            "maxValue": max(own), "maxValueTokenIndex": int(np.argmax(own)), "minValue": min(own),
             "dataIndex": str(sentence), "dataSource": "corpus",
         }  # fmt: skip
 

@@ -104,6 +104,34 @@ class Result:
         made: Path = import_module("probing.exports.formats").export(self, format, path)
         return made
 
+    def card(self) -> str:
+        """Return a model card: results with intervals, controls, what follows and what does not, how to repeat it.
+
+        Raises:
+            UserError: If the results are damaged.
+        """
+        made: str = import_module("probing.exports.card").card(self)
+        return made
+
+    def push(
+        self, repo_id: str, private: bool = True, revision: str | None = None, token: str | None = None,
+        endpoint: str | None = None,
+    ) -> str:  # fmt: skip
+        """Upload the results with their card to the Hugging Face hub, and return the address of the commit.
+
+        Args:
+            repo_id: The repository as `NAME/REPOSITORY`; it is made if it is not there.
+            private: Whether a new repository is private.
+            revision: The branch, `main` by default.
+            token: Access token; the one that is stored on this machine by default.
+            endpoint: Address of another hub.
+
+        Raises:
+            UserError: If the results cannot be read from their own files alone, or the hub refuses them.
+        """
+        made: str = import_module("probing.exports.hub").push(self, repo_id, private, revision, token, endpoint)
+        return made
+
     def __repr__(self) -> str:
         from probing.runtime.terminal import render
 

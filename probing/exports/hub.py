@@ -1,0 +1,190 @@
+"""Runs on the Hugging Face hub: `push` uploads what `load_run` needs, and `pull` downloads and checks it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from probing.errors import UserError, as_clause
+from probing.exports.card import card
+from probing.exports.places import portable, portable_results
+from probing.runs.loading import load_run
+from probing.runs.study import Result
+from probing.runtime.files import regular, replacing_folder
+
+# Files of a run that are read without running code or unpickling.
+READ = re.compile(r"\w[\w .+-]*\.(csv|safetensors|yaml|json)")
+CARD = "README.md"
+
+
+def push(
+    made: Result, repo_id: str, private: bool = True, revision: str | None = None, token: str | None = None,
+    endpoint: str | None = None,
+) -> str:  # fmt: skip
+    """Upload results with their card to a repository of models on the hub, and return the address of the commit.
+
+    Args:
+        made: The results.
+        repo_id: The repository as `NAME/REPOSITORY`; it is made if it is not there.
+        private: Whether a new repository is private.
+        revision: The branch, `main` by default.
+        token: Access token; the one that is stored on this machine by default.
+        endpoint: Address of another hub.
+
+    Raises:
+        UserError: If `load_run` cannot read the results from their own files alone, or the hub refuses them.
+    """
+    from huggingface_hub import HfApi
+
+    with TemporaryDirectory() as place:
+        folder = Path(place) / made.folder.name
+        stage(made, folder)
+        with _speaking_of(repo_id):
+            api = HfApi(endpoint=endpoint, token=token)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            there = set(_names(api.list_repo_files(repo_id, revision=revision), repo_id))
+            gone = sorted(there - {path.name for path in folder.iterdir()})
+            info = api.upload_folder(
+                repo_id=repo_id, folder_path=folder, revision=revision, delete_patterns=gone or None,
+                commit_message=f"{made.study.title}: {made.folder.name}",
+            )  # fmt: skip
+    return str(info.commit_url)
+
+
+def stage(made: Result, folder: Path) -> None:
+    """Copy what `load_run` needs into a new folder, without paths of this machine, and write the card.
+
+    Raises:
+        UserError: If the copy cannot be read again.
+    """
+    folder.mkdir()
+    for path in sorted(made.folder.iterdir()):
+        if path.is_file() and READ.fullmatch(path.name):
+            _copy(regular(path), folder / path.name)
+    try:
+        again = load_run(folder)
+    except UserError as error:
+        said = str(error).replace(str(folder), str(made.folder))
+        raise UserError(f"`push`: `{made.folder}` cannot be read from its tables and tensors alone: {said}") from None
+    (folder / CARD).write_text(card(again), encoding="utf-8")
+
+
+def _copy(path: Path, to: Path) -> None:
+    if path.name == "config.yaml":
+        import yaml
+
+        from probing.runs.folder import read_yaml
+
+        to.write_text(yaml.safe_dump(portable(read_yaml(path)), sort_keys=False), encoding="utf-8")
+    elif path.name == "results.json":
+        from probing.runs.folder import read_json
+
+        to.write_text(json.dumps(portable_results(read_json(path)), indent=2), encoding="utf-8")
+    elif path.suffix == ".safetensors":
+        _copy_tensors(path, to)
+    else:
+        shutil.copyfile(path, to)
+
+
+def _copy_tensors(path: Path, to: Path) -> None:
+    """Copy a file of tensors; its metadata may name the model's folder."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    if portable(metadata) == metadata:
+        shutil.copyfile(path, to)
+    else:
+        save_file(load_file(path), to, portable(metadata))
+
+
+def pull(
+    repo_id: str, folder: str | Path | None = None, revision: str | None = None, token: str | None = None,
+    endpoint: str | None = None,
+) -> Any:  # fmt: skip
+    """Download results that `push` has uploaded, check them as `load_run` does, and return them.
+
+    Only tables, tensors, `config.yaml` and `results.json` are downloaded; none of them is run or unpickled.
+
+    Args:
+        repo_id: The repository as `NAME/REPOSITORY`.
+        folder: A new folder; one of the repository's name in `runs` by default.
+        revision: A branch, tag or commit.
+        token: Access token; the one that is stored on this machine by default.
+        endpoint: Address of another hub.
+
+    Raises:
+        UserError: If the repository is not there, holds no results or damaged ones, or has a file whose name leads out
+            of its folder; or if the folder is there already.
+    """
+    from huggingface_hub import HfApi
+
+    target = Path("runs") / PurePosixPath(repo_id).name if folder is None else Path(folder)
+    if target.exists():
+        raise UserError(f"`pull`: `{target}` is there already; name a new folder with `folder`.")
+    with _speaking_of(repo_id):
+        api = HfApi(endpoint=endpoint, token=token)
+        commit = api.repo_info(repo_id, revision=revision).sha
+        names = _names(api.list_repo_files(repo_id, revision=commit), repo_id)
+    if not {"config.yaml", "results.json"} <= set(names):
+        raise UserError(f"`pull`: `{repo_id}` holds no results that `push` has uploaded.")
+    try:
+        with replacing_folder(target) as partial:
+            with _speaking_of(repo_id):
+                api.snapshot_download(repo_id, revision=commit, allow_patterns=names, local_dir=partial)
+            shutil.rmtree(partial / ".cache", ignore_errors=True)
+            _check(partial, repo_id)
+    except OSError as error:
+        raise UserError(f"`pull`: `{target}` cannot be written ({as_clause(error)}); name a writable folder.") from None
+    return load_run(target)
+
+
+def _names(names: Sequence[str], repo_id: str) -> list[str]:
+    """Return the files of a repository that are results.
+
+    Raises:
+        UserError: If one leads out of the folder.
+    """
+    for name in names:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+            raise UserError(f"`{repo_id}` has a file {name!r:.80}, whose name leads out of its folder; it is not read.")
+    return [name for name in names if READ.fullmatch(name)]
+
+
+def _check(folder: Path, repo_id: str) -> None:
+    """Check that downloaded results can be read.
+
+    Raises:
+        UserError: If they are damaged.
+    """
+    try:
+        load_run(folder)
+    except UserError as error:
+        said = str(error).replace(str(folder), repo_id).replace("; repeat the run", "")
+        raise UserError(f"`pull`: {said}") from None
+
+
+# What raises the errors of a connection, by version of the library.
+_CLIENTS = ("huggingface_hub", "httpx", "httpx2", "requests", "urllib3")
+
+
+@contextmanager
+def _speaking_of(repo_id: str) -> Iterator[None]:
+    """Turn what the hub refuses, and a hub that cannot be reached, into a sentence."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _CLIENTS and not isinstance(error, ConnectionError):
+            raise
+        raise UserError(
+            f"`{repo_id}`: the hub cannot be used for it ({as_clause(error)}); check its name, the connection and the "
+            "token (`hf auth login`)."
+        ) from None
