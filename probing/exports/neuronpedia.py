@@ -116,11 +116,11 @@ def _activations(
             values = states[offsets[sentence] - start : offsets[sentence + 1] - start, neuron]
             found[neuron, sentence] = values.float().tolist()
     for neuron, sentence in asked:
-        own = found[neuron, sentence]
+        seen = found[neuron, sentence]
         yield {
             **about, "id": f"{about['layer']}-{neuron}-{sentence}", "index": str(neuron),
-            "tokens": _tokens(examples, corpus, sentence), "values": own,
-            "maxValue": max(own), "maxValueTokenIndex": int(np.argmax(own)), "minValue": min(own),
+            "tokens": _tokens(examples, corpus, sentence), "values": seen,
+            "maxValue": max(seen), "maxValueTokenIndex": int(np.argmax(seen)), "minValue": min(seen),
             "dataIndex": str(sentence), "dataSource": "corpus",
         }  # fmt: skip
 

@@ -98,13 +98,16 @@ def test_results_of_any_command_go_out_and_come_back(
 
 
 def test_the_card_is_read_by_the_hub_and_has_every_number_of_the_run(made: Run, hub: LoopbackHub) -> None:
-    from huggingface_hub import ModelCard
+    from huggingface_hub import ModelCard, ModelCardData
 
     made.push(NAME, endpoint=hub.address)
     text = hub.repositories[NAME]["README.md"].decode("utf-8")
-    results = ModelCard(text).data.eval_results
+    data = ModelCard(text).data
+    assert isinstance(data, ModelCardData)
+    results = data.eval_results
+    assert results
     assert [one.metric_value for one in results] == [row["accuracy"] for row in made.accuracy]
-    assert [one.metric_args["interval_95"] for one in results] == [
+    assert [(one.metric_args or {})["interval_95"] for one in results] == [
         [row["accuracy_low"], row["accuracy_high"]] for row in made.accuracy
     ]
     metadata = yaml.safe_load(text.split("---")[1])

@@ -84,7 +84,7 @@ def test_profiles_are_those_of_a_plain_loop_over_all_test_tokens(data: Data, of_
             assert (row["index"], row["n_test_tokens"]) == (position, len(at))
             assert row["value"] == pytest.approx(states[at, neuron].mean(), rel=1e-6)
             assert [row["value_low"], row["value_high"]] == pytest.approx([low, high], nan_ok=True)
-        correlations = np.corrcoef(x.T)[neuron]
+        correlations = np.asarray(np.corrcoef(x.T))[neuron]
         others = sorted((k for k in range(6) if k != neuron), key=lambda k: -abs(correlations[k]))
         found = values_of(own, "correlation")
         assert [row["index"] for row in found] == others[:N_OTHERS]
