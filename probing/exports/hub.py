@@ -65,7 +65,7 @@ def stage(made: Result, folder: Path) -> None:
     """
     folder.mkdir()
     for path in sorted(made.folder.iterdir()):
-        if path.is_file() and READ.fullmatch(path.name):
+        if path.is_file() and not path.is_symlink() and READ.fullmatch(path.name):  # a link may lead to a secret
             _copy(regular(path), folder / path.name)
     try:
         again = load_run(folder)

@@ -15,7 +15,7 @@ import yaml
 import probing
 from conftest import BARE
 from loopback_hub import LoopbackHub, loopback_hub
-from probing import Run, UserError, WandbOptions, fit, geometry
+from probing import Run, UserError, WandbOptions, fit, geometry, load_run
 from probing.exports.formats import tables_of
 from probing.exports.places import portable, portable_results
 
@@ -69,6 +69,15 @@ def test_a_run_comes_back_with_equal_tables_and_predicts(
     assert again.predict(["A sentence."]) == made.predict(["A sentence."])
     with pytest.raises(UserError, match="is there already; name a new folder"):
         probing.pull(NAME, tmp_path / "pulled", endpoint=hub.address)
+
+
+def test_links_in_the_folder_of_a_run_are_not_followed(made: Run, hub: LoopbackHub, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made.folder, tmp_path / "copy"))
+    (tmp_path / "key").write_text("secret", encoding="utf-8")
+    (folder / "key.csv").symlink_to(tmp_path / "key")
+    load_run(folder).push(NAME, endpoint=hub.address)
+    assert "accuracy.csv" in hub.repositories[NAME]
+    assert "key.csv" not in hub.repositories[NAME]
 
 
 def test_a_second_push_leaves_nothing_of_the_first(made: Run, hub: LoopbackHub, tmp_path: Path) -> None:
