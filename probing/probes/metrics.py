@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
 
 from probing.runtime.arithmetic import float64_device, to_float64
+from probing.runtime.processes import are_several
 
 
 class SumBy(Metric):
@@ -26,7 +27,7 @@ class SumBy(Metric):
     full_state_update = False
 
     def __init__(self, n_groups: int, dtype: torch.dtype) -> None:
-        super().__init__()
+        super().__init__(distributed_available_fn=are_several)
         self.add_state("total", torch.zeros(n_groups, dtype=dtype), dist_reduce_fx="sum")
 
     def update(self, values: Tensor, groups: Tensor) -> None:
@@ -60,13 +61,14 @@ class ProbeMetrics(nn.Module):
         self.tokens_by_class, self.predicted_by_class, self.correct_by_class = (
             SumBy(len(classes), torch.int64) for _ in range(3)
         )
-        self.cross_entropy = MeanMetric(nan_strategy="disable")  # a training that diverges must not look finite
+        # A training that diverges must not look finite.
+        self.cross_entropy = MeanMetric(nan_strategy="disable", distributed_available_fn=are_several)
         if n_sentences is not None:
             self.correct_by_sentence = SumBy(n_sentences, torch.int64)
             self.cross_entropy_by_sentence = SumBy(n_sentences, torch.float64)
         if ordinal:
-            self.within_one = MeanMetric()
-            self.mean_absolute_error = MeanAbsoluteError()
+            self.within_one = MeanMetric(distributed_available_fn=are_several)
+            self.mean_absolute_error = MeanAbsoluteError(distributed_available_fn=are_several)
 
     def update(self, logits: Tensor, labels: Tensor, sentences: Tensor) -> None:
         """Add tokens: logits of shape (n, n_classes), labels and sentences of shape (n,)."""

@@ -10,16 +10,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from probing.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_T = TypeVar("_T")
 
 # Set by torchrun, by Lightning's launcher and by SLURM, in the order in which Lightning reads them.
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
@@ -30,9 +31,25 @@ _LOST = re.compile(r"gloo|nccl|connection (reset|closed|was closed)|broken pipe|
 
 KEPT = "the cached activations are kept: run the same command again"
 
+# Whether this process computes by itself, whatever others there are; for all of its threads.
+_is_alone = False
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Compute by this process alone: nothing is divided among ranks, summed over them, or left to the first one."""
+    global _is_alone
+    before, _is_alone = _is_alone, True
+    try:
+        yield
+    finally:
+        _is_alone = before
+
 
 def is_main_process() -> bool:
     """Whether this process writes results and messages: true for rank 0 and without ranks."""
+    if _is_alone:
+        return True
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
     return rank == "0" and os.environ.get("NODE_RANK", "0") == "0"
 
@@ -41,12 +58,14 @@ def is_main_process() -> bool:
 
 
 def launched() -> dict[str, Any]:
-    """Return the Trainer options that join processes started by torchrun or srun; empty for a single process.
+    """Return the Trainer options that join processes started by torchrun or srun; empty for a process by itself.
 
     Raises:
         UserError: If srun does not say how many processes run on each host.
     """
     variables = os.environ
+    if _is_alone:
+        return {}
     if "TORCHELASTIC_RUN_ID" in variables:
         here, n = int(variables["LOCAL_WORLD_SIZE"]), int(variables["WORLD_SIZE"])
         nodes = n // here
@@ -65,11 +84,16 @@ def launched() -> dict[str, Any]:
 
 def rank_and_world_size() -> tuple[int, int]:
     """Return this process's rank and the number of ranks; (0, 1) before a Trainer has set up the process group."""
-    if not _has_process_group():
+    if _is_alone or not _has_process_group():
         return 0, 1
     from torch import distributed
 
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def are_several() -> bool:
+    """Whether this process is one of several that divide the work."""
+    return rank_and_world_size()[1] > 1
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
@@ -77,7 +101,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
     All ranks must call this, in the same order.
     """
-    if rank_and_world_size()[1] == 1:
+    if not are_several():
         return tensor
     from torch import distributed
 
@@ -85,6 +109,37 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
     total = tensor.cuda() if on_device else tensor.clone()
     distributed.all_reduce(total)
     return total.to(tensor.device)
+
+
+def of_first_rank(make: Callable[[], _T]) -> _T:
+    """Return on every rank what the first one makes by itself, while the others wait; they raise its error, too.
+
+    All ranks must call this, in the same order.
+    """
+    rank, n = rank_and_world_size()
+    if n == 1:
+        with alone():
+            return make()
+    from torch import distributed
+
+    made: _T | None = None
+    error: Exception | None = None
+    if rank == 0:
+        try:
+            with alone():
+                made = make()
+        except Exception as raised:
+            error = raised
+    kind = UserError if isinstance(error, UserError) else RunError
+    told: list[Any] = [made, error and (kind, str(error) or type(error).__name__)]
+    distributed.broadcast_object_list(told)
+    if error is not None:
+        raise error
+    if told[1] is not None:
+        kind, message = told[1]
+        raise kind(message)
+    found: _T = told[0]
+    return found
 
 
 def _has_process_group() -> bool:
