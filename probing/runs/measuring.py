@@ -45,6 +45,7 @@ class Asked:
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
         extremes: Whether the first neurons are described, and the tokens looked for on which they are highest and
             lowest.
+        ranking: Whether neurons are ranked, with the evidence for it; otherwise there are accuracies alone.
     """
 
     n_replicates: int
@@ -54,6 +55,7 @@ class Asked:
     seed: int
     n_heads: int | None = None
     extremes: bool = False
+    ranking: bool = True
 
 
 def measure(
@@ -86,7 +88,7 @@ def measure(
     if sides.numbers:
         measured = measure_numbers(
             sides, controls, layers, probe, asked.n_replicates, asked.retraining, asked.transform, asked.seed,
-            asked.n_heads, watch,
+            asked.n_heads, watch, asked.ranking,
         )  # fmt: skip
     else:
         measured = _measure_classes(sides, controls, layers, probe, asked, trainer, watch, say, logger, folder)
@@ -123,6 +125,9 @@ def _measure_classes(
     if asked.codes:
         with stage("codes of the labels"):
             codes = online_code(read, layers, training, asked.seed)
+    if not asked.ranking:
+        penalty = path.summary() if path else {"l2": probe.l2}
+        return Measured(sides, trained, (), held_against, codes=codes, penalty=penalty, transform=asked.transform)
     with stage("evidence for the ranking"):
         evidence = collect_evidence(sides.train, sides.test, layers, moments, len(sides.classes))
         fits = [of_neurons(fit) for fit in trained] if probe.bias else trained

@@ -40,7 +40,7 @@ class MeasuredNumbers:
     Args:
         sides: Examples of the train, validation and test parts.
         fits: The probe of each layer.
-        evidence: The evidence of each layer, in the order of `fits`.
+        evidence: The evidence of each layer, in the order of `fits`; empty if neurons are not ranked.
         controls: For each control, the probe of each layer; a single probe stands for all layers.
         replicates: Weights of the bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, 1, d_model);
             None without any.
@@ -122,10 +122,11 @@ class MeasuredNumbers:
         row["flag"] = r2_flag(row)
         for name, control in controls.items():
             row |= {f"{name}_r2": control.r2, **_ends(f"above_{name}", intervals[name])}
-        if (stability := self.evidence[i].stability) is not None:
+        evidence = self.evidence[i] if self.evidence else None
+        if evidence and (stability := evidence.stability) is not None:
             row["bootstrap_overlap"] = stability.bootstrap_overlap
         row |= size_columns(self.transform, train.n_tokens, len(train.sentences()), train.store.plan.d_model)
-        return row | dict(self.evidence[i].penalty_stability)
+        return row | dict(evidence.penalty_stability if evidence else {})
 
     def _intervals(self, fit: NumberFit, controls: Mapping[str, NumberFit]) -> dict[str, tuple[float, float]]:
         """Return the 95% intervals of R² and of its differences to the controls, over test sentences."""
@@ -154,6 +155,7 @@ def measure_numbers(
     seed: int,
     n_heads: int | None,
     watch: Stopwatch,
+    ranking: bool = True,
 ) -> MeasuredNumbers:
     """Solve the ridge probes of a run, of its controls, and those that give evidence for its rankings.
 
@@ -168,6 +170,7 @@ def measure_numbers(
         seed: Seed of every random draw.
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
         watch: Stopwatch that records how long the stages take.
+        ranking: Whether neurons are ranked, with the evidence for it.
     """
     space = probe.penalty_space
     with stage(f"probes of {layers_named(layers)}"):
@@ -186,6 +189,8 @@ def measure_numbers(
                 known = found.spectra if other.train.store is sides.train.store else None
                 of_layers = layers[:1] if name == "token" else layers
                 held_against[name] = Decomposed.of(other, of_layers, space, known).train(l2)
+    if not ranking:
+        return MeasuredNumbers(sides, fits, (), held_against, penalty=penalty, transform=transform)
     with stage("evidence for the ranking"):
         evidence, replicates = collect_number_evidence(found, fits), None
         if n_replicates:

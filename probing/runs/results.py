@@ -51,7 +51,7 @@ class Measured:
     Args:
         sides: Examples of the train, validation and test parts, and their classes.
         fits: The probe of each layer.
-        evidence: The evidence of each layer, in the order of `fits`.
+        evidence: The evidence of each layer, in the order of `fits`; empty if neurons are not ranked.
         controls: For each control and draw, the probe of each layer on the control's examples; a single probe stands
             for all layers.
         replicates: Weights of the bootstrapped probes on raw hidden states, shape (n_replicates, n_layers, n_classes,
@@ -168,7 +168,8 @@ class Measured:
             row |= self._held_against(name, fit, [fits[i] if len(fits) > 1 else fits[0] for fits in draws])
         if "control_task" in self.controls:
             row["selectivity"] = row["accuracy"] - row["control_task_accuracy"]
-        if (stability := self.evidence[i].stability) is not None:
+        evidence = self.evidence[i] if self.evidence else None
+        if evidence and (stability := evidence.stability) is not None:
             row["bootstrap_overlap"] = stability.bootstrap_overlap
         if self.transform == "clip":
             assert isinstance(train.store, Changed)
@@ -178,7 +179,7 @@ class Measured:
             row["online_code_bits"], row["uniform_code_bits"] = self.codes[i].online, self.codes[i].uniform
             row["compression"] = self.codes[i].compression
         row |= size_columns(self.transform, train.n_tokens, len(train.sentences()), train.store.plan.d_model)
-        return row | dict(self.evidence[i].penalty_stability)
+        return row | dict(evidence.penalty_stability if evidence else {})
 
     def _information(self, fit: LayerFit) -> dict[str, float]:
         """Return the cross-entropy of a constant answer on test tokens and what the probe saves, in nats per token."""

@@ -75,7 +75,7 @@ def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Baseline:
     probe = ProbeOptions(bias=True) if sides.validation.n_tokens else ProbeOptions(bias=True, l2=1e-4)
     own = {name: value for name, value in trainer.items() if name in _OF_PROCESSES}
     centred_sides, _, _ = centred(sides, {}, [0])
-    asked = Asked(0, False, False, "none", seed)
+    asked = Asked(0, False, False, "none", seed, ranking=False)
     found = measure(centred_sides, {}, [0], probe, asked, own, Stopwatch(), silence, None, None)
     (fit,) = found.fits
     if sides.numbers:

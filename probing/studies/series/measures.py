@@ -184,10 +184,10 @@ def _of_fit(source: ActivationSource, text: Text, how: How) -> tuple[Document, A
     task, corpora = load_task("position", None), text.corpora
     sides, stores = read_sides(source, corpora, text.splits, task, how.probe, "auto")
     controls = control_sides(["token"], sides, corpora, source, how.seed)
+    asked = Asked(0, False, False, "none", how.seed, ranking=False)
     measured = measure(
-        sides, controls, source.layers, how.probe, Asked(0, False, False, "none", how.seed), source.trainer,
-        Stopwatch(), silence, None, None,
-    )  # fmt: skip
+        sides, controls, source.layers, how.probe, asked, source.trainer, Stopwatch(), silence, None, None
+    )
     assert isinstance(measured, Measured)
     rows = [row for found in measured.accuracy() for row in _probe_rows(found)]
     return _document(rows, stores[0]), stores[0]
