@@ -10,6 +10,7 @@ from probing.runs.known_studies import STUDIES
 if TYPE_CHECKING:
     from probing.activations.contents import Activations as Activations
     from probing.activations.reading import read_activations as read_activations
+    from probing.callbacks.lightning import ProbingCallback as ProbingCallback
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
     from probing.cli.python_calls import configured as configured
@@ -61,6 +62,7 @@ _HOMES = {
     "LinearProbe": "probing.probes.linear",
     "Measured": "probing.runs.call",
     "ProbeOptions": "probing.cli.options",
+    "ProbingCallback": "probing.callbacks.lightning",
     "Rankings": "probing.runs.rankings",
     "Result": "probing.runs.study",
     "Run": "probing.runs.run",

@@ -73,8 +73,8 @@ FLOORS = (
     {"disabling", "exports"},
     {"studies.attention", "studies.cloze", "studies.disable", "studies.embeddings", "studies.fit", "studies.geometry",
      "studies.hierarchy", "studies.finetune", "studies.pretrain", "studies.similarity"},
-    # Studies of the runs of others, and the commands that are no studies.
-    {"studies.claims", "studies.compare", "studies.series", "studies.sweep", "commands"},
+    # Studies of the runs of others, the commands that are no studies, and what measures inside a training.
+    {"studies.claims", "studies.compare", "studies.series", "studies.sweep", "commands", "callbacks"},
     # A study that measures the checkpoints of a run as `series` does those of a training.
     {"studies.changes"},
 )  # fmt: skip

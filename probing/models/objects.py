@@ -8,12 +8,13 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from probing.errors import UserError, as_clause
+from probing.errors import RunError, UserError, as_clause
 from probing.models.behaviour import Unsteady, add_tensor, attributes, model_behaviour, tokenizer_behaviour
 from probing.models.source import OBJECT, ModelSource, building, resolve_model
 
@@ -71,6 +72,21 @@ class ModelObject(ModelSource):
     def copied(self) -> Any:
         """Return a copy of the model, on the processor and in evaluation mode."""
         return deepcopy(self.model).cpu().eval()
+
+    def trained_on(self, model: Any) -> ModelObject:
+        """Return the model after some training; it is not examined again, and no cache knows it by its weights.
+
+        Args:
+            model: The same model, with other weights.
+
+        Raises:
+            UserError: If it has hooks by now that change what it computes.
+            RunError: If a weight is not finite.
+        """
+        _refuse_hooks(model)
+        if bad := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
+            raise RunError(f"`{bad}` of the {type(model).__name__} is not finite: the training has diverged")
+        return replace(self, model=model, of_weights=uuid4().hex)
 
     def built(self) -> Any:
         """Return a model of the same class and configuration, with weights as they are initialised."""
@@ -142,11 +158,7 @@ def model_object(model: Any, tokenizer: Any) -> ModelObject:
         )
     if any(tensor.is_meta for tensor in model.parameters()):
         raise UserError(f"`model`: some weights of the {found} are not in memory; load it without a device map.")
-    if hooked := next(_hooked(model), None):
-        raise UserError(
-            f"`model`: a hook on `{hooked}` may change what the {found} computes, and would be called in passes over "
-            "copies of it; remove the hook, or give the module a `forward` of its own."
-        )
+    _refuse_hooks(model)
     rows: Any = model.get_input_embeddings().num_embeddings
     if (most := max(tokenizer.get_vocab().values(), default=0)) >= rows:
         raise UserError(
@@ -216,6 +228,14 @@ def _descriptions(model: Any, tokenizer: Any) -> Iterator[str]:
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     yield json.dumps({name: value for name, value in backend.items() if name not in _OF_THE_LAST_CALL})
     yield f"{tokenizer.model_max_length} {tokenizer.pad_token_id} {sorted(tokenizer.all_special_ids)}"
+
+
+def _refuse_hooks(model: Any) -> None:
+    if hooked := next(_hooked(model), None):
+        raise UserError(
+            f"`model`: a hook on `{hooked}` may change what the {type(model).__name__} computes, and would be called "
+            "in passes over copies of it; remove the hook, or give the module a `forward` of its own."
+        )
 
 
 def _hooked(model: Any) -> Iterator[str]:

@@ -96,7 +96,7 @@ def fit(
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
     token_task, fixed = load_task(task, task_args), HeldFixed.of(given)
-    wanted = _controls(controls, token_task, probe, trainer, mdl, given)
+    wanted = controls_of_call(controls, token_task, probe, trainer, mdl, given)
     text = read_corpora(corpus, test_corpus, seed, say, group_by)
     with terminal.quiet_libraries():
         from probing.cache.source import ActivationSource
@@ -131,7 +131,7 @@ def _usual_name(source: Any, config: Mapping[str, Any]) -> str:
     return f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
 
 
-def _controls(
+def controls_of_call(
     controls: str | list[str], task: TokenTask, probe: ProbeOptions, trainer: dict[str, Any] | None, mdl: bool,
     given: str | None,
 ) -> list[str]:  # fmt: skip

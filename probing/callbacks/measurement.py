@@ -1,0 +1,172 @@
+"""Measures a model as it is at this moment: probes of its layers, as `fit` trains them, and their geometry."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from probing.cache.source import ActivationSource
+from probing.cache.store import ActivationStore
+from probing.cache.tokens import Tokens
+from probing.callbacks.traces import without_traces
+from probing.cli.option_types import FirstToken, Layers, option_problems
+from probing.cli.options import ProbeOptions
+from probing.corpus import Corpus
+from probing.corpus.splits import GroupBy, Split, read_corpora
+from probing.data.controls import control_sides
+from probing.data.examples import Sides
+from probing.data.preparation import read_sides
+from probing.errors import refuse
+from probing.models import SiteName, layer_numbers
+from probing.models.objects import ModelObject
+from probing.probes.intercept import centred
+from probing.runs.measuring import Asked, measure
+from probing.runtime.machine import Stopwatch
+from probing.runtime.terminal import silence
+from probing.statistics.bootstrap import weights
+from probing.statistics.outliers import ProfileAccumulator, by_mean_profile
+from probing.studies.fit.command import controls_of_call
+from probing.studies.geometry.anisotropy import MeanCosineAccumulator, normalise, sum_by_sentence
+from probing.studies.geometry.survey import check_tokens
+from probing.tasks import TokenTask, load_task
+
+# Columns of a layer's row in `accuracy.csv` that are logged for it; those of a control are logged, too.
+_OF_PROBES = ("accuracy", "r2", "optimality_gap", "relative_gradient")
+# Ends of intervals, which there are with enough test sentences.
+_INTERVALS = ("accuracy_low", "accuracy_high", "r2_low", "r2_high")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured; the fields are the options of `probing.fit`."""
+
+    layer: Layers
+    site: SiteName
+    task: str | TokenTask
+    task_args: Mapping[str, Any] | None
+    controls: str | list[str]
+    test_corpus: Any
+    group_by: GroupBy
+    first_token: FirstToken
+    max_length: int | None
+    batch_tokens: int | None
+    probe: ProbeOptions
+    seed: int
+
+
+class Measurement:
+    """Reads a text by a model, trains certified probes on its layers, and keeps nothing.
+
+    Args:
+        corpus: The text: its name or path, or a list of sentences.
+        options: What is measured of it.
+
+    Raises:
+        UserError: If the text cannot be read, or an option is out of range or does not go with the task.
+    """
+
+    def __init__(self, corpus: Any, options: Options) -> None:
+        probe = options.probe
+        refuse(option_problems(probe, options.seed, options.max_length, options.batch_tokens, replicates=0))
+        layer_numbers(options.layer)
+        self.options, self.task = options, load_task(options.task, options.task_args)
+        self.controls = controls_of_call(options.controls, self.task, probe, None, False, None)
+        self.corpora: list[Corpus]
+        self.splits: list[list[Split]]
+        self.corpora, self.splits = read_corpora(corpus, options.test_corpus, options.seed, silence, options.group_by)
+        self._prepared: ActivationSource | None = None
+
+    def prepare(self, model: Any, tokenizer: Any, device: torch.device) -> None:
+        """Examine a model, and read the text once, so that what cannot be measured is refused before the training.
+
+        Raises:
+            UserError: If the model, its tokenizer, its layers, the text and the task do not go together.
+        """
+        asked = self.options
+        with without_traces(), tempfile.TemporaryDirectory(prefix="probing-") as folder:
+            source = ActivationSource.of(
+                model, None, asked.layer, _trainer_on(device), asked.probe.solver, tokenizer, cache=Path(folder),
+                max_length=asked.max_length, batch_tokens=asked.batch_tokens, site=asked.site,
+                without_first=asked.first_token == "exclude",
+            )  # fmt: skip
+            self._read(source)
+        self._prepared = source
+
+    def measure(self, model: Any, tokenizer: Any, device: torch.device) -> dict[str, float]:
+        """Return what is measured of a model with the weights that it has now, by name, such as `layer_6/accuracy`.
+
+        The model and the process stay as they are; files are in a temporary folder, which is removed.
+        """
+        if self._prepared is None:
+            self.prepare(model, tokenizer, device)
+        assert self._prepared is not None
+        assert isinstance(self._prepared.model, ModelObject)
+        with without_traces(), tempfile.TemporaryDirectory(prefix="probing-") as folder:
+            now = self._prepared.model.trained_on(model)
+            source = replace(self._prepared, model=now, cache=Path(folder), trainer=_trainer_on(device))
+            sides, stores = self._read(source)
+            found = self._accuracies(source, sides)
+            for layer in source.layers:
+                geometry = _geometry(stores[0], layer, self.options.seed)
+                found |= {f"layer_{layer}/{name}": value for name, value in geometry.items()}
+        return found
+
+    def _read(self, source: ActivationSource) -> tuple[Sides, list[ActivationStore]]:
+        """Return the examples and the activations of the corpora, once it is known that both can be measured."""
+        asked = self.options
+        return read_sides(source, self.corpora, self.splits, self.task, asked.probe, asked.group_by, _check)
+
+    def _accuracies(self, source: ActivationSource, sides: Sides) -> dict[str, float]:
+        """Train the probes and their controls as `fit` does, and return what `accuracy.csv` would have of them."""
+        asked = Asked(0, False, False, "none", self.options.seed, ranking=False)
+        controls = control_sides(self.controls, sides, self.corpora, source, self.options.seed)
+        if self.options.probe.bias:
+            sides, controls, _ = centred(sides, controls, source.layers)
+        measured = measure(
+            sides, controls, source.layers, self.options.probe, asked, source.trainer, Stopwatch(), silence, None, None
+        )
+        found: dict[str, float] = {}
+        scores = [f"{name}_{score}" for name in self.controls for score in ("accuracy", "r2")]
+        for row in measured.accuracy():
+            names = [name for name in (*_OF_PROBES, *scores) if name in row]
+            names += [name for name in _INTERVALS if math.isfinite(row.get(name, math.nan))]
+            found |= {f"layer_{row['layer']}/{name}": float(row[name]) for name in names}
+            found |= {"majority_accuracy": row["majority_accuracy"]} if "majority_accuracy" in row else {}
+        return found
+
+
+def _check(tokens: Tokens, n_classes: int, n_train: int) -> None:
+    """Refuse a text whose geometry cannot be measured, once its tokens are known."""
+    check_tokens(tokens, "exclude")
+
+
+def _geometry(store: ActivationStore, layer: int, seed: int) -> dict[str, float]:
+    """Return what `geometry` finds in a layer without special tokens: outliers of the mean, and the mean cosine."""
+    tokens, d_model = store.tokens, store.plan.d_model
+    profile, cosines = ProfileAccumulator(d_model), MeanCosineAccumulator(d_model)
+    for shard in store.plan.shards:
+        here = store.shard_tokens(shard)
+        counts = ~tokens.special[here]
+        states = store.read(layer, shard.index)[torch.from_numpy(counts)].float()
+        of_sentence = tokens.sentences[here][counts] - shard.first_sentence
+        lengths = torch.from_numpy(np.bincount(of_sentence, minlength=shard.n_sentences))
+        units = normalise(states)
+        drawn = weights(shard.first_sentence, shard.n_sentences, seed)
+        cosines.update(units, sum_by_sentence(units, lengths), lengths, drawn)
+        profile.update(states)
+    outliers = by_mean_profile(profile.result().mean)
+    return {"outlier_dimensions": float(len(outliers)), "mean_cosine": cosines.result().estimate.value}
+
+
+def _trainer_on(device: torch.device) -> dict[str, Any]:
+    """Return the arguments of a Trainer that computes on one device."""
+    if device.type == "cuda":
+        return {"accelerator": "gpu", "devices": [device.index or 0]}
+    return {"accelerator": "mps" if device.type == "mps" else "cpu", "devices": 1}

@@ -1,0 +1,274 @@
+"""Probes while Lightning trains: the training stays as it is, and the numbers are those of `fit` and `geometry`."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger
+from torch import nn
+
+import probing
+from conftest import BARE, make_sentences
+from probing.errors import RunError
+from tiny_training import OPTIONS, SENTENCES, WARNINGS, Calls, Lengths, in_bytes, loaders, train
+
+pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*WARNINGS)]
+
+# A number is logged in float32.
+TOLERANCE = 1e-6
+
+
+@pytest.fixture
+def module(checkpoints: dict[str, Path]) -> Lengths:
+    return Lengths(checkpoints["bert"])
+
+
+def callback(module: Lengths, **options: Any) -> probing.ProbingCallback:
+    return probing.ProbingCallback(SENTENCES, module.tokenizer, **{**OPTIONS, **options})
+
+
+def draws() -> tuple[Any, ...]:
+    """Return what the random generators give next."""
+    return random.random(), float(np.random.random()), float(torch.rand(1))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="each epoch", marks=pytest.mark.slow),
+        pytest.param({"accumulate_grad_batches": 4, "val_check_interval": 3}, id="amid accumulation"),
+        pytest.param({"precision": "bf16-mixed", "deterministic": True}, id="bf16", marks=pytest.mark.slow),
+    ],
+)
+def test_the_training_is_the_same_to_the_byte(checkpoints: dict[str, Path], options: dict[str, Any]) -> None:
+    ends, folder = [], checkpoints["bert"]
+    for probes in (True, False):
+        random.seed(7)
+        np.random.seed(7)
+        torch.manual_seed(1)
+        module = Lengths(folder)
+        trainer = train(module, [callback(module)] if probes else [], **options)
+        hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules()]
+        needed = [one.requires_grad for one in module.parameters()]
+        states = in_bytes(module.state_dict()), in_bytes(trainer.optimizers[0].state_dict())
+        gradients = in_bytes([one.grad for one in module.parameters()])
+        ends.append((states, gradients, module.modes, hooks, needed, draws()))
+        assert ("probe/layer_3/accuracy" in trainer.callback_metrics) is probes
+    assert len(set(map(str, module.modes))) == 1
+    assert {True, False} == {*module.modes[0]}
+    assert ends[0] == ends[1]
+
+
+def test_the_numbers_are_those_of_the_commands_on_the_checkpoint_of_the_moment(module: Lengths, tmp_path: Path) -> None:
+    logged = []
+
+    def save(trainer: pl.Trainer, module: Any) -> None:
+        logged.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+        module.encoder.save_pretrained(folder := tmp_path / f"step-{trainer.global_step}")
+        module.tokenizer.save_pretrained(folder)
+
+    train(module, [callback(module), Calls(save)])
+    folders = sorted(tmp_path.glob("step-*"), key=lambda path: int(path.name[5:]))
+    assert len(logged) == len(folders) == 2
+    for folder, found in zip(folders, logged, strict=True):
+        how = {**BARE, "corpus": SENTENCES, "layer": [1, 3], "quiet": True, "runs": str(tmp_path / "runs")}
+        run = probing.fit(model=folder, **{**how, "controls": "shuffled", "probe": {"l2": 0.1}}, name=folder.name)
+        measured: Any = probing.geometry(
+            model=folder, corpus=SENTENCES, layer=[1, 3], transforms="none", quiet=True, runs=str(tmp_path / "runs")
+        )
+        for row in run.accuracy:
+            for name in ("accuracy", "optimality_gap", "shuffled_accuracy"):
+                assert found[f"probe/layer_{row['layer']}/{name}"] == pytest.approx(row[name], abs=TOLERANCE)
+            assert found["probe/majority_accuracy"] == pytest.approx(row["majority_accuracy"], abs=TOLERANCE)
+            assert 0 < row["optimality_gap"] < 3e-6
+        for row in measured.geometry:
+            if row["measure"] == "mean_cosine":
+                assert found[f"probe/layer_{row['layer']}/mean_cosine"] == pytest.approx(row["value"], abs=TOLERANCE)
+    assert logged[0]["probe/layer_3/accuracy"] != logged[1]["probe/layer_3/accuracy"]
+
+
+def test_every_logger_has_the_numbers_and_checkpoints_are_kept_by_them(module: Lengths, tmp_path: Path) -> None:
+    loggers = [CSVLogger(tmp_path, "a"), CSVLogger(tmp_path, "b")]
+    best = ModelCheckpoint(tmp_path / "best", "best", monitor="probe/layer_1/accuracy", mode="max")
+    train(module, [callback(module), best], logger=loggers, enable_checkpointing=True, log_every_n_steps=1)
+    for logger in loggers:
+        header, *rows = (Path(logger.log_dir) / "metrics.csv").read_text(encoding="utf-8").splitlines()
+        column, step = header.split(",").index("probe/layer_1/accuracy"), header.split(",").index("step")
+        kept = [(int(row.split(",")[step]), float(row.split(",")[column])) for row in rows if row.split(",")[column]]
+        assert [at for at, _ in kept] == [5, 11]
+    assert best.best_model_score == pytest.approx(max(value for _, value in kept), abs=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_a_training_that_is_continued_measures_at_the_same_steps(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    def steps(until: int, start: str | None = None) -> list[int]:
+        at: list[int] = []
+        module = Lengths(checkpoints["bert"])
+        seen: dict[str, Any] = {}
+
+        def note(trainer: pl.Trainer, module: Any) -> None:
+            value = trainer.callback_metrics.get("probe/layer_1/mean_cosine")
+            if value is not None and float(value) != seen.get("last"):
+                at.append(trainer.global_step)
+                seen["last"] = float(value)
+
+        torch.manual_seed(3)
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=1, max_epochs=until, logger=False, enable_progress_bar=False,
+            enable_checkpointing=False, enable_model_summary=False, val_check_interval=2,
+            callbacks=[callback(module, every_n_validations=2, controls="none"), Calls(note)],
+        )  # fmt: skip
+        trainer.fit(module, *loaders(), ckpt_path=start, weights_only=False if start else None)
+        trainer.save_checkpoint(tmp_path / f"{until}.ckpt")
+        return at
+
+    # Of three validations an epoch, at every second step.
+    assert steps(2) == [4, 8, 12]
+    assert steps(1) == [4]
+    assert steps(2, str(tmp_path / "1.ckpt")) == [8, 12]
+
+
+def test_nothing_is_said_and_nothing_is_left_on_the_disk(
+    module: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    probes = callback(module)
+    capfd.readouterr()
+    probes.prepare(module, module.tokenizer, torch.device("cpu"))
+    assert probes.measured(module, module.tokenizer, torch.device("cpu"))
+    assert capfd.readouterr() == ("", "")
+    assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
+
+
+def test_an_error_leaves_the_module_and_the_generators_as_they_are(module: Lengths) -> None:
+    probes, device = callback(module), torch.device("cpu")
+    probes.prepare(module, module.tokenizer, device)
+    with torch.no_grad():
+        module.encoder.encoder.layer[0].output.dense.weight.fill_(torch.nan)
+    torch.manual_seed(5)
+    expected, before = draws_of(5), in_bytes(module.state_dict())
+    modes = [part.training for part in module.modules()]
+    with torch.inference_mode():
+        with pytest.raises(RunError, match=r"encoder\.layer\.0\.output\.dense\.weight` of the BertModel is not finite"):
+            probes.measured(module, module.tokenizer, device)
+        assert torch.is_inference_mode_enabled()
+    assert float(torch.rand(1)) == expected
+    assert [part.training for part in module.modules()] == modes
+    assert in_bytes(module.state_dict()) == before
+
+
+def draws_of(seed: int) -> float:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return float(torch.rand(1))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layer": 4}, r"has layers 0 \(embeddings\) to 3, so not 4"),
+        ({"layer": 0, "site": "mlp"}, "layer k is inside block k"),
+        ({"task": "sentence_label"}, "label"),
+        ({"task": "upos"}, "upos"),
+        ({"model": "norm"}, r"is of type BatchNorm1d.*`encoder` \(BertModel\)"),
+        ({"model": "decoder"}, r"no such attribute; there is `encoder` \(BertModel\)"),
+        ({"tokenizer": None}, "give its tokenizer too"),
+        ({"max_length": 4000}, "--max_length 4000"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_a_mistake_is_refused_before_the_first_step(module: Lengths, options: dict[str, Any], words: str) -> None:
+    tokenizer = options.pop("tokenizer", module.tokenizer)
+    probes = probing.ProbingCallback(SENTENCES, tokenizer, **{**OPTIONS, **options})
+    with pytest.raises(probing.UserError, match=words) as error:
+        train(module, [probes])
+    assert module.modes == []
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every_n_validations": 0}, "every_n_validations=0"),
+        ({"task": "positoin"}, "did you mean `?position"),
+        ({"controls": "shufled"}, "shufled"),
+        ({"probe": {"l3": 1}}, "l3"),
+        ({"probe": {"l2": 0}}, "l2"),
+        ({"layer": "six"}, "six"),
+        ({"seed": -1}, "seed"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_a_wrong_option_is_refused_where_it_is_given(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(probing.UserError, match=words):
+        probing.ProbingCallback(SENTENCES, **options)
+    with pytest.raises(probing.UserError, match="no_such_file"):
+        probing.ProbingCallback("no_such_file.txt")
+
+
+def test_a_module_without_validation_is_refused(module: Lengths) -> None:
+    with pytest.raises(probing.UserError, match="measures at validations, and this training has none"):
+        train(module, [callback(module)], limit_val_batches=0)
+
+
+class Two(nn.Module):
+    """A module with two models in it, one of which is wrapped."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.teacher, self.student = Lengths(folder).encoder, nn.Sequential(Lengths(folder).encoder)
+
+
+def test_the_model_is_found_by_itself_by_name_or_by_a_function(checkpoints: dict[str, Path]) -> None:
+    from probing.callbacks.finding import find_in
+
+    module = Two(checkpoints["bert"])
+    with pytest.raises(probing.UserError, match=r"`teacher` \(BertModel\), `student.0` \(BertModel\).*model='teacher'"):
+        find_in(module)
+    assert find_in(module, "teacher") is find_in(module.teacher) is module.teacher
+    assert find_in(module, "student") is find_in(module, lambda both: both.student[0]) is module.student[0]
+    with pytest.raises(probing.UserError, match="no part of the Linear is a PreTrainedModel"):
+        find_in(nn.Linear(1, 1))
+
+
+def test_a_hook_that_was_added_later_is_refused(module: Lengths) -> None:
+    probes, device = callback(module), torch.device("cpu")
+    probes.prepare(module, module.tokenizer, device)
+    module.encoder.pooler.register_forward_hook(lambda part, given, found: found)
+    with pytest.raises(probing.UserError, match="a hook on `pooler`"):
+        probes.measured(module, module.tokenizer, device)
+
+
+def test_with_enough_test_sentences_an_accuracy_has_its_interval(module: Lengths) -> None:
+    def found(n: int) -> dict[str, float]:
+        probes = callback(module, layer=2, controls="none", test_corpus=make_sentences(n, seed=9, longest=16))
+        return probes.measured(module, module.tokenizer, torch.device("cpu"))
+
+    few, enough = found(19), found(20)
+    ends = {"probe/layer_2/accuracy_low", "probe/layer_2/accuracy_high"}
+    assert {*enough} - {*few} == ends
+    low, high = sorted(enough[name] for name in ends)
+    assert low < enough["probe/layer_2/accuracy"] < high
+
+
+def test_numbers_and_other_tasks_are_logged_under_their_own_names(module: Lengths, tmp_path: Path) -> None:
+    rows = "".join(f"{sentence}\t{len(sentence) / 7}\n" for sentence in SENTENCES)
+    (tmp_path / "lengths.tsv").write_text(f"sentence\tlength\n{rows}", encoding="utf-8")
+    probes = probing.ProbingCallback(
+        str(tmp_path / "lengths.tsv"), module.tokenizer, [1, 3], task="sentence_label", name="length",
+        task_args={"column": "length", "numbers": True}, probe={"bias": True},
+    )  # fmt: skip
+    found = probes.measured(module, module.tokenizer, torch.device("cpu"))
+    names = {"r2", "relative_gradient", "shuffled_r2", "outlier_dimensions", "mean_cosine"}
+    assert {*found} == {f"length/layer_{layer}/{name}" for layer in (1, 3) for name in names}
+    assert found["length/layer_1/r2"] > found["length/layer_1/shuffled_r2"]
