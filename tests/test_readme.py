@@ -22,6 +22,7 @@ from pages import PAGES, README, ROOT, code_blocks, label
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse
 from probing.cli.commandline import load_command, run
+from probing.models import find_model
 from probing.runtime.trainer import check_trainer_options
 from rendering import rendered_once
 
@@ -218,12 +219,14 @@ def test_every_command_of_the_readme_and_the_pages_runs(line: str, toy: Path, fi
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*(does not have many workers|tensorboardX):UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*(does not have many workers|tensorboardX|number of training batches|pin_memory):UserWarning"
+)
 @pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=label(page), marks=pytest.mark.slow if label(page) == "docs/python.md" else ())
+        pytest.param(page, id=label(page), marks=pytest.mark.slow if page.name in ("python.md", "callback.md") else ())
         for page in WITH_PYTHON
     ],
 )
@@ -240,10 +243,15 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
 
     monkeypatch.setattr(probing, "fit", small, raising=False)
     monkeypatch.setattr(probing, "attention", small_attention, raising=False)
+    if page.name == "callback.md":
+        monkeypatch.setattr("probing.models.resolve_model", lambda name: find_model(str(toy)))
     names: dict[str, Any] = {"__name__": "page"}
     for language, code in code_blocks(page):
         if language == "python":
-            exec(compile(re.sub(r"(top|neuron)\(6", r"\1(2", code), page.name, "exec", dont_inherit=True), names)
+            exec(
+                compile(re.sub(r"(top\(|neuron\(|layer_)6", r"\g<1>2", code), page.name, "exec", dont_inherit=True),
+                names,
+            )
     if page.name == "arrays.md":
         assert names["run"].top(0, 1)[0]["neuron"] == int(names["size"].argmax()) == 42
         assert 0.8 < names["metrics"]["test/accuracy"] <= 1
@@ -258,6 +266,7 @@ def test_the_pages_with_python_are_found() -> None:
         "README.md",
         "docs/activations.md",
         "docs/arrays.md",
+        "docs/callback.md",
         "docs/export.md",
         "docs/files.md",
         "docs/python.md",
