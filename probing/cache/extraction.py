@@ -68,7 +68,8 @@ class ShardPass(pl.LightningModule):
         Lightning's own sampler for prediction does not allow a rank without work.
         """
         share = list(self.work or ())[self.trainer.global_rank :: self.trainer.world_size]
-        return DataLoader(share, batch_size=None)  # type: ignore[arg-type]
+        # With a generator of its own: a loader draws a seed for workers that it does not have.
+        return DataLoader(share, batch_size=None, generator=torch.Generator())  # type: ignore[arg-type]
 
     def predict_step(self, shard: int) -> int:
         """Process one shard. Return its index, because Lightning warns about None."""

@@ -251,4 +251,5 @@ class ActivationDataModule(pl.LightningDataModule):
 
 
 def _loader(batches: Dataset[Batch]) -> DataLoader[Batch]:
-    return DataLoader(batches, batch_size=None)
+    # With a generator of its own: a loader draws a seed for workers that it does not have.
+    return DataLoader(batches, batch_size=None, generator=torch.Generator())

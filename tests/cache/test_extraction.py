@@ -222,6 +222,14 @@ def test_bfloat16_is_computed_and_stored_as_such(request_for: Callable[..., Requ
     assert 0 < difference < 0.05  # see test_models: some ten roundings to 8 bits
 
 
+def test_nothing_is_drawn_from_the_generator_of_the_process(
+    request_for: Callable[..., Request], tmp_path: Path
+) -> None:
+    before = torch.get_rng_state()
+    activations(request_for([2], max_length=9), tmp_path / "cache", CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_randomly_initialised_model_is_another_entry_with_other_activations(
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
