@@ -142,7 +142,7 @@ def sides_of_arrays(
             "`ordinal=True`: the labels are numbers to predict as such, and not classes; leave it out, or give whole "
             "numbers without `numbers=True`."
         )
-    names, group_of_row = _groups(groups, n_rows)
+    names, group_of_row = groups_of_rows(groups, n_rows)
     order = np.argsort(group_of_row, kind="stable")
     store = ArrayActivations(layers, order, np.bincount(group_of_row, minlength=len(names)))
     _check_values(store)
@@ -323,8 +323,16 @@ def _has_fraction(values: NDArray[Any]) -> bool:
     return values.dtype.kind == "f" and bool((np.isfinite(values) & (values != np.round(values))).any())
 
 
-def _groups(groups: Any, n_rows: int) -> tuple[Sequence[str], NDArray[np.int64]]:
-    """Return the names of the groups and the group of each row."""
+def groups_of_rows(groups: Any, n_rows: int) -> tuple[Sequence[str], NDArray[np.int64]]:
+    """Return the names of the groups and the group of each row.
+
+    Args:
+        groups: Group of each row; if None, every row is a group of its own, named by its number.
+        n_rows: Number of rows.
+
+    Raises:
+        UserError: If there is not one group for each row.
+    """
     if groups is None:
         return [str(row) for row in range(n_rows)], np.arange(n_rows)
     array = _plain(_without_mask(groups, "groups"), "groups", n_rows)
@@ -355,18 +363,19 @@ def _check_values(store: ArrayActivations) -> None:
         UserError: If there are any.
     """
     for layer in store.layers:
+        named = f" layer {layer}" if len(store.layers) > 1 else ""
         largest = 0.0
         for shard in store.plan.shards:
             sizes = store.read(layer, shard.index).abs().amax(1)
             bad = (~torch.isfinite(sizes)).nonzero()
             if len(bad):
                 row = store.order[store.shard_tokens(shard).start + int(bad[0])]
-                raise UserError(
-                    f"`X`: row {row} of layer {layer} has a value that is infinite or not a number in float32."
-                )
+                of = f" of{named}" if named else ""
+                raise UserError(f"`X`: row {row}{of} has a value that is infinite or not a number in float32.")
             largest = max(largest, float(sizes.max()))
         if largest and not _SMALLEST <= largest <= _LARGEST:
+            within = f" in{named}" if named else ""
             raise UserError(
-                f"`X`: the largest magnitude in layer {layer} is {largest:.3g}, and expected are {_SMALLEST:g} to "
-                f"{_LARGEST:g}, whose squares can be summed in float32; divide the layer by a constant."
+                f"`X`: the largest magnitude{within} is {largest:.3g}, and expected are {_SMALLEST:g} to {_LARGEST:g}, "
+                "whose squares can be summed in float32; divide all values by a constant."
             )
