@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.data.examples import Examples, read_clusters, read_share
+from probing.data.examples import Examples, read_clusters
 from probing.evidence.removal import AblationEffect, Outcome
 from probing.evidence.stability import Stability
 from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit
-from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
+from probing.rankings.contributions import ClassMagnitudes, class_magnitudes, mean_contribution
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.chance import discovery_rates
 from probing.statistics.moments import Moments
@@ -124,18 +124,12 @@ def collect_evidence(
         moments: Moments of each layer's training tokens.
         n_classes: Number of classes; None where numbers are predicted, of which a probe has one logit, the prediction.
     """
-    magnitudes = [MagnitudeAccumulator(m.mean, n_classes or 1) for m in moments]
-    for batch in read_share(test, layers):
-        labels = torch.zeros_like(batch.labels) if n_classes is None else batch.labels
-        for sums, states in zip(magnitudes, batch.hidden_states, strict=True):
-            sums.update(states, labels)
-    for sums in magnitudes:
-        sums.all_reduce(sum_over_ranks)
+    magnitudes = class_magnitudes(test, layers, [own.mean for own in moments], n_classes)
     parts = zip(layers, moments, magnitudes, strict=True)
     return [
         Evidence(
             m,
-            sums.result(),
+            sums,
             separation_of(train, layer, m, n_classes or 0),
             given=separation_given(train, layer, n_classes or 0),
         )

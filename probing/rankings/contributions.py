@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probing.data.examples import Sides, read_share
+from probing.data.examples import Examples, Sides, read_share
 from probing.probes.objective import centre_over_classes
 from probing.probes.training import LayerFit
 from probing.runtime.processes import sum_over_ranks
@@ -90,6 +90,27 @@ class MagnitudeAccumulator:
     def result(self) -> ClassMagnitudes:
         """Return the accumulated sums."""
         return ClassMagnitudes(self.counts, self.magnitude, self.deviation)
+
+
+def class_magnitudes(
+    examples: Examples, layers: Sequence[int], means: Sequence[Tensor], n_classes: int | None
+) -> list[ClassMagnitudes]:
+    """Stream examples, divided among ranks, and return the class magnitudes of each layer.
+
+    Args:
+        examples: The examples.
+        layers: Layer numbers.
+        means: Mean of each layer's neurons over the training tokens, shape (d_model,).
+        n_classes: Number of classes; None where numbers are predicted, of which a probe has one logit, the prediction.
+    """
+    found = [MagnitudeAccumulator(mean, n_classes or 1) for mean in means]
+    for batch in read_share(examples, layers):
+        labels = torch.zeros_like(batch.labels) if n_classes is None else batch.labels
+        for sums, states in zip(found, batch.hidden_states, strict=True):
+            sums.update(states, labels)
+    for sums in found:
+        sums.all_reduce(sum_over_ranks)
+    return [sums.result() for sums in found]
 
 
 def class_contributions(weight: Tensor, sums: ClassMagnitudes) -> Tensor:
