@@ -75,6 +75,7 @@ class NumberFit:
         objective: Mean squared error of the standardised training numbers plus penalty.
         train_r2: 1 - mean squared error of the standardised training numbers.
         relative_gradient: Norm of the objective's gradient at the probe, divided by that at 0.
+        optimality_gap: Upper bound on the objective's distance to its minimum, as a share of the numbers' variance.
         errors: Squared error of the standardised test numbers, summed for each sentence of the test corpus.
         absolute: Absolute error of the standardised test numbers, summed likewise.
         deviations: Squared standardised test numbers, the squared errors of the constant answer, summed likewise.
@@ -89,6 +90,7 @@ class NumberFit:
     objective: float
     train_r2: float
     relative_gradient: float
+    optimality_gap: float
     errors: NDArray[np.float64]
     absolute: NDArray[np.float64]
     deviations: NDArray[np.float64]
@@ -273,6 +275,7 @@ class Decomposed:
         fits = []
         for i, (one, b, u) in enumerate(zip(self.spectra, self.products, scaled, strict=True)):
             curved, size = one.second_moment @ u, float(b.norm())
+            left = float((curved + l2 * u - b).norm())  # half of the gradient
             mse = float(1 - 2 * (u @ b) + u @ curved)
             fits.append(
                 NumberFit(
@@ -284,7 +287,8 @@ class Decomposed:
                     standard=standard,
                     objective=mse + l2 * float(u @ u),
                     train_r2=1 - mse,
-                    relative_gradient=float((curved + l2 * u - b).norm()) / size if size else 0.0,
+                    relative_gradient=left / size if size else 0.0,
+                    optimality_gap=left**2 / l2,  # from strong convexity, as of a probe of classes
                     errors=tested.squared[i][:, 0],
                     absolute=tested.absolute[i][:, 0],
                     deviations=tested.constant,
