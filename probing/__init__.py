@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from probing.runs.known_studies import STUDIES
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
     from probing.exports.hub import pull as pull
+    from probing.estimators.classifier import ProbeClassifier as ProbeClassifier
+    from probing.estimators.regressor import ProbeRegressor as ProbeRegressor
     from probing.probes.linear import LinearProbe as LinearProbe
     from probing.results.rows import Table as Table
     from probing.results.schema import Column as Column
@@ -61,8 +64,10 @@ _HOMES = {
     "Column": "probing.results.schema",
     "LinearProbe": "probing.probes.linear",
     "Measured": "probing.runs.call",
+    "ProbeClassifier": "probing.estimators.classifier",
     "ProbeOptions": "probing.cli.options",
     "ProbingCallback": "probing.callbacks.lightning",
+    "ProbeRegressor": "probing.estimators.regressor",
     "Rankings": "probing.runs.rankings",
     "Result": "probing.runs.study",
     "Run": "probing.runs.run",
@@ -81,10 +86,12 @@ _HOMES = {
     "read_activations": "probing.activations.reading",
     "report": "probing.commands.report",
 }
+# Names that need scikit-learn, where it is not installed: an import of all names leaves them out.
+_LEFT_OUT = () if find_spec("sklearn") else ("ProbeClassifier", "ProbeRegressor")
 # What tqdm says in a notebook that has no ipywidgets, when transformers imports it; progress here needs none.
 warnings.filterwarnings("ignore", message="IProgress not found")
 
-__all__ = sorted({*_HOMES, *STUDIES, "__version__"})
+__all__ = sorted({*_HOMES, *STUDIES, "__version__"}.difference(_LEFT_OUT))
 
 
 def __dir__() -> list[str]:

@@ -147,7 +147,7 @@ def test_extras_that_pages_name_exist() -> None:
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     named = set(re.findall(r"pip install '[\w.-]+\[(\w+)\]'", text))
-    assert named == {"hdf5", "hf", "minilm", "mlflow", "sentencepiece", "tensorboard", "zarr"}
+    assert named == {"hdf5", "hf", "minilm", "mlflow", "sentencepiece", "sklearn", "tensorboard", "zarr"}
     assert named <= set(setup["options.extras_require"])
 
 

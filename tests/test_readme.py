@@ -257,6 +257,10 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
         assert 0.8 < names["metrics"]["test/accuracy"] <= 1
     elif page.name == "activations.md":
         assert names["run"].top(3, 1)[0]["neuron"] == 5
+    elif page.name == "scikit-learn.md":
+        assert names["probe"].neurons_[0]["neuron"] == 42
+        assert names["scores"].min() > 0.8
+        assert names["search"].best_params_["l2"] == names["probe"].l2_
     elif "run" in names:
         assert names["run"].accuracy[0]["layer"] == 2
 
@@ -270,6 +274,7 @@ def test_the_pages_with_python_are_found() -> None:
         "docs/export.md",
         "docs/files.md",
         "docs/python.md",
+        "docs/scikit-learn.md",
         "docs/notes/series.md",
         "docs/studies.md",
         "docs/tasks.md",

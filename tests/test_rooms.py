@@ -66,7 +66,7 @@ FLOORS = (
     {"data"},
     {"tables", "probes"},
     {"figures", "rankings"},
-    {"comparison", "evidence"},
+    {"comparison", "estimators", "evidence"},
     {"runs"},
     {"downstream", "heads"},
     {"page", "readouts"},

@@ -14,7 +14,7 @@ from pages import ROOT, code_blocks
 # Heavy libraries, whose types are not asked after.
 UNREAD = (
     "torch", "pytorch_lightning", "transformers", "jsonargparse", "scipy", "matplotlib", "torchmetrics", "wandb",
-    "huggingface_hub", "rich", "safetensors", "filelock",
+    "huggingface_hub", "rich", "sklearn", "safetensors", "filelock",
 )  # fmt: skip
 
 

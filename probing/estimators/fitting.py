@@ -1,0 +1,174 @@
+"""Fits one probe to rows of an array by what `fit` and `probe` train with, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cli.options import ProbeOptions
+from probing.data.arrays import activations_of_arrays
+from probing.data.examples import Examples, Sides
+from probing.data.labelling import check_size, check_varies
+from probing.data.layer_moments import layer_moments
+from probing.estimators.base import Fitted
+from probing.probes.intercept import centred, moments_with_constant, of_neurons, with_constant
+from probing.probes.penalty_path import penalised
+from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
+from probing.probes.solvers import problem_of_layer
+from probing.probes.training import LayerFit, train_problems
+from probing.rankings.contributions import class_magnitudes, mean_contribution
+from probing.runtime.terminal import quiet_libraries
+from probing.runtime.trainer import algorithms_kept
+from probing.statistics.moments import Moments
+
+# An array is a single layer.
+_LAYERS = (0,)
+# What is said of Lightning, and torch's choice of algorithms, are those of the whole process: threads that fit wait for
+# one another.
+_ONE_AT_A_TIME = Lock()
+
+
+class _Rows:
+    """The rows of an array with the class of each, or the number.
+
+    Args:
+        X: The array, shape (n_rows, n_columns).
+        labels: Class of each row, or the place of its number among the values, shape (n_rows,).
+        n_classes: Number of classes; 0 where numbers are predicted.
+        values: The different numbers, ascending, where they are predicted.
+    """
+
+    def __init__(
+        self, X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, values: NDArray[np.float64] | None = None
+    ) -> None:
+        with np.errstate(over="ignore"):  # what overflows is refused
+            self.store = activations_of_arrays(np.require(X, np.float32, ["C", "W"]))
+        self.labels, self.n_classes, self.values = labels.astype(np.int32), n_classes, values
+
+    def sides(self, held_out: NDArray[np.bool_] | None = None) -> Sides:
+        """Return the rows as training examples, those that are held out as validation examples."""
+        none = np.full_like(self.labels, -1)
+        here = np.zeros(len(none), dtype=bool) if held_out is None else held_out
+        parts = [np.where(here, none, self.labels), np.where(here, self.labels, none), none]
+        examples = [Examples(self.store, part, unit="row", values=self.values) for part in parts]
+        return Sides(examples[0], examples[1], examples[2], np.arange(self.n_classes), False)
+
+
+class _Read(NamedTuple):
+    """What a probe reads.
+
+    Args:
+        sides: Examples whose neurons are centred on their training mean, if the probe has an intercept.
+        mean: The mean that was subtracted, shape (n_columns,), float64; 0 for a probe without an intercept.
+    """
+
+    sides: Sides
+    mean: Tensor
+
+    @classmethod
+    def of(cls, sides: Sides, options: ProbeOptions) -> _Read:
+        """Return the sides as they are read by a probe with these options."""
+        if not options.bias:
+            return cls(sides, torch.zeros(sides.train.store.plan.d_model, dtype=torch.float64))
+        sides, _, transforms = centred(sides, {}, _LAYERS)
+        return cls(sides, transforms[0].shift)
+
+    def with_constant(self, options: ProbeOptions) -> tuple[Sides, list[Moments]]:
+        """Return the sides with the constant beside their neurons, if the probe has an intercept, and the moments."""
+        moments = layer_moments(self.sides.train, _LAYERS)
+        if not options.bias:
+            return self.sides, moments
+        read, _ = with_constant(self.sides, {})
+        return read, [moments_with_constant(own) for own in moments]
+
+    def fitted(self, fit: LayerFit | NumberFit, at_mean: Tensor, l2: float, tried: Mapping[float, float]) -> Fitted:
+        """Return a probe of these examples as one of the columns of the array.
+
+        Args:
+            fit: The probe.
+            at_mean: Logits, or the number, where all columns have the mean that was subtracted, shape (n_outputs,).
+            l2: Its penalty.
+            tried: What the penalties of the path gave.
+        """
+        sums = class_magnitudes(self.sides.train, _LAYERS, [fit.moments.mean], len(self.sides.classes) or None)
+        weight = fit.weight.double()
+        intercept = at_mean.double() - weight @ self.mean
+        contribution = mean_contribution(fit.weight, sums[0])
+        return Fitted(
+            weight.numpy(), intercept.numpy(), contribution.numpy(), fit.optimality_gap, fit.converged, fit.n_passes,
+            l2, dict(tried),
+        )  # fmt: skip
+
+
+def fit_classes(
+    X: NDArray[Any],
+    labels: NDArray[np.int64],
+    n_classes: int,
+    options: ProbeOptions,
+    held_out: NDArray[np.bool_] | None,
+) -> Fitted:
+    """Fit a probe of classes to all rows.
+
+    Args:
+        X: The array, shape (n_rows, n_columns).
+        labels: Class of each row, shape (n_rows,), from 0.
+        n_classes: Number of classes.
+        options: How the probe is trained, by lbfgs.
+        held_out: Rows on which the penalty is chosen, by probes of the other rows, shape (n_rows,); not read if the
+            options have a penalty.
+
+    Raises:
+        UserError: If a value is not finite in float32, or all are too large or small.
+    """
+    rows = _Rows(X, labels, n_classes)
+    tried: dict[float, float] = {}
+    with _ONE_AT_A_TIME, quiet_libraries(), algorithms_kept():
+        if options.l2 == "auto":
+            part, moments = _Read.of(rows.sides(held_out), options).with_constant(options)
+            path, _ = penalised(options, 0, part, _LAYERS, moments, {})
+            assert path is not None
+            options = replace(options, l2=path.chosen)
+            tried = dict(zip(path.l2, path.cross_entropy[:, 0].tolist(), strict=True))
+        read = _Read.of(rows.sides(), options)
+        sides, moments = read.with_constant(options)
+        _, training = penalised(options, 0, sides, _LAYERS, moments, {})
+        problem = problem_of_layer(0, 0, training.penalty)
+        (fit,) = train_problems(sides, _LAYERS, moments, [problem], training)
+    fit = of_neurons(fit) if options.bias else fit
+    at_mean = torch.zeros(n_classes) if fit.intercept is None else fit.intercept
+    return read.fitted(fit, at_mean, training.penalty.l2, tried)
+
+
+def fit_numbers(
+    X: NDArray[Any], numbers: NDArray[np.float64], options: ProbeOptions, held_out: NDArray[np.bool_] | None
+) -> Fitted:
+    """Fit a ridge probe of numbers to all rows.
+
+    Args:
+        X: The array, shape (n_rows, n_columns).
+        numbers: Number of each row, shape (n_rows,).
+        options: The l2 penalty, its space, and whether there is an intercept.
+        held_out: As in `fit_classes`.
+
+    Raises:
+        UserError: As in `fit_classes`, or if the numbers do not vary.
+    """
+    check_size(numbers, "`y`")
+    check_varies(np.unique(numbers if held_out is None else numbers[~held_out]), "`y`", "rows")
+    values, index = np.unique(numbers, return_inverse=True)
+    rows, l2 = _Rows(X, index, 0, values), options.l2
+    tried: dict[float, float] = {}
+    if l2 == "auto":
+        part = Decomposed.of(_Read.of(rows.sides(held_out), options).sides, _LAYERS, options.penalty_space)
+        path = choose_ridge_penalty(part.sides, _LAYERS, part.spectra, part.products)
+        l2, tried = path.chosen, dict(zip(path.l2, path.r2[:, 0].tolist(), strict=True))
+    read = _Read.of(rows.sides(), options)
+    (fit,) = Decomposed.of(read.sides, _LAYERS, options.penalty_space).train(l2)
+    return read.fitted(fit, torch.tensor([fit.standard.mean], dtype=torch.float64), l2, tried)

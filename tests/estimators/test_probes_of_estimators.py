@@ -1,0 +1,184 @@
+"""What the estimators fit: the same as `probing.probe`, and as scikit-learn at the equivalent penalty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import GridSearchCV
+
+import probing
+from probing import ProbeClassifier, ProbeRegressor
+from probing.probes.penalty_path import STRONGEST, WEAKEST, strength
+from probing.rankings.contributions import neuron_contributions
+
+pytestmark = pytest.mark.numeric
+
+N, D, L2 = 300, 8, 1e-3
+Array = NDArray[Any]
+
+
+def planted(n_classes: int = 4, n: int = N, noise: float = 1.5) -> tuple[Array, Array]:
+    """Return rows off 0 and of unlike scales, exact in float32, and a noisy class of each."""
+    draw = np.random.default_rng(n_classes)
+    x = (draw.normal(0, 1, (n, D)) * np.geomspace(0.3, 3, D) + draw.normal(0, 0.5, D)).astype(np.float32)
+    logits = (x / x.std(0)) @ draw.normal(0, 1, (D, n_classes)) + noise * draw.gumbel(size=(n, n_classes))
+    return x.astype(np.float64), np.array(["a", "b", "c", "d"])[logits.argmax(1)]
+
+
+def numbers(x: Array) -> Array:
+    """Return a number of each row, far from 0."""
+    return 3 * x[:, 2] - x[:, 5] + np.random.default_rng(1).normal(100, 2, len(x))
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_probabilities_and_weights_are_those_of_logistic_regression(n_classes: int, intercept: bool) -> None:
+    x, y = planted(n_classes)
+    probe = ProbeClassifier(l2=L2, tolerance=1e-12, fit_intercept=intercept).fit(x, y)
+    scaled = (x - x.mean(0) * intercept) / x.std(0)
+    C = 1 / ((1 if n_classes == 2 else 2) * N * L2)
+    expected = LogisticRegression(C=C, fit_intercept=intercept, tol=1e-12, max_iter=10_000).fit(scaled, y)
+    assert probe.coef_.shape == expected.coef_.shape
+    assert probe.intercept_.shape == expected.intercept_.shape
+    assert probe.decision_function(x).shape == expected.decision_function(scaled).shape
+    # Within 1e-12 nats, weights are within sqrt(1e-12 / l2) of the optimum; the intercept is penalised by a 10,000th.
+    atol = 1e-4 if intercept else 3e-5
+    np.testing.assert_allclose(probe.coef_ * x.std(0), expected.coef_, atol=atol)
+    np.testing.assert_allclose(probe.predict_proba(x), expected.predict_proba(scaled), atol=atol)
+    assert probe.score(x, y) == expected.score(scaled, y)
+    assert probe.gap_ <= 1e-12
+    if not intercept:
+        assert (probe.intercept_ == 0).all()
+
+
+@pytest.mark.parametrize("n_classes", [2, 4])
+def test_with_both_penalties_it_is_the_elastic_net_of_scikit_learn(n_classes: int) -> None:
+    x, y = planted(n_classes)
+    l1 = 1e-2
+    probe = ProbeClassifier(l2=L2, l1=l1, tolerance=1e-10).fit(x, y)
+    times = 1 if n_classes == 2 else 2
+    expected = LogisticRegression(
+        C=1 / (N * (l1 + times * L2)), l1_ratio=l1 / (l1 + times * L2), solver="saga", fit_intercept=False, tol=1e-9,
+        max_iter=20_000, random_state=0,
+    ).fit(x / x.std(0), y)  # fmt: skip
+    np.testing.assert_allclose(probe.coef_ * x.std(0), expected.coef_, atol=1e-3)
+    np.testing.assert_array_equal(probe.coef_ == 0, expected.coef_ == 0)
+    assert (probe.coef_ == 0).any()
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_numbers_are_those_of_ridge_regression(intercept: bool) -> None:
+    x, _ = planted()
+    y = numbers(x)
+    probe = ProbeRegressor(l2=L2, fit_intercept=intercept).fit(x, y)
+    scaled = (x - x.mean(0) * intercept) / x.std(0)
+    expected = Ridge(alpha=N * L2, fit_intercept=False).fit(scaled, y - y.mean())
+    np.testing.assert_allclose(probe.coef_ * x.std(0), expected.coef_, atol=1e-5)
+    np.testing.assert_allclose(probe.predict(x), expected.predict(scaled) + y.mean(), atol=1e-4)
+    assert probe.intercept_ == pytest.approx(y.mean() - intercept * (probe.coef_ @ x.mean(0)), abs=1e-4)
+    assert 0 <= probe.gap_ < 1e-20
+
+
+def run_of(x: Array, y: Array, split: list[str], **options: Any) -> Any:
+    return probing.probe(
+        x, y, split=split, controls="none", evidence="none", replicates=0, quiet=True, probe=options
+    )  # fmt: skip
+
+
+def run_on_the_same(x: Array, y: Array, **options: Any) -> Any:
+    """Return a run of `probe` whose training rows are all rows, and whose test rows are the same again."""
+    return run_of(np.concatenate([x, x]), np.concatenate([y, y]), ["train"] * len(x) + ["test"] * len(x), **options)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("space", ["sd", "raw"])
+def test_classes_are_as_in_a_run_of_probe(intercept: bool, space: Any) -> None:
+    x, y = planted()
+    probe = ProbeClassifier(l2=L2, fit_intercept=intercept, penalty_space=space).fit(x, y)
+    run = run_on_the_same(x, y, l2=L2, bias=intercept, penalty_space=space)
+    np.testing.assert_allclose(probe.coef_, run.weight[0].numpy(), rtol=1e-6, atol=1e-6)
+    by_neuron = [row["contribution"] for row in sorted(run.neurons, key=lambda row: row["neuron"])]
+    np.testing.assert_allclose(probe.contributions_, by_neuron, rtol=1e-6)
+    ranked = [{name: row[name] for name in ("rank", "neuron", "contribution", "share")} for row in run.neurons]
+    for row, expected in zip(probe.neurons_, ranked, strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
+    (accuracy,) = run.accuracy
+    assert probe.gap_ == pytest.approx(accuracy["optimality_gap"], rel=1e-6)
+    assert probe.score(x, y) == accuracy["accuracy"]
+    nats = -probe.predict_log_proba(x)[np.arange(N), np.searchsorted(probe.classes_, y)].mean()
+    assert nats == pytest.approx(accuracy["cross_entropy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_numbers_are_as_in_a_run_of_probe(intercept: bool) -> None:
+    x, _ = planted()
+    y = numbers(x)
+    probe = ProbeRegressor(l2=L2, fit_intercept=intercept).fit(x, y)
+    run = run_on_the_same(x, y, l2=L2, bias=intercept)
+    np.testing.assert_allclose(probe.coef_, run.weight[0, 0].numpy(), rtol=1e-6, atol=1e-6)
+    by_neuron = [row["contribution"] for row in sorted(run.neurons, key=lambda row: row["neuron"])]
+    np.testing.assert_allclose(probe.contributions_, by_neuron, rtol=1e-6)
+    assert probe.score(x, y) == pytest.approx(run.accuracy[0]["r2"], abs=1e-6)
+    np.testing.assert_allclose(probe.predict(x[:9]), [row["predicted"] for row in run.predict(x[:9])], rtol=1e-6)
+
+
+def test_the_penalty_is_the_one_that_probe_chooses_on_the_same_split() -> None:
+    x, y = planted()
+    for labels, probe, scores in (
+        (y, ProbeClassifier().fit(x, y), "validation_cross_entropy"),
+        (numbers(x), ProbeRegressor().fit(x, numbers(x)), "validation_r2"),
+    ):
+        assert probe.split_ is not None
+        assert probe.validation_scores_ is not None
+        kept, held_out = probe.split_
+        rows = np.concatenate([kept, held_out, kept])
+        split = ["train"] * len(kept) + ["validation"] * len(held_out) + ["test"] * len(kept)
+        penalty = run_of(x[rows], labels[rows], split).results["penalty"]
+        assert probe.l2_ == penalty["l2"]
+        assert list(probe.validation_scores_) == penalty["tried"]
+        np.testing.assert_allclose([*probe.validation_scores_.values()], penalty[scores], rtol=1e-5)
+
+
+@pytest.mark.parametrize("numeric", [False, True])
+def test_the_penalty_is_the_one_that_a_search_over_the_same_split_finds(numeric: bool) -> None:
+    kind: type[ProbeClassifier | ProbeRegressor]
+    x, classes = planted(n=600, noise=4)
+    y, kind, scoring, weakest = classes, ProbeClassifier, "neg_log_loss", -12  # weaker ones take hundreds of passes
+    if numeric:
+        y, kind, scoring, weakest = numbers(x), ProbeRegressor, "r2", WEAKEST
+    probe = kind().fit(x, y)
+    grid = [strength(i) for i in range(STRONGEST, weakest - 1, -1)]
+    search = GridSearchCV(kind(), {"l2": grid}, cv=[probe.split_], scoring=scoring).fit(x, y)
+    assert search.best_params_ == {"l2": probe.l2_}
+    # Both are then fitted to all rows, and start from 0.
+    np.testing.assert_array_equal(search.best_estimator_.coef_, probe.coef_)
+
+
+def test_contributions_are_weight_times_activation() -> None:
+    for n_classes in (2, 4):
+        x, y = planted(n_classes)
+        probe = ProbeClassifier(l2=L2).fit(x, y)
+        weight = probe.coef_ if n_classes > 2 else np.concatenate([-probe.coef_, probe.coef_]) / 2
+        terms = neuron_contributions(torch.from_numpy(weight), torch.from_numpy(x)).numpy()
+        own = terms[np.arange(N), np.searchsorted(probe.classes_, y)]
+        np.testing.assert_allclose(probe.contributions_, np.abs(own).mean(0), rtol=1e-5)
+        logits, decision = terms.sum(2), probe.decision_function(x)
+        # The weights of all classes add up to 0 as far as float32 goes; contributions are centred exactly.
+        np.testing.assert_allclose(decision, logits if n_classes > 2 else logits[:, 1] - logits[:, 0], atol=1e-4)
+
+
+def test_the_certificate_holds() -> None:
+    x, y = planted()
+    loose, exact = (ProbeClassifier(l2=L2, tolerance=tolerance).fit(x, y) for tolerance in (1e-2, 1e-12))
+
+    def objective(probe: ProbeClassifier) -> float:
+        nats = -probe.predict_log_proba(x)[np.arange(N), np.searchsorted(probe.classes_, y)].mean()
+        return float(nats + L2 * np.square(probe.coef_ * x.std(0)).sum())
+
+    assert 1e-7 < objective(loose) - objective(exact) <= loose.gap_ <= 1e-2
+    assert loose.n_iter_ < exact.n_iter_
