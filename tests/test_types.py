@@ -30,7 +30,7 @@ def test_the_script_of_a_page_is_typed_where_the_package_is_installed(tmp_path: 
     (tmp_path / "script.py").write_text("\n".join([*script, *asked]), encoding="utf-8")
     readme = [code for language, code in code_blocks(ROOT / "README.md") if language == "python"]
     assert readme
-    runs = "from probing import compare, fit, pretrain, rank, report\nrank(run)\ncompare([run, again])\nreport(run)"
+    runs = "from probing import compare, fit, pretrain, rank, report\nrank(run)\ncompare([run, run])\nreport(run)"
     runs += "\nfit(probe={'l2': 1e-3}, wandb={'mode': 'offline'})\npretrain(training={'steps': 9}, wandb={})"
     (tmp_path / "readme.py").write_text("\n".join([*readme, runs]), encoding="utf-8")
     sections = [f"[mypy-{name}.*]\nfollow_imports = skip\n" for name in UNREAD]
