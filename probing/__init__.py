@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from probing.commands.report import report as report
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
-    from probing.exports.hub import pull as pull
     from probing.estimators.classifier import ProbeClassifier as ProbeClassifier
     from probing.estimators.regressor import ProbeRegressor as ProbeRegressor
+    from probing.exports.hub import pull as pull
     from probing.probes.linear import LinearProbe as LinearProbe
     from probing.results.rows import Table as Table
     from probing.results.schema import Column as Column
