@@ -27,7 +27,7 @@ from probing.studies.geometry.terms import MEASURES
 from probing.studies.similarity.tables import STS, STS_CHOSEN, WIC, WIC_CHOSEN
 from probing.tables.columns import UNRESOLVED
 from probing.tables.first_token import TOKENS
-from probing.tables.schema import ACCURACY, GIVEN, HEADS, NEURONS
+from probing.tables.schema import ACCURACY, BASES, GIVEN, HEADS, NEURONS
 from written import columns_of, complete, read_csv, type_of, write_csv
 
 # Looser than usual: these probes only have to be there.
@@ -97,7 +97,8 @@ def make_page(model: Path, corpus: Path, place: Path) -> Path:
     whole: list[dict[str, Any]] = [{**_numbers_of(columns_of(ACCURACY)), **row} for row in accuracy]
     write_csv(first / "accuracy.csv", whole)
     held_fixed = _numbers_of([*[column.name for column in GIVEN], "control_task_share", "selectivity"])
-    neurons = [{**row, "head": row["neuron"] // 8, **held_fixed} for row in read_csv(first / "neurons.csv")]
+    units = read_csv(first / "neurons.csv")
+    neurons = [{**row, "head": row["neuron"] // 8, "feature": 2 * row["neuron"], **held_fixed} for row in units]
     write_csv(first / "neurons.csv", neurons)
     assert set(read_csv(first / "neurons.csv")[0]) == set(columns_of(NEURONS))
     heads = [
@@ -106,6 +107,12 @@ def make_page(model: Path, corpus: Path, place: Path) -> Path:
         for layer in (0, 2) for head in (0, 1)
     ]  # fmt: skip
     write_csv(first / "heads.csv", heads)
+    verdicts = {"features": "", "neurons": "unresolved", "random features": "better", "rotated neurons": "worse"}
+    bases = [
+        {**_numbers_of(tuple(BASES.types)), "layer": layer, "basis": basis, "features": verdict, "units": "3"}
+        for layer in (0, 2) for basis, verdict in verdicts.items()
+    ]  # fmt: skip
+    write_csv(first / "bases.csv", bases)
     second = Path(shutil.copytree(first, place / "second"))
     folders = [_comparison(place / "both", [first, second]), _geometry(place / "shape"), *_evaluations(place)]
     return report([str(folder) for folder in folders], output=str(place / "page.html"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from probing.cache.words_of_tokens import is_visible
 from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.models import ModelSource, SiteName, find_model, load_config, load_tokenizer, parse_layers
+from probing.models.dictionary_folders import folder_of, is_dictionary, layout_at
 from probing.models.forward_cost import Blocks, weight_bytes
 from probing.results.shown import layers_named
 from probing.runtime.logger_names import without_logger
@@ -28,6 +29,9 @@ from probing.runtime.machine import undisturbed_rate
 from probing.runtime.progress import stage
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import check_trainer_options
+
+if TYPE_CHECKING:
+    from probing.models.dictionaries import Dictionary
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,9 @@ class ActivationSource:
         permuted_tokens_seed: Seed by which each sentence's tokens are permuted; see `probing.cache.Request`.
         trainer: Arguments of Lightning's Trainer.
         say: Called with one-line messages.
-        site: Where in the model the neurons are.
+        site: Where in the model the neurons are, or `sae:FOLDER` for the features of a dictionary.
         without_first: Whether the first token of each sentence is set aside. The cache holds it in any case.
+        kept: Numbers of the features that are read; None for all.
     """
 
     model: ModelSource
@@ -59,8 +64,9 @@ class ActivationSource:
     permuted_tokens_seed: int | None = None
     trainer: Mapping[str, Any] = field(default_factory=dict)
     say: Callable[[str], None] = silence
-    site: SiteName = "residual"
+    site: str = "residual"
     without_first: bool = False
+    kept: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -91,12 +97,39 @@ class ActivationSource:
         found = find_model(model, revision, tokenizer)
         n_layers = load_config(found).num_hidden_layers
         layers = parse_layers(layer, n_layers, found.name, how.get("site", "residual"))
-        return cls(found, layers, trainer=without_logger(trainer), **how)
+        made = cls(found, layers, trainer=without_logger(trainer), **how)
+        made.dictionary  # noqa: B018  # one that does not fit is refused before a text is read
+        return made
 
     @cached_property
     def config(self) -> Any:
         """The model's configuration, with `hidden_size` and `num_hidden_layers`."""
         return load_config(self.model)
+
+    @cached_property
+    def dictionary(self) -> Dictionary | None:
+        """The dictionary whose features are the neurons; None where these are the model's own.
+
+        Raises:
+            UserError: If it cannot be read, or is not of the model's hidden states of the layer.
+        """
+        if not is_dictionary(self.site):
+            return None
+        from probing.cache.features import check_place
+        from probing.models.dictionaries import load_dictionary
+
+        layout = layout_at(self.site, self.layers, self.model.name, self.config.num_hidden_layers)
+        check_place(layout, self.model)
+        return load_dictionary(layout)
+
+    @property
+    def n_features(self) -> int | None:
+        """Number of features that probes read; None without a dictionary."""
+        from probing.cache.features import MOST_FEATURES
+
+        if self.kept is not None or self.dictionary is None:
+            return None if self.kept is None else len(self.kept)
+        return min(self.dictionary.n_features, MOST_FEATURES)
 
     def blocks(self, typed: Sequence[int] | None) -> list[int]:
         """Return the layers that are blocks, which have heads.
@@ -119,7 +152,8 @@ class ActivationSource:
         """Return what is asked of the model on a corpus."""
         return Request(
             self.model, corpus, self.layers, self.dtype, self.max_length, self.random_weights_seed,
-            self.permuted_tokens_seed, self.batch_tokens, self.site,
+            self.permuted_tokens_seed, self.batch_tokens,
+            "residual" if is_dictionary(self.site) else cast(SiteName, self.site),
         )  # fmt: skip
 
     def read(self, corpora: Sequence[Corpus], checks: Sequence[Callable[[Tokens], None]] = ()) -> list[ActivationStore]:
@@ -134,7 +168,17 @@ class ActivationSource:
             for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
                 check = _without_first(check) if self.without_first else check
                 stores.append(activations(self.request(corpus), self.cache, self.trainer, self.say, check=check))
-        return [store.without_first() for store in stores] if self.without_first else stores
+        if self.without_first:
+            stores = [store.without_first() for store in stores]
+        return self._encoded(stores)
+
+    def _encoded(self, stores: list[ActivationStore]) -> list[ActivationStore]:
+        """Return stores of the dictionary's features in the place of hidden states, if there is a dictionary."""
+        if (dictionary := self.dictionary) is None:
+            return stores
+        from probing.cache.features import FeatureStore
+
+        return [FeatureStore(store, dictionary, folder_of(self.site), self.kept) for store in stores]
 
 
 def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:

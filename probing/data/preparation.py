@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from probing.cache import ActivationStore
+from probing.cache.features import MOST_FEATURES, FeatureStore, most_active
 from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import Tokens
 from probing.cache.word_counts import count_words
@@ -121,7 +122,28 @@ def read_sides(
     intervals_by_document(group_by, corpora)  # refuses a corpus without documents before a model reads it
     stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce, given))
     say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
+    stores = _narrowed(stores, source, splits[0])
     return label_sides(stores, corpora, splits, task, group_by, given), stores
+
+
+def _narrowed(stores: list[ActivationStore], source: ActivationSource, split: Sequence[Split]) -> list[ActivationStore]:
+    """Return stores of the most active features of a dictionary that has too many, and say so; others unchanged."""
+    first = stores[0]
+    if not isinstance(first, FeatureStore) or first.plan.d_model <= MOST_FEATURES:
+        return stores
+    (layer,) = source.layers
+    kept, most = most_active(first, layer, [i for i, side in enumerate(split) if side == "train"])
+    source.say(
+        f"{first.dictionary_folder}: of {first.plan.d_model:,} features, the {len(kept):,} are read that are active on "
+        f"the most training tokens; each of the others is active on at most {most:,}. The column `feature` of "
+        "neurons.csv has their numbers in the dictionary"
+    )
+    return [store.keeping(kept) if isinstance(store, FeatureStore) else store for store in stores]
+
+
+def kept_features(store: ActivationStore) -> tuple[int, ...] | None:
+    """Return the numbers of the features that are read of a dictionary; None if all are, or if there is none."""
+    return tuple(store.kept) if isinstance(store, FeatureStore) and store.kept is not None else None
 
 
 def example_checks(

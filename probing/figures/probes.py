@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from probing.figures.bases import accuracy_by_basis
 from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import (
     BLUE,
@@ -80,6 +81,10 @@ def write_figures(
         paths.append(folder / "confusions")
         with drawing(paths[-1], formats) as figure:
             confusion_matrices(figure, scores, tables["confusions"], task, model)
+    if bases := tables.get("bases"):
+        paths.append(folder / "bases")
+        with drawing(paths[-1], formats) as figure:
+            accuracy_by_basis(figure, bases, task, model)
     return forms_of(paths, formats)
 
 

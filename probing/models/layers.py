@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from probing.errors import UserError
+from probing.models.dictionary_folders import PREFIX, folder_of, is_dictionary, layout_at
 
 SiteName = Literal["residual", "mlp", "attention"]
 
@@ -29,9 +30,40 @@ def is_inside_blocks(site: str) -> bool:
     return site in ("mlp", "attention")
 
 
+def is_site(site: Any) -> bool:
+    """Whether `fit` takes this as a site: one of the model's own, or the folder of a dictionary."""
+    return site in get_args(SiteName) or (isinstance(site, str) and is_dictionary(site) and site != PREFIX)
+
+
+def is_site_of_run(site: Any) -> bool:
+    """Whether a run's configuration may have this as its site."""
+    return site in NEURON or is_site(site)
+
+
+def _check_site(site: str) -> None:
+    """Refuse what is neither one of the model's own sites nor the folder of a dictionary."""
+    if not is_site(site):
+        raise UserError(
+            f"`--site {site}`: expected {', '.join(get_args(SiteName))}, or {PREFIX}FOLDER with the folder of a sparse "
+            "autoencoder."
+        )
+
+
+def neuron_of(site: str) -> str:
+    """Return what a neuron of a site is, in a few words."""
+    return f"feature of the sparse autoencoder in {folder_of(site)}" if is_dictionary(site) else NEURON[site]
+
+
 def what_is_a_neuron(site: str) -> str:
     """Return the line of a table's caption that says what a neuron is."""
-    return f"neuron: {NEURON[site]}"
+    return f"neuron: {neuron_of(site)}"
+
+
+def site_in_names(site: str) -> str:
+    """Return what the name of a run says of its site; nothing of the residual stream and of arrays."""
+    if is_dictionary(site):
+        return f" sae {folder_of(site).name}"
+    return f" {site}" if is_inside_blocks(site) else ""
 
 
 def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, site: str = "residual") -> list[int]:
@@ -41,14 +73,22 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, si
         layer: Layers, as typed.
         n_layers: Number of blocks.
         model: The model's name as the user typed it.
-        site: The site; only the residual stream has a layer 0.
+        site: The site; only the residual stream has a layer 0, and a dictionary is of one layer.
 
     Raises:
-        UserError: If a layer is not a whole number from the site's first layer to `n_layers`.
+        UserError: If there is no such site, or a layer is not a whole number from its first layer to `n_layers`, or not
+            the dictionary's.
     """
-    if (layers := layer_numbers(layer)) is None:
+    _check_site(site)
+    layers = layer_numbers(layer)
+    if layers is not None:
+        layers = from_the_end(layers, range(n_layers + 1))
+    if is_dictionary(site):
+        found = layout_at(site, layers, model, n_layers).layer
+        assert found is not None
+        return [found]
+    if layers is None:
         return list(range(int(is_inside_blocks(site)), n_layers + 1))
-    layers = from_the_end(layers, range(n_layers + 1))
     if is_inside_blocks(site) and (out := [k for k in layers if not 1 <= k <= n_layers]):
         raise UserError(
             f"`--layer {_typed_layers(layer)}`: with `--site {site}`, layer k is inside block k, so {model} has "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from probing.models.layers import NEURON, is_inside_blocks, site_of
+from probing.models.layers import neuron_of, site_of
 from probing.page.sources import Sources, Subject
 from probing.results.schema import Row
 from probing.results.shown import count, layers_named, listed
@@ -31,8 +31,8 @@ def question(subject: Subject) -> str:
     model = str(config["model"]) + (", randomly initialised" if config.get("random_weights") else "")
     if subject.run.transform != "none":
         model += f", whose hidden states are transformed by {subject.run.transform}"
-    if is_inside_blocks(site := site_of(config)):
-        model += f", where a neuron is a {NEURON[site]}"
+    if (site := site_of(config)) != "residual":
+        model += f", where a neuron is a {neuron_of(site)}"
     sentences = results["n_sentences"]
     tested = f" of {config['test_corpus']}" if config.get("test_corpus") else ""
     # Where examples are sentences, results say how their tokens were pooled.

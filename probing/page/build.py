@@ -14,9 +14,9 @@ from probing.page import answers
 from probing.page.classes import classes_section
 from probing.page.neurons import shown_by_script
 from probing.page.reproduce import folder_block, run_block
-from probing.page.run import accuracies_figure, accuracy_figure, heads_section, neurons_section
+from probing.page.run import accuracies_figure, accuracy_figure, bases_section, heads_section, neurons_section
 from probing.page.sources import Sources, Subject
-from probing.page.terms import ACCURACY, CLASSES, HEADS, NEURONS, NUMBERS, Glossary
+from probing.page.terms import ACCURACY, BASES, CLASSES, HEADS, NEURONS, NUMBERS, Glossary
 from probing.results.markup import MARK, Html, element, joined
 from probing.runs.checks import reading
 from probing.runs.study import Result, SectionPlace
@@ -67,6 +67,7 @@ def _links(sources: Sources) -> Html:
         (f"#classes-{i}", f"Classes of {one.label}") for i, one in enumerate(sources.subjects) if one.run.confusions
     ]
     links += [(f"#heads-{i}", f"Heads of {one.label}") for i, one in enumerate(sources.subjects) if one.run.heads]
+    links += [(f"#bases-{i}", f"Bases of {one.label}") for i, one in enumerate(sources.subjects) if one.run.bases]
     links += [(f"#{place.anchor}", one.study.heading(one)) for place, one in _placed(sources)]
     links += [("#terms", "Terms"), ("#reproduce", "To reproduce")]
     return element("ul", *(element("li", element("a", text, href=href)) for href, text in links))
@@ -125,8 +126,10 @@ def _of_probes(sources: Sources, glossary: Glossary) -> list[Html | None]:
         classes, heads = classes_section(subject, i), heads_section(subject, i)
         glossary.add("Neurons", NEURONS, neurons, shown_by_script(subject))
         glossary.add("Classes", CLASSES, classes)
+        bases = bases_section(subject, i)
         glossary.add("Heads", HEADS, heads)
-        parts += [neurons, classes, heads]
+        glossary.add("Bases", BASES, bases)
+        parts += [neurons, classes, heads, bases]
     return parts
 
 

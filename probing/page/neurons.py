@@ -215,9 +215,10 @@ def is_far(row: Row) -> bool:
 
 
 _SHOWN = (
-    "layer", "rank", "rank_low", "neuron", "head", "contribution", "ratio", "share", "contribution_centred",
-    "contribution_companion", "control_task_share", "correlation", "eta_squared", "eta_squared_z", "eta_squared_q",
-    "given_eta_squared", "given_q", "unique", "cross_entropy_without", "r2_without",
+    "layer", "rank", "rank_low", "neuron", "feature", "head", "contribution", "ratio", "share",
+    "contribution_centred", "contribution_companion", "control_task_share", "correlation", "eta_squared",
+    "eta_squared_z", "eta_squared_q", "given_eta_squared", "given_q", "unique", "cross_entropy_without",
+    "r2_without",
 )  # fmt: skip
 _PRESSED = " What a neuron is stands above the table; press its number to see its contribution to each class."
 # The columns of the table, of classes and of numbers.
@@ -229,7 +230,7 @@ COLUMNS = tuple(
 # Further columns that the script needs to show the picked neuron.
 BESIDE = ("rank_high", *(f"{name}_{end}" for name in WITHOUT for end in ("low", "high")), "mean", "sd")
 TEXTS = ("flag", "removed")
-_INTEGERS = ("neuron", "head", "rank_low", "rank_high")
+_INTEGERS = ("neuron", "feature", "head", "rank_low", "rank_high")
 _KNOWN_BY_INDEX = ("layer", "rank")
 
 

@@ -15,8 +15,10 @@ from probing.page.sources import Subject
 from probing.page.terms import FLAGS
 from probing.results.markup import Html, as_in_terminal, element, table
 from probing.results.shown import ends, interval, listed
+from probing.tables.bases import bases_lines, bases_table
 from probing.tables.columns import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of
 from probing.tables.probes import heads_table
+from probing.tasks import task_in_words
 
 
 def accuracy_table(subject: Subject, caption: str) -> Html:
@@ -143,6 +145,21 @@ def heads_section(subject: Subject, number: int) -> Html | None:
         summary = element("summary", str(shown.title))
         parts.append(element("details", summary, as_in_terminal(shown), open=layer == subject.layers[-1]))
     return element("section", element("h2", f"Heads of {subject.label}"), *parts, id=f"heads-{number}")
+
+
+def bases_section(subject: Subject, number: int) -> Html | None:
+    """Return how features compare with other units of each layer; nothing where neurons are no features.
+
+    Args:
+        subject: The run.
+        number: Index of the run on the page, from 0.
+    """
+    if not (rows := subject.run.bases):
+        return None
+    shown = [bases_table([row for row in rows if row["layer"] == layer]) for layer in subject.layers]
+    said = [element("p", line) for line in bases_lines(rows, task_in_words(subject.run.config))]
+    heading = element("h2", f"Bases of {subject.label}")
+    return element("section", heading, *said, *map(as_in_terminal, shown), id=f"bases-{number}")
 
 
 def script_data(data: Any) -> Html:

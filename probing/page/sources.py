@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
-from probing.models.layers import is_inside_blocks, site_of
+from probing.models.layers import site_in_names, site_of
 from probing.results.schema import Row
 from probing.runs.checks import read_tensor, reading
 from probing.runs.loading import load_run
@@ -163,11 +163,9 @@ def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
 
 
 def model_name(config: Mapping[str, Any]) -> str:
-    """Return the name of the model of a run, with the site of its neurons if they are inside blocks."""
+    """Return the name of the model of a run, with the site of its neurons if that is not the residual stream."""
     model = str(config["model"])
-    name = Path(model).name or model
-    if is_inside_blocks(site := site_of(config)):
-        name += f" {site}"
+    name = (Path(model).name or model) + site_in_names(site_of(config))
     return f"{name} (randomly initialised)" if config.get("random_weights") else name
 
 

@@ -107,6 +107,17 @@ HEADS: Terms = {
     "random slices": "Lowest and highest accuracy of probes of as many neurons, drawn at random from the layer.",
 }
 
+BASES: Terms = {
+    "k": "Number of units that a probe with an intercept reads: the first by the share of their variance over training "
+    "tokens that is between classes.",
+    "features": "Accuracy of the first k features of the dictionary.",
+    "neurons": "Accuracy of the first k neurons of the layer. ° features are not shown to be better, − they are worse.",
+    "random features": "The mean accuracy of features whose directions are drawn at random, of which as many are "
+    "active.",
+    "rotated neurons": "The mean accuracy of neurons after random rotations of the hidden states.",
+    "95% range": ACCURACY["95% range"],
+}
+
 
 TRANSFORMS = {
     "none": "Hidden states without a transform.",

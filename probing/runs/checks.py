@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import RunError, UserError, as_clause
-from probing.models.layers import NEURON
+from probing.models.layers import is_site_of_run
 from probing.results.schema import Row
 from probing.results.shown import without_nan
 from probing.runs.folder import PARTIAL, read_json
@@ -84,6 +84,7 @@ _OF_NEURONS = (
 _OF_PARTS = {
     "positions": ("layer", "position", "accuracy"),
     "heads": ("layer", "head", "first_neuron", "n_neurons", "contribution", "share"),
+    "bases": ("layer", "basis", "k", "accuracy"),
     "classes": ("layer", "class", "rank", "neuron", "contribution", "share", "weight"),
     "class_scores": ("layer", "class", "n_test_tokens", "n_predicted", "recall", "precision", "f1", "confused_with"),
     "confusions": ("layer", "class", "predicted", "n_test_tokens"),
@@ -94,6 +95,7 @@ _OF_PARTS = {
 _PARTS = {
     "positions": ("position", True),
     "heads": ("head", True),
+    "bases": ("basis", False),
     "classes": ("class", False),
     "class_scores": ("class", True),
 }
@@ -162,7 +164,7 @@ _CONFIG_OF_TEXT: Mapping[str, Holds] = {
 }  # fmt: skip
 # What runs of the first versions lack.
 _LATER: Mapping[str, Holds] = {
-    "site": _one_of(*NEURON), "transform": _text, "first_token": _one_of("include", "exclude"), "wandb": _mapping,
+    "site": is_site_of_run, "transform": _text, "first_token": _one_of("include", "exclude"), "wandb": _mapping,
     "cache": _or_none(_text), "arrays": _mapping,
 }  # fmt: skip
 _RESULTS: Mapping[str, Holds] = {

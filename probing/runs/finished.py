@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,9 @@ from probing.data.labelling import label as label_tokens
 from probing.errors import RunError, UserError
 from probing.models import (
     ModelSource,
-    SiteName,
-    is_inside_blocks,
     length_limits,
     load_tokenizer,
+    site_in_names,
     site_of,
 )
 from probing.probes.erasure import transformed
@@ -41,6 +40,7 @@ from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
 from probing.results.shown import layers_named
 from probing.runs.checks import has_intercept, leaves_out_first, read_transforms, reads_transformed
+from probing.runs.dictionaries import site_read
 from probing.runs.places import model_of, task_of, texts_of_runs
 from probing.runtime.progress import stage
 from probing.tasks import Labels, short_name
@@ -114,10 +114,7 @@ def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:
     The residual stream is not named.
     """
     sites = [site_of(run.config) for run in made]
-    of_models = [
-        f"{source.short_name} {site}" if is_inside_blocks(site) else source.short_name
-        for source, site in zip(sources, sites, strict=True)
-    ]
+    of_models = [f"{source.short_name}{site_in_names(site)}" for source, site in zip(sources, sites, strict=True)]
     with_tasks = [f"{name} {short_name(run.config)}" for name, run in zip(of_models, made, strict=True)]
     of_folders = [run.folder.name for run in made]
     names = next((names for names in (of_models, with_tasks, of_folders) if len(set(names)) == len(names)), None)
@@ -157,7 +154,7 @@ class Extraction:
         reads = ActivationSource(
             source, finished.run.layers, self.cache, config["dtype"], config["max_length"], config["batch_tokens"],
             config["seed"] if config["random_weights"] else None, None, self.trainer, self.say,
-            cast(SiteName, site_of(config)), leaves_out_first(config),
+            without_first=leaves_out_first(config), **site_read(finished.run),
         )  # fmt: skip
         (store,) = reads.read([corpus])
         say_what_was_left_out([corpus], [store.tokens], self.say)

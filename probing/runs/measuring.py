@@ -20,6 +20,7 @@ from probing.probes.online_code import online_code
 from probing.probes.penalty_path import penalised
 from probing.probes.recipe import Lbfgs
 from probing.probes.training import train_controls, train_probes
+from probing.rankings.bases import basis_rows, feature_store
 from probing.rankings.contributions import control_task_shares, mean_contribution
 from probing.rankings.heads import head_rows
 from probing.results.shown import count, layers_named
@@ -150,7 +151,10 @@ def _measure_classes(
             read, trained, [mean_contribution(fit.weight, one.magnitudes) for fit, one in pairs],
             asked.n_heads, training if asked.retraining else None, asked.seed,
         )  # fmt: skip
+        bases: list[dict[str, Any]] = []
+        if asked.retraining and feature_store(sides.train.store) is not None:
+            bases = [row for layer in layers for row in basis_rows(sides, layer, training, path is None, asked.seed)]
     return Measured(
         sides, fits, evidence, held_against, replicates, codes, path.summary() if path else {"l2": probe.l2},
-        asked.transform, predicted, asked.n_heads, heads,
+        asked.transform, predicted, asked.n_heads, heads, bases=bases,
     )  # fmt: skip

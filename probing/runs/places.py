@@ -17,6 +17,7 @@ from probing.cache.files import cache_folder
 from probing.corpus import Corpus, load_corpus
 from probing.corpus.splits import GroupBy, Split, divided, hold_out
 from probing.errors import UserError
+from probing.models.dictionary_folders import folder_in
 from probing.models.source import ALIASES, OBJECT, ModelSource, resolve_model
 from probing.results.shown import listed
 from probing.runs.folder import PARTIAL
@@ -69,8 +70,9 @@ def read_from(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, di
     """
     final = Path(os.path.abspath(folder.with_name(folder.name.removesuffix(PARTIAL))))
     found = {name: _noted(path, final) for name in TEXTS if (path := _path_of_text(config.get(name))) is not None}
-    if isinstance(model := config["model"], str) and _is_folder(model):
-        found["model"] = _noted(model, final)
+    for option, path in (("model", config["model"]), ("site", folder_in(config))):
+        if isinstance(path, str) and _is_folder(path):
+            found[option] = _noted(path, final)
     if (file := _file_of_task(config["task"])) and os.path.isfile(file):
         found["task"] = {**_noted(file, final), "sha256": _sha256(file)}
     return {"read_from": found} if found else {}
@@ -124,14 +126,13 @@ def _sha256(file: str) -> str:
 # --- looking ---
 
 
-def _places(run: Kept, option: str, path: str) -> list[str]:
+def places_of(run: Kept, option: str, path: str) -> list[str]:
     """Return where something may be, each place once.
 
     As typed from the current folder; where it was; at the same place relative to the run; in the run's folder and in
     that folder's parent.
     """
-    folder = os.path.abspath(run.folder)
-    noted = run.results.get("read_from", {}).get(option, {})
+    folder, noted = os.path.abspath(run.folder), run.results.get("read_from", {}).get(option, {})
     beside = noted.get("from_run", _beside(run, path))
     places = [path, noted.get("path"), os.path.join(folder, beside) if beside else None]
     places += [os.path.join(place, name) for place in (folder, os.path.dirname(folder)) if (name := Path(path).name)]
@@ -283,7 +284,8 @@ def _text(run: Kept, option: str, offered: Sequence[Offered], fits: Callable[[Co
         except UserError as error:
             if not place:
                 is_local = option in run.results.get("read_from", {})  # a folder of hf: that is not there any more
-                looked = f" (it was looked for at {listed(_places(run, option, _parts(typed)[1]))})" if is_local else ""
+                tried = listed(places_of(run, option, _parts(typed)[1]))
+                looked = f" (it was looked for at {tried})" if is_local else ""
                 raise _Absent(f"`{run.folder}`: its {what} cannot be read again{looked}: {error}") from None
             others.append(f"{place} (which cannot be read)")
             continue
@@ -307,7 +309,7 @@ def sources_of(run: Kept, option: str, typed: str) -> Iterator[tuple[str, str]]:
         yield typed, ""
         return
     before, path, after = _parts(typed)
-    places = _places(run, option, path)
+    places = places_of(run, option, path)
     if before:
         places = [place for place in places if os.path.isdir(place)]
     here = os.path.abspath(path)
@@ -332,7 +334,7 @@ def model_of(run: Kept) -> ModelSource:
     """
     typed, expected = run.config["model"], run.results["cache"]["test"]["key"]["model"]
     is_trained, was_folder = not run.config["random_weights"], "model" in run.results.get("read_from", {})
-    places = [] if typed in ALIASES or typed.startswith(OBJECT) else _places(run, "model", typed)
+    places = [] if typed in ALIASES or typed.startswith(OBJECT) else places_of(run, "model", typed)
     there = [place for place in places if os.path.isdir(place)]
     here = os.path.abspath(typed)
     names = [typed if place == here else place for place in there]
@@ -374,7 +376,7 @@ def task_of(run: Kept) -> TokenTask:
     expected = run.results.get("read_from", {}).get("task", {}).get("sha256")
     if expected is None or (file := _file_of_task(task)) is None:
         return load_task(task, options)
-    places = _places(run, "task", file)
+    places = places_of(run, "task", file)
     for place in places:
         if os.path.isfile(place) and _sha256(place) == expected:
             return load_task(f"{place}:{task.rpartition(':')[2]}", options)

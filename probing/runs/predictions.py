@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +20,12 @@ from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Activations, Examples, read
 from probing.data.words import SentenceVectors
 from probing.errors import UserError
-from probing.models import SiteName, site_of
 from probing.probes.erasure import Changed
 from probing.probes.objective import centre_over_classes
 from probing.results.rows import Table
 from probing.results.schema import NamedLayer, layer_cells
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
+from probing.runs.dictionaries import site_read
 from probing.runs.places import model_of, task_of
 from probing.runs.registry import refuse_several
 from probing.runtime import terminal
@@ -92,7 +92,7 @@ def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
         source = ActivationSource(
             model, list(probes.weight), Path(cache), config["dtype"], config["max_length"], config["batch_tokens"],
             config["seed"] if config["random_weights"] else None, say=terminal.say,
-            site=cast(SiteName, site_of(config)), without_first=leaves_out_first(config),
+            without_first=leaves_out_first(config), **site_read(probes),
         )  # fmt: skip
         (store,) = source.read([corpus])
         say_what_was_left_out([corpus], [store.tokens], terminal.say)

@@ -28,6 +28,7 @@ from probing.probes.online_code import CodeLength
 from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit
 from probing.probes.transforms import Transform, save
+from probing.rankings.bases import feature_store
 from probing.rankings.contributions import class_contributions, class_rows
 from probing.results.rows import write_tables
 from probing.results.schema import Row, with_layer_name
@@ -65,6 +66,7 @@ class Measured:
         heads: A row per layer and head, as in `heads.csv`; empty without heads.
         extremes: The test tokens on which the first neurons are highest and lowest, if they were looked for.
         profiles: What else describes these neurons, as in `profiles.csv`.
+        bases: A row per layer, basis and number of units, as in `bases.csv`; empty unless neurons are features.
     """
 
     sides: Sides
@@ -80,6 +82,7 @@ class Measured:
     heads: Sequence[dict[str, Any]] = ()
     extremes: Extremes | None = None
     profiles: Sequence[Row] = ()
+    bases: Sequence[dict[str, Any]] = ()
 
     def tables(self) -> dict[str, Sequence[Row]]:
         """Return the rows of every table that a run of these results has, by its name."""
@@ -94,6 +97,7 @@ class Measured:
             "positions": positions_of(scores) if are_positions else (),
             "classes": self.neurons_by_class(),
             "heads": self.heads,
+            "bases": self.bases,
         }
         return {name: rows for name, rows in tables.items() if rows}
 
@@ -226,7 +230,7 @@ class Written:
             files: Further files.
             page: The report.
         """
-        own = {name: self.tables.get(name, ()) for name in ("class_scores", "confusions", "heads", "contexts")}
+        own = {name: self.tables.get(name, ()) for name in ("class_scores", "confusions", "heads", "bases", "contexts")}
         files = [*self.files, *files]
         tracker.log_results(
             self.tables["accuracy"], self.tables["neurons"], self.figures, files, own, report=page,
@@ -255,6 +259,9 @@ def write(
         transforms: The transform of each layer's activations, if they were transformed or centred.
     """
     tables, sides = measured.tables(), measured.sides
+    features = feature_store(sides.train.store)
+    if features is not None and (kept := features.kept) is not None:
+        tables["neurons"] = [{**row, "feature": kept[row["neuron"]]} for row in tables["neurons"]]
     if measured.extremes and corpus is not None:
         tables["contexts"] = contexts_of(measured.extremes, sides.test, corpus, sides.classes)
         tables["profiles"] = measured.profiles

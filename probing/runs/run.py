@@ -10,11 +10,10 @@ from probing.errors import UserError
 from probing.models.layers import site_of, what_is_a_neuron
 from probing.results.markup import Html, element, joined
 from probing.results.rows import Table, read_csv
-from probing.results.schema import Schema, label_of_class, layer_cells, with_named_layer
+from probing.results.schema import Schema, layer_cells, with_named_layer
 from probing.results.shown import layers_named
 from probing.runs.checks import (
     check_documents,
-    check_parts,
     check_tables,
     check_tensors,
     has_intercept,
@@ -23,10 +22,12 @@ from probing.runs.checks import (
     reading,
 )
 from probing.runs.folder import read_json, read_yaml
+from probing.runs.further import further_table
 from probing.runs.study import Result, Study
 from probing.tables.columns import Order, ordered
 from probing.tables.schema import (
     ACCURACY,
+    BASES,
     CLASS_SCORES,
     CLASSES,
     CONFUSIONS,
@@ -88,6 +89,7 @@ class Fit(Study):
     def conclusions(self, made: Result) -> list[str]:
         """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
         from probing.evidence.by_class import position_line
+        from probing.tables.bases import bases_lines
         from probing.tables.conclusions import ranking_conclusions
         from probing.tables.controls import not_above
         from probing.tables.probes import penalty_lines
@@ -97,6 +99,7 @@ class Fit(Study):
         at_positions = position_line([row for row in made.positions if row["layer"] == last])
         return [
             *penalty_lines(made.results.get("penalty", {})), *filter(None, [at_positions]), *not_above(made.accuracy),
+            *bases_lines(made.bases, task),
             *ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config),
         ]  # fmt: skip
 
@@ -150,6 +153,11 @@ class Run(Result):
         return self._further(HEADS)
 
     @property
+    def bases(self) -> Table:
+        """A dict per layer, basis and number of units, as in `bases.csv`; empty unless neurons are features."""
+        return self._further(BASES)
+
+    @property
     def classes(self) -> Table:
         """A dict per layer, class and neuron among the first of the class, as in `classes.csv`."""
         return self._further(CLASSES)
@@ -200,18 +208,7 @@ class Run(Result):
 
     def _further(self, schema: Schema) -> Table:
         """Return a table that not every run has."""
-        if not (path := self.folder / f"{schema.name}.csv").exists():
-            return Table((), schema)
-        with reading(self.folder):
-            rows = read_csv(path, schema)
-            check_parts(schema.name, rows, self.layers)
-            return self._with_labels(rows, schema)
-
-    def _with_labels(self, rows: Table, schema: Schema) -> Table:
-        """Return rows with the labels of classes as they are, text or whole numbers."""
-        columns = [column.name for column in schema.columns if column.type is label_of_class]
-        labels = {str(label): label for label in self.results["classes"]} | {"": ""}
-        return Table(({**row, **{name: labels[row[name]] for name in columns if name in row}} for row in rows), schema)
+        return further_table(self.folder, schema, self.layers, self.results["classes"])
 
     @property
     def weight(self) -> Tensor:

@@ -82,8 +82,8 @@ def binomial_interval(n_right: int, n: int, level: float = LEVEL) -> tuple[float
     return low, high
 
 
-def difference_interval(difference: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float]:
-    """Return the 95% interval of the difference of two accuracies on the same tokens, paired by sentence.
+def difference_interval(difference: Sums, n_tokens: NDArray[np.int64], level: float = LEVEL) -> tuple[float, float]:
+    """Return the interval, by default of 95%, of the difference of two accuracies on the same tokens, by sentence.
 
     It is `mean_interval` with a lower bound on the variance, in the manner of Bonett & Price (2012): the variance if
     the first probe alone were right on one effective token, and the second probe alone on another. The bound is needed
@@ -92,13 +92,14 @@ def difference_interval(difference: Sums, n_tokens: NDArray[np.int64]) -> tuple[
     Args:
         difference: Number of tokens that the first predicts rightly minus that of the second, shape (n_sentences,).
         n_tokens: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens do not count.
+        level: Confidence level of the interval.
 
     Returns:
         Both ends, within -1 to 1; NaN below `MIN_SENTENCES` sentences.
     """
     if (found := _Ratio.of(difference, n_tokens)) is None:
         return NO_INTERVAL
-    low, high = found.interval(found.least_error)
+    low, high = found.interval(found.least_error, found.t(level))
     return max(low, -1.0), min(high, 1.0)
 
 

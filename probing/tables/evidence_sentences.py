@@ -7,6 +7,7 @@ this table by `python docs/evidence.py`. Sentences of a group exclude one anothe
 from __future__ import annotations
 
 from probing.statistics.intervals import FEW
+from probing.tables.basis_sentences import BASIS_SENTENCES
 from probing.tables.evidence_notes import NOTES, Sentence
 from probing.tables.recipe_sentences import RECIPE_SENTENCES
 
@@ -371,5 +372,6 @@ SENTENCES: dict[str, Sentence] = {
     "its_loss": Sentence("what a probe loses without it", "No neuron was removed.", _PARTS),
     "the_control": Sentence('the control "{control}"', "A control of that name was run.", _PARTS),
     **RECIPE_SENTENCES,
+    **BASIS_SENTENCES,
     **NOTES,
 }

@@ -215,12 +215,12 @@ def neurons_table(
         in_full: Whether the notes also say what a neuron of the residual stream is, and what intervals are worth.
     """
     score = score_of_neurons(rows[0])
-    least = ("share", "z", "ratio", "range", "given", "head")
+    least = ("share", "z", "ratio", "range", "given", "head", "feature")
     order = {"contribution": "contribution", "centred": "centred contribution"}[by]
     table = plain_table(f"Layer {rows[0]['layer']}: neurons by {order} to {score.contribution}", leave_out=least)
     has_range, has_removals, has_heads = "rank_low" in rows[0], "removed" in rows[0], "head" in rows[0]
-    has_given = "given_eta_squared" in rows[0]
-    names = ["rank"] + ["rank_low"] * has_range + ["neuron"] + ["head"] * has_heads
+    has_given, has_features = "given_eta_squared" in rows[0], "feature" in rows[0]
+    names = ["rank"] + ["rank_low"] * has_range + ["neuron"] + ["feature"] * has_features + ["head"] * has_heads
     names += ["contribution", "ratio", "share", "contribution_centred", "eta_squared", "eta_squared_z"]
     names += ["given_eta_squared"] * has_given + ["cross_entropy_without"] * has_removals
     for name in names:
@@ -231,6 +231,7 @@ def neurons_table(
             str(row["rank"]),
             *([f"{row['rank_low']}-{row['rank_high']}"] if has_range else []),
             str(row["neuron"]),
+            *([str(row["feature"])] if has_features else []),
             *([str(row["head"])] if has_heads else []),
             f"{row['contribution']:.4f}",
             f"{row['ratio']:.1f}",

@@ -138,6 +138,8 @@ _RANKED = (
     whole("rank", "Rank of the neuron in its layer, by contribution; 1 contributes most."),
     whole("neuron", "Index of the neuron in its layer, from 0."),
     whole("head", "Attention head that the neuron belongs to, counted from 1; with `--site attention`."),
+    whole("feature", "Number of the feature in its dictionary, where only some of a wide one are read, with `--site "
+          "sae:FOLDER`; otherwise it is the index."),
     number("contribution", "Mean over the test tokens of |weight × activation| for the true class, in logit units, "
            "weights centred over classes; of a probe of numbers, for its prediction, in their unit. A high "
            "contribution does not show that the model uses the neuron.", form=".4f"),
@@ -261,6 +263,29 @@ HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
     N_TRAIN_TOKENS, N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
 
+BASES = Schema("bases", "with `--site sae:FOLDER`, a row per layer, basis and number of units", (
+    layer_column(),
+    text("basis", "What a unit is: one of the features, of the neurons of the layer, of random features (random "
+         "directions, as many of which are active), or of the neurons after a random rotation (rotated neurons)."),
+    whole("k", "Number of units that a probe with an intercept reads: the first by the share of their variance over "
+          "training tokens that is between classes."),
+    measured("accuracy", "Accuracy on test tokens; of several draws the mean."),
+    number("majority_accuracy", "Accuracy of always predicting the most frequent class."),
+    number("lowest", "The lowest accuracy of a draw."),
+    number("highest", "The highest."),
+    whole("n_draws", "Number of draws."),
+    Column("difference", float, "Accuracy of the first k features minus this one; difference_low, difference_high: its "
+           "interval, paired by sentence, at the level that leaves 5% for all comparisons of the layer.", form="+.3f",
+           interval="difference"),
+    text("features", "Whether features are better, worse or unresolved: the interval is above or below 0, and so they "
+         "are to every draw, or not."),
+    text("units", "Indices of the first units, at most 16; of features their numbers in the dictionary."),
+    whole("n_units", "Number of all units of the basis."),
+    number("n_active", "Mean number of units that are not 0 on a test token.", form=".1f"),
+    number("l2", "Penalty of the probe, chosen on validation tokens; of several draws the median.", form=".0e"),
+    N_TRAIN_TOKENS, N_TEST_TOKENS,
+), optional=True)  # fmt: skip
+
 CONTEXTS = Schema("contexts", "of text, a row per layer, neuron among its first 10, end and test token", (
     layer_column(),
     whole("neuron", "Index of the neuron."),
@@ -295,7 +320,7 @@ NEURON_CLASSES = Schema("neuron_classes", "of `Run.neuron`: a row per class", (
     number("contribution", "Mean contribution over the class's test tokens.", form=".3g"),
 ))  # fmt: skip
 # Tables of a run of classes, and of one of numbers.
-TABLES = ACCURACY, NEURONS, CLASS_SCORES, CONFUSIONS, POSITIONS, CLASSES, HEADS, CONTEXTS, PROFILES
+TABLES = ACCURACY, NEURONS, CLASS_SCORES, CONFUSIONS, POSITIONS, CLASSES, HEADS, BASES, CONTEXTS, PROFILES
 NUMBER_TABLES = NUMBERS, NUMBER_NEURONS, HEADS, CONTEXTS, PROFILES
 RANKING = Schema("METHOD", "a row per layer and neuron in ranked order, a file per method", (
     layer_column(), whole("rank", "Rank in the layer."), whole("neuron", "Index of the neuron."),

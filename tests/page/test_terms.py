@@ -29,6 +29,7 @@ PARTS = {
     "agreement": "Agreement",
     "neurons-0": "Neurons",
     "heads-0": "Heads",
+    "bases-0": "Bases",
     "geometry-0": "Geometry",
     "wic-0": "Words and sentences",
     "sts-0": "Words and sentences",

@@ -51,7 +51,7 @@ Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_
 def fit(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", site: SiteName = "residual", corpus: Source = "builtin",
+    dtype: Dtype = "float32", site: str = "residual", corpus: Source = "builtin",
     test_corpus: Source | None = None, group_by: GroupBy = "auto", max_length: int | None = None,
     batch_tokens: int | None = None, task: str | TokenTask = "position", task_args: dict[str, Any] | None = None,
     replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
@@ -162,7 +162,7 @@ def _read(
     """
     from probing.data.controls import READ_AGAIN, control_sides, source_of_control
     from probing.data.labelling import say_what_is_not_read
-    from probing.data.preparation import read_sides
+    from probing.data.preparation import kept_features, read_sides
     from probing.probes.erasure import transform_all
     from probing.probes.intercept import centred
     from probing.studies.fit.estimate import announced, stages_of_probes
@@ -177,6 +177,7 @@ def _read(
     expect([*reads, *stages_of_probes(held_against, *more, probe, predicts_numbers(task))])
     say_what_is_not_read(text[0], task, source.say)
     sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
+    source = replace(source, kept=kept_features(stores[0]))
     others, fitted = control_sides(controls, sides, text[0], source, asked.seed), None
     if is_transformed:
         with stage(f"transform of {layers_named(source.layers)}"):
@@ -235,6 +236,7 @@ def _write(
 def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order = "contribution") -> None:
     """Print the answer, the tables, what to distrust, and where the results are; with `verbose` all there is."""
     from probing.tables import answers, probes
+    from probing.tables.bases import bases_lines, bases_table
     from probing.tables.classes import classes_table
 
     rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
@@ -258,6 +260,9 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
             terminal.show(ranked if len(rows) == 1 else probes.layers_table(rows, neurons, sort))
         if heads := [row for row in run.heads if row["layer"] == last]:
             terminal.show(probes.heads_table(heads))
+        if bases := [row for row in run.bases if row["layer"] == last]:
+            terminal.show(bases_table(bases))
+            terminal.tell(*[] if verbose else bases_lines(bases, task))
         if verbose:
             terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in said))
         else:
@@ -281,6 +286,8 @@ def extract(
     Args:
         layer: Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output,
             which only the residual stream has.
+        site: What is cached: hidden states (residual), units of the MLP inside block k after its activation function
+            (mlp), or outputs of its heads (attention). Features (sae:FOLDER) are computed from hidden states.
         seed: Seed of the weights of a randomly initialised model.
         runs: Folder of runs, in which the cache is by default.
         quiet: Print the result line only.

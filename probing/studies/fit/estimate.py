@@ -274,7 +274,7 @@ def announced(
 
     def announce(tokens: Tokens, n_classes: int, n_train: int) -> None:
         readings = [Reading.of(one.request(corpus), source.cache) for one in sources for corpus in corpora]
-        width = readings[0].size.width
+        width = source.n_features or readings[0].size.width
         known = replace(probes, n_tokens=n_train, n_classes=max(n_classes, 1), d_model=width)
         estimate = Estimate(readings, known, source.cache)
         estimate.check_memory()
