@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from probing.tasks import SentenceTask as SentenceTask
     from probing.tasks import Task as Task
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The public names and their modules, which are imported on first use; a study is called by its name, too.
 _HOMES = {
