@@ -268,7 +268,7 @@ def test_start_up_is_measured_for_real_and_only_what_is_asked_for(
     assert str(tmp_path / "README.md") in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.several
 def test_extraction_and_a_plain_loop_take_turns_for_real_and_agree(
     checkpoints: dict[str, Path], corpus_file: Path, setting: Setting
 ) -> None:

@@ -128,7 +128,7 @@ def test_the_largest_peak_of_a_command_decides_and_mapped_pages_are_told_apart()
     assert met.is_met is False
 
 
-@pytest.mark.slow
+@pytest.mark.several
 def test_two_tiny_models_are_compared_for_real_from_runs_of_elsewhere(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:

@@ -213,7 +213,7 @@ ProbeRegressor().fit(x, x[:, 1])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.several
 def test_a_new_process_imports_little_and_says_nothing_in_other_processes_either() -> None:
     ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, encoding="utf-8", check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
@@ -232,7 +232,7 @@ except ImportError as error:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.several
 def test_where_scikit_learn_is_missing_it_is_said_what_to_install() -> None:
     ended = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, encoding="utf-8", check=False)
     assert ended.returncode == 0, ended.stderr

@@ -107,6 +107,7 @@ def test_an_ablation_effect_is_negligible_only_where_its_interval_says_so() -> N
     assert AblationEffect(0.0, math.nan, math.nan).outcome == "unresolved"
 
 
+@pytest.mark.slow
 def test_ablation_effects_are_those_from_optimum_to_optimum(data: Data) -> None:
     fits = data.fit(l2=1e-4, tolerance=1e-3)
     train = replace(training(1e-3), penalty=Penalty(0.0, 1e-4))

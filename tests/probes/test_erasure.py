@@ -212,6 +212,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return sides(make_store(tmp_path_factory.mktemp("store"), [states + 1, 2 * states - 1], tokens, shard_tokens=500))
 
 
+@pytest.mark.slow
 def test_after_erasure_a_bias_free_probe_knows_no_more_than_the_best_constant_answer(planted: Data) -> None:
     changed = Data(**vars(erased(planted, [0, 1])))
     n_classes = len(planted.classes)

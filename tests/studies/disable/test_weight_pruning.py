@@ -100,6 +100,7 @@ def test_every_matrix_loses_the_same_share_and_all_weights_come_back(checkpoints
     assert all(torch.equal(value, before[name]) for name, value in model.encoder.state_dict().items())
 
 
+@pytest.mark.slow
 def test_what_is_read_is_what_the_pruned_model_gives(
     checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path
 ) -> None:

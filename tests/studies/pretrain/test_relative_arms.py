@@ -62,8 +62,7 @@ def test_alibi_takes_no_mask_that_it_would_not_read() -> None:
         AlibiBertModel(AlibiBertConfig(is_decoder=True))
 
 
-@pytest.mark.slow
-@pytest.mark.slow
+@pytest.mark.several
 def test_transformers_alone_refuses_a_checkpoint_of_alibi_and_this_package_reads_it(tmp_path: Path) -> None:
     model = build("alibi", SHAPE, TOKENIZER, 0).eval()
     save_checkpoint(tmp_path / "alibi", "alibi", model, TOKENIZER)

@@ -112,6 +112,7 @@ def test_the_output_of_a_block_is_what_its_projection_makes(
     assert bool((parts >= store.by_sentence("output")[..., 0] * (1 - 1e-9)).all())
 
 
+@pytest.mark.slow
 def test_the_mass_of_a_kind_is_that_of_attention_itself(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -170,6 +171,7 @@ def _check_stream(made: Any, model: str, corpus: Corpus) -> None:
             assert row["of_stream"] == pytest.approx(np.mean(shares[row["layer"] - 1]), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_models_whose_projection_cannot_be_told_have_the_attention_alone(
     checkpoints: dict[str, Path], corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
