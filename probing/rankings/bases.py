@@ -40,8 +40,8 @@ COUNTS = (1, 4, 16, 64)
 DRAWS = 3
 # The probes are trained on at most so many tokens, whole sentences drawn evenly.
 MOST_TOKENS = 10_000
-# Penalties from which validation tokens choose, where the run's is not given, and the weakest one that is tried.
-PENALTIES, LEAST = (1e-2, 1e-3, 1e-4), 1e-7
+# Penalties from which validation tokens choose, where the run's is not given.
+PENALTIES = (1e-2, 1e-3, 1e-4)
 # Tokens by which the thresholds of random features are set.
 N_THRESHOLD = 4096
 # Bytes of columns that are kept in memory.
@@ -68,7 +68,7 @@ def basis_rows(sides: Sides, layer: int, training: Training, is_given: bool, see
         sides: Examples whose activations are features, and their classes.
         layer: Layer number.
         training: Settings of the run's probes.
-        is_given: Whether the penalty was given, and holds here, too; otherwise it is chosen, from `PENALTIES` on.
+        is_given: Whether the penalty was given, and holds here, too; otherwise it is chosen among `PENALTIES`.
         seed: Seed of the draws, and of the sample of the training tokens where not all are used.
     """
     few = replace(sides, train=thin(sides.train, MOST_TOKENS, seed))
@@ -144,36 +144,14 @@ def _measure(
     for k in counts:
         dead = torch.zeros(len(order) + 1, dtype=torch.bool)
         viewed = read_by.each(lambda examples: of_views(examples, layer, [range(k)], dead))  # noqa: B023
-        fit, l2 = _at_best_penalty(viewed, penalties, training, f"probes of {k} units")
-        fits.append(fit)
-        chosen.append(l2)
+        problems = [Problem(f"l2_{penalty.l2}", 0, penalty) for penalty in penalties]
+        moments = layer_moments(viewed.train, [0])
+        tried = train_problems(viewed, [0], moments, problems, training, f"probes of {k} units", test=True)
+        best = 0 if len(tried) == 1 else int(np.argmin(_cross_entropies(viewed.validation, tried)))
+        fits.append(tried[best])
+        chosen.append(penalties[best].l2)
     named = order if numbers is None else [numbers[i] for i in order]
     return _Basis(counts, fits, chosen, named, len(score), n_active / n_test)
-
-
-def _at_best_penalty(
-    view: Sides, penalties: Sequence[Penalty], training: Training, what: str
-) -> tuple[LayerFit, float]:
-    """Return the probe of a view that predicts validation tokens best, and its l2 penalty.
-
-    Where the weakest penalty is the best, weaker ones are tried as long as they are better, down to `LEAST`.
-    """
-    moments = layer_moments(view.train, [0])
-
-    def trained(tried: Sequence[Penalty]) -> list[LayerFit]:
-        problems = [Problem(f"l2_{penalty.l2}", 0, penalty) for penalty in tried]
-        return train_problems(view, [0], moments, problems, training, what, test=True)
-
-    fits, l2s = trained(penalties), [penalty.l2 for penalty in penalties]
-    if len(fits) == 1:
-        return fits[0], l2s[0]
-    values = _cross_entropies(view.validation, fits)
-    while values[-1] == min(values) and l2s[-1] > 1.01 * LEAST:
-        l2s.append(l2s[-1] / 10)
-        fits += trained([Penalty(0.0, l2s[-1])])
-        values += _cross_entropies(view.validation, fits[-1:])
-    best = int(np.argmin(values))
-    return fits[best], l2s[best]
 
 
 def explained(train: Examples, layer: int, n_classes: int) -> Tensor:
