@@ -63,6 +63,10 @@ def _named(path: Any) -> str:
     return str(portable(str(path)))
 
 
+def _tested_on(run: Run) -> str:
+    return _named(run.config.get("test_corpus") or run.config["corpus"])
+
+
 def _metadata(made: Result) -> str:
     """Return the block of YAML, with the accuracies of a run of `fit` as results that the hub lists."""
     from huggingface_hub import EvalResult, ModelCardData
@@ -79,7 +83,7 @@ def _measured(run: Run, row: Row) -> dict[str, Any]:
     """Return the accuracy of a layer, or R², as the hub has results."""
     score = score_of(row)
     between = ends(row, score.name)
-    text = _named(run.config["corpus"]) if not run.is_of_arrays else "arrays"
+    text = _tested_on(run) if not run.is_of_arrays else "arrays"
     return {
         "task_type": "token-classification" if not run.results.get("pooling") else "text-classification",
         "task_name": task_in_words(run.config), "dataset_type": text, "dataset_name": text, "dataset_split": "test",
@@ -94,10 +98,11 @@ def _about(made: Result) -> str:
     if isinstance(made, Run) and made.is_of_arrays:
         said.append(f"Linear probes of {task_in_words(config)}, of arrays.")
     elif isinstance(made, Run):
-        what, text = what_is_a_neuron(site_of(config)), _named(config["corpus"])
+        what, text, tested = what_is_a_neuron(site_of(config)), _named(config["corpus"]), _tested_on(made)
+        texts = f"`{text}`" if text == tested else f"`{text}` and tested on `{tested}`"
         said.append(
-            f"Linear probes of {task_in_words(config)} on `{_named(config['model'])}`, trained and tested on "
-            f"`{text}`. {what[:1].upper()}{what[1:]}."
+            f"Linear probes of {task_in_words(config)} on `{_named(config['model'])}`, trained "
+            f"{'and tested ' if text == tested else ''}on {texts}. {what[:1].upper()}{what[1:]}."
         )
     elif config.get("model"):
         said.append(f"The model is `{_named(config['model'])}`.")

@@ -132,6 +132,20 @@ def test_the_card_is_read_by_the_hub_and_has_every_number_of_the_run(made: Run, 
     assert "does not show that the model uses the neuron" in text
 
 
+def test_the_card_names_the_text_of_the_accuracy(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text("\n".join(corpus_file.read_text(encoding="utf-8").splitlines()[:12]), "utf-8")
+    options: dict[str, Any] = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), **BARE}
+    options["test_corpus"] = str(tmp_path / "other.txt")
+    run = fit(**options, layer=1, quiet=True, runs=str(tmp_path / "runs"), wandb=OFF)
+    assert run is not None
+    text = run.card()
+    assert f"trained on `{corpus_file.name}` and tested on `other.txt`." in text
+    (result,) = yaml.safe_load(text.split("---")[1])["model-index"][0]["results"]
+    assert result["dataset"]["name"] == "other.txt"
+
+
 @pytest.mark.parametrize("name", ["../evil.csv", "a/../../evil.csv", "/etc/evil.csv", "..\\evil.csv", "C:evil.csv"])
 def test_names_that_lead_out_of_the_folder_are_refused(name: str, made: Run, hub: LoopbackHub, tmp_path: Path) -> None:
     made.push(NAME, endpoint=hub.address)
