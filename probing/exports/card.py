@@ -151,7 +151,7 @@ def _controlled(run: Run) -> str:
     said = ["majority: accuracy of always predicting the most frequent class of the training examples."]
     said += [f"{words}: {known[name].meaning}" for name, words in controls_of(run.accuracy).items() if name in known]
     over = run.results.get("intervals_over", {})
-    if over:
+    if over and any(ends(row, score_of(row).name) for row in run.accuracy):
         said.append(f"Intervals are over {over['n']} test {over['unit']}s, none of which was trained on.")
     return _list(said)
 

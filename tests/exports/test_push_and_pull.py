@@ -132,7 +132,7 @@ def test_the_card_is_read_by_the_hub_and_has_every_number_of_the_run(made: Run, 
     assert "does not show that the model uses the neuron" in text
 
 
-def test_the_card_names_the_text_of_the_accuracy(
+def test_the_card_names_the_text_of_the_accuracy_and_no_intervals_where_there_are_none(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "other.txt").write_text("\n".join(corpus_file.read_text(encoding="utf-8").splitlines()[:12]), "utf-8")
@@ -144,6 +144,8 @@ def test_the_card_names_the_text_of_the_accuracy(
     assert f"trained on `{corpus_file.name}` and tested on `other.txt`." in text
     (result,) = yaml.safe_load(text.split("---")[1])["model-index"][0]["results"]
     assert result["dataset"]["name"] == "other.txt"
+    assert "Intervals are over" not in text
+    assert "There are no 95% intervals" in text
 
 
 @pytest.mark.parametrize("name", ["../evil.csv", "a/../../evil.csv", "/etc/evil.csv", "..\\evil.csv", "C:evil.csv"])
