@@ -68,13 +68,13 @@ def _named(text: str) -> str:
 def _described(run: Run, model: str, name: str, source: str) -> dict[str, dict[str, Any]]:
     release = f"{model}-{name}"
     about = f"Neurons that linear probes of {short_name(run.config)} read, highest contribution first"
-    shown = {"visibility": "PUBLIC"}
+    shown, text = {"visibility": "PUBLIC"}, run.config.get("test_corpus") or run.config["corpus"]
     return {
         "model": {"id": model, "displayName": model, "displayNameShort": model, "instruct": False},
         "release": {"name": release, "description": about, "descriptionShort": about, "urls": []},
         "sourceset": {"modelId": model, "name": name, "releaseName": release, "description": about, **shown},
         "source": {
-            "id": source, "modelId": model, "setName": name, "dataset": _named(str(run.config["corpus"])),
+            "id": source, "modelId": model, "setName": name, "dataset": _named(str(text)),
             "num_prompts": run.results["n_sentences"]["test"], **shown,
         },
     }  # fmt: skip

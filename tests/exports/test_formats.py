@@ -104,6 +104,18 @@ def test_neuronpedia_has_the_activations_of_all_tokens_of_the_sentences(made: Ru
     assert str(made.folder) not in "".join(path.read_text(encoding="utf-8") for path in source.glob("*.jsonl"))
 
 
+def test_neuronpedia_names_the_text_that_its_sentences_are_of(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text("\n".join(corpus_file.read_text(encoding="utf-8").splitlines()[:12]), "utf-8")
+    options: dict[str, Any] = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), **BARE}
+    options["test_corpus"] = str(tmp_path / "other.txt")
+    run = fit(**options, layer=1, quiet=True, runs=str(tmp_path / "runs"), wandb=OFF)
+    assert run is not None
+    (source,) = run.export("neuronpedia", tmp_path / "neuronpedia").glob("*/*/source.jsonl")
+    assert lines(source)[0]["dataset"] == "other.txt"
+
+
 def test_headvis_has_the_attention_of_every_head_on_the_examples(heads: Result, tmp_path: Path) -> None:
     folder = heads.export("headvis", tmp_path / "headvis")
     config, scatter = (
