@@ -54,6 +54,8 @@ def _read(path: Path, first: First | None) -> Activations:
         return _checked(form, path, partial(form.read, path, first))
     if path.is_dir() and (files := _files(path)):
         return _of_files(path, files, first)
+    if path.is_dir() and not any(path.iterdir()):
+        raise UserError(f"{path} is an empty folder: expected files of activations, one a layer.")
     _refuse_pickle(path)
     taken = "; ".join(f"{form.name} ({form.sign})" for form in FORMATS)
     raise UserError(f"{path} is of no known format; taken are {taken}; or a folder of such files, one a layer.")

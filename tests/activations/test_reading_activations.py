@@ -216,6 +216,11 @@ def _folder(path: Path, **files: Any) -> None:
         np.save(path / name, array)
 
 
+def _folder_of_notes(path: Path) -> None:
+    path.mkdir()
+    (path / "notes.txt").touch()
+
+
 def _with_a_string(path: Path) -> None:
     torch.save({"layer_0": torch.zeros(3, 2), "model": "bert"}, path)
 
@@ -242,7 +247,8 @@ def _splits() -> DatasetDict:
 REFUSED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "unknown": ("a.csv", lambda p: p.write_text("1,2\n", encoding="utf-8"), "no known format; taken are HDF5 .*`.npz`"),
     "other JSON": ("a.json", lambda p: p.write_text("{}", encoding="utf-8"), "no known format"),
-    "empty folder": ("a", Path.mkdir, "no known format"),
+    "empty folder": ("a", Path.mkdir, "is an empty folder: expected files of activations"),
+    "a folder of other files": ("a", _folder_of_notes, "no known format"),
     "no bytes": ("a.npy", Path.touch, "is empty: the file has no bytes"),
     "pickle": ("a.pkl", lambda p: p.write_bytes(pickle.dumps(Ran())), "is a pickle, and unpickling runs code"),
     "hidden pickle": ("a.bin", lambda p: p.write_bytes(pickle.dumps(Ran())), "is a pickle"),
