@@ -148,8 +148,10 @@ def _neurons(run: Run) -> str:
 
 def _controlled(run: Run) -> str:
     known = {**CONTROLS, **ADDED_CONTROLS}
-    said = ["majority: accuracy of always predicting the most frequent class of the training examples."]
-    said += [f"{words}: {known[name].meaning}" for name, words in controls_of(run.accuracy).items() if name in known]
+    controls = controls_of(run.accuracy)
+    said = [f"{words}: {known[name].meaning}" for name, words in controls.items() if name in known]
+    if "majority" in controls:  # which numbers do not have
+        said.insert(0, "majority: accuracy of always predicting the most frequent class of the training examples.")
     over = run.results.get("intervals_over", {})
     if over and any(ends(row, score_of(row).name) for row in run.accuracy):
         said.append(f"Intervals are over {over['n']} test {over['unit']}s, none of which was trained on.")

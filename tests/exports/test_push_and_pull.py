@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -146,6 +147,15 @@ def test_the_card_names_the_text_of_the_accuracy_and_no_intervals_where_there_ar
     assert result["dataset"]["name"] == "other.txt"
     assert "Intervals are over" not in text
     assert "There are no 95% intervals" in text
+
+
+def test_the_card_of_numbers_has_no_majority_class(made: Run) -> None:
+    rows = np.random.default_rng(0).standard_normal((300, 4))
+    of_numbers = probing.probe(rows, rows[:, 1], numbers=True, quiet=True, evidence="none", replicates=0)
+    assert "| layer | R² | 95% interval | labels shuffled |" in of_numbers.card()
+    assert "- labels shuffled: " in of_numbers.card()
+    assert "most frequent class" not in of_numbers.card()
+    assert "- majority: accuracy of always predicting the most frequent class" in made.card()
 
 
 @pytest.mark.parametrize("name", ["../evil.csv", "a/../../evil.csv", "/etc/evil.csv", "..\\evil.csv", "C:evil.csv"])
