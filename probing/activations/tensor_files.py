@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,12 +62,14 @@ def _loaded(path: Path) -> Any:
     import torch
 
     try:
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError as error:
-            if "mmap" not in str(error):
-                raise
-            return torch.load(path, map_location="cpu", weights_only=True)  # of torch before 1.6
+        with warnings.catch_warnings():  # torch advises to report that a file is a pickle, which is said below
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError as error:
+                if "mmap" not in str(error):
+                    raise
+                return torch.load(path, map_location="cpu", weights_only=True)  # of torch before 1.6
     except (RuntimeError, EOFError) as error:
         raise ValueError(as_clause(error)) from None
     except Exception as error:

@@ -34,7 +34,7 @@ class ProbingCallback(pl.Callback):
     At the end of a validation the text is read by the model as it is then, probes are trained to their certified
     optimum, and logged under the module's own loggers: for each layer `accuracy` (of numbers `r2`) with its interval,
     `optimality_gap`, the accuracy of each control, `outlier_dimensions` (neurons whose mean is far from the others')
-    and `mean_cosine`, such as `probe/layer_6/accuracy`, and `probe/majority_accuracy`. They are the numbers that `fit`
+    and `mean_cosine`, such as `probe/layer_06/accuracy`, and `probe/majority_accuracy`. They are the numbers that `fit`
     and `geometry` find for the checkpoint of this moment. Of several processes the first one measures, while the others
     wait.
 

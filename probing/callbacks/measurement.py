@@ -100,7 +100,7 @@ class Measurement:
         self._prepared = source
 
     def measure(self, model: Any, tokenizer: Any, device: torch.device) -> dict[str, float]:
-        """Return what is measured of a model with the weights that it has now, by name, such as `layer_6/accuracy`.
+        """Return what is measured of a model with the weights that it has now, by name, such as `layer_06/accuracy`.
 
         The model and the process stay as they are; files are in a temporary folder, which is removed.
         """
@@ -115,7 +115,7 @@ class Measurement:
             found = self._accuracies(source, sides)
             for layer in source.layers:
                 geometry = _geometry(stores[0], layer, self.options.seed)
-                found |= {f"layer_{layer}/{name}": value for name, value in geometry.items()}
+                found |= {f"layer_{layer:02d}/{name}": value for name, value in geometry.items()}
         return found
 
     def _read(self, source: ActivationSource) -> tuple[Sides, list[ActivationStore]]:
@@ -137,7 +137,7 @@ class Measurement:
         for row in measured.accuracy():
             names = [name for name in (*_OF_PROBES, *scores) if name in row]
             names += [name for name in _INTERVALS if math.isfinite(row.get(name, math.nan))]
-            found |= {f"layer_{row['layer']}/{name}": float(row[name]) for name in names}
+            found |= {f"layer_{row['layer']:02d}/{name}": float(row[name]) for name in names}
             found |= {"majority_accuracy": row["majority_accuracy"]} if "majority_accuracy" in row else {}
         return found
 

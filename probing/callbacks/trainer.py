@@ -19,7 +19,7 @@ class ProbesOfTrainer(TrainerCallback):
     """Measures what a `ProbingCallback` does at each evaluation of a Trainer, which logs it as its own metrics.
 
     The numbers are in `trainer.state.log_history`, in what `report_to` names, and in what `trainer.evaluate()` returns,
-    such as `eval_probe/layer_6/accuracy`.
+    such as `eval_probe/layer_06/accuracy`.
 
     Args:
         probes: What is measured.

@@ -24,11 +24,15 @@ LIBRARY = "neuron-probing"
 # Neurons that the card lists.
 FIRST = 10
 # What holds of every run of `fit`, whatever its numbers are.
-LIMITS = (
+LIMITS_OF_PROBES = (
     "That a probe reads a label from a layer does not show that the model uses it there.",
     "A high contribution does not show that the model uses the neuron; other neurons may carry the same.",
     f"A neuron that is flagged no-signal is not shown to tell the classes apart (false discovery rate "
-    f"{FALSE_DISCOVERIES:g}), and a flagged layer's ranking is not to be read.",
+    f"{FALSE_DISCOVERIES:g}). A ranking with the flag uninformative is of a probe that is not shown to be better than "
+    "a constant answer, and is not to be read.",
+)
+# What holds of all results.
+LIMITS = (
     "Where an interval of a difference holds 0, or there is none, nothing is said of which is larger.",
     "All of this is of one model, one text and one seed.",
 )
@@ -48,8 +52,8 @@ def card(made: Result) -> str:
         parts += ["## Results", _accuracies(made), _neurons(made), "## What was controlled", _controlled(made)]
     if said := made.conclusions():
         parts += ["## What follows", _list(said)]
-    if isinstance(made, Run):
-        parts += ["## What may not be concluded", _list(LIMITS)]
+    limits = (*(LIMITS_OF_PROBES if isinstance(made, Run) else ()), *LIMITS)
+    parts += ["## What may not be concluded", _list(limits)]
     return "\n\n".join([*parts, "## To reproduce", _reproduced(made)]) + "\n"
 
 
@@ -96,7 +100,7 @@ def _measured(run: Run, row: Row) -> dict[str, Any]:
 def _about(made: Result) -> str:
     config, said = made.config, [f"Results of `{made.study.name}` of `{LIBRARY}`."]
     if isinstance(made, Run) and made.is_of_arrays:
-        said.append(f"Linear probes of {task_in_words(config)}, of arrays.")
+        said.append(f"Linear probes of {task_in_words(config)}, of arrays, whose rows are called tokens below.")
     elif isinstance(made, Run):
         what, text, tested = what_is_a_neuron(site_of(config)), _named(config["corpus"]), _tested_on(made)
         texts = f"`{text}`" if text == tested else f"`{text}` and tested on `{tested}`"
@@ -106,6 +110,8 @@ def _about(made: Result) -> str:
         )
     elif config.get("model"):
         said.append(f"The model is `{_named(config['model'])}`.")
+        if isinstance(config.get("corpus"), str):
+            said.append(f"The text is `{_named(config['corpus'])}`.")
     return " ".join(said)
 
 

@@ -63,7 +63,7 @@ def test_two_processes_of_lightning_have_the_numbers_of_fit(checkpoints: dict[st
         how = {**BARE, "corpus": SENTENCES, "controls": "shuffled", "probe": {"l2": 0.1}}
         (row,) = probing.fit(model=folder, layer=3, quiet=True, runs=str(tmp_path / "runs"), **how).accuracy
         for name in ("accuracy", "optimality_gap", "shuffled_accuracy"):
-            assert found[f"probe/layer_3/{name}"] == pytest.approx(row[name], abs=1e-6)
+            assert found[f"probe/layer_03/{name}"] == pytest.approx(row[name], abs=1e-6)
 
 
 def test_two_processes_refuse_a_mistake_together(checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_the_training_is_the_same_to_the_byte(checkpoints: dict[str, Path], opti
         states = in_bytes(module.state_dict()), in_bytes(trainer.optimizers[0].state_dict())
         gradients = in_bytes([one.grad for one in module.parameters()])
         ends.append((states, gradients, module.modes, hooks, needed, draws()))
-        assert ("probe/layer_3/accuracy" in trainer.callback_metrics) is probes
+        assert ("probe/layer_03/accuracy" in trainer.callback_metrics) is probes
     assert len(set(map(str, module.modes))) == 1
     assert {True, False} == {*module.modes[0]}
     assert ends[0] == ends[1]
@@ -86,22 +86,24 @@ def test_the_numbers_are_those_of_the_commands_on_the_checkpoint_of_the_moment(m
         )
         for row in run.accuracy:
             for name in ("accuracy", "optimality_gap", "shuffled_accuracy"):
-                assert found[f"probe/layer_{row['layer']}/{name}"] == pytest.approx(row[name], abs=TOLERANCE)
+                assert found[f"probe/layer_{row['layer']:02d}/{name}"] == pytest.approx(row[name], abs=TOLERANCE)
             assert found["probe/majority_accuracy"] == pytest.approx(row["majority_accuracy"], abs=TOLERANCE)
             assert 0 < row["optimality_gap"] < 3e-6
         for row in measured.geometry:
             if row["measure"] == "mean_cosine":
-                assert found[f"probe/layer_{row['layer']}/mean_cosine"] == pytest.approx(row["value"], abs=TOLERANCE)
-    assert logged[0]["probe/layer_3/accuracy"] != logged[1]["probe/layer_3/accuracy"]
+                assert found[f"probe/layer_{row['layer']:02d}/mean_cosine"] == pytest.approx(
+                    row["value"], abs=TOLERANCE
+                )
+    assert logged[0]["probe/layer_03/accuracy"] != logged[1]["probe/layer_03/accuracy"]
 
 
 def test_every_logger_has_the_numbers_and_checkpoints_are_kept_by_them(module: Lengths, tmp_path: Path) -> None:
     loggers = [CSVLogger(tmp_path, "a"), CSVLogger(tmp_path, "b")]
-    best = ModelCheckpoint(tmp_path / "best", "best", monitor="probe/layer_1/accuracy", mode="max")
+    best = ModelCheckpoint(tmp_path / "best", "best", monitor="probe/layer_01/accuracy", mode="max")
     train(module, [callback(module), best], logger=loggers, enable_checkpointing=True, log_every_n_steps=1)
     for logger in loggers:
         header, *rows = (Path(logger.log_dir) / "metrics.csv").read_text(encoding="utf-8").splitlines()
-        column, step = header.split(",").index("probe/layer_1/accuracy"), header.split(",").index("step")
+        column, step = header.split(",").index("probe/layer_01/accuracy"), header.split(",").index("step")
         kept = [(int(row.split(",")[step]), float(row.split(",")[column])) for row in rows if row.split(",")[column]]
         assert [at for at, _ in kept] == [5, 11]
     assert best.best_model_score == pytest.approx(max(value for _, value in kept), abs=TOLERANCE)
@@ -115,7 +117,7 @@ def test_a_training_that_is_continued_measures_at_the_same_steps(checkpoints: di
         seen: dict[str, Any] = {}
 
         def note(trainer: pl.Trainer, module: Any) -> None:
-            value = trainer.callback_metrics.get("probe/layer_1/mean_cosine")
+            value = trainer.callback_metrics.get("probe/layer_01/mean_cosine")
             if value is not None and float(value) != seen.get("last"):
                 at.append(trainer.global_step)
                 seen["last"] = float(value)
@@ -255,10 +257,10 @@ def test_with_enough_test_sentences_an_accuracy_has_its_interval(module: Lengths
         return probes.measured(module, module.tokenizer, torch.device("cpu"))
 
     few, enough = found(19), found(20)
-    ends = {"probe/layer_2/accuracy_low", "probe/layer_2/accuracy_high"}
+    ends = {"probe/layer_02/accuracy_low", "probe/layer_02/accuracy_high"}
     assert {*enough} - {*few} == ends
     low, high = sorted(enough[name] for name in ends)
-    assert low < enough["probe/layer_2/accuracy"] < high
+    assert low < enough["probe/layer_02/accuracy"] < high
 
 
 def test_numbers_and_other_tasks_are_logged_under_their_own_names(module: Lengths, tmp_path: Path) -> None:
@@ -270,5 +272,5 @@ def test_numbers_and_other_tasks_are_logged_under_their_own_names(module: Length
     )  # fmt: skip
     found = probes.measured(module, module.tokenizer, torch.device("cpu"))
     names = {"r2", "relative_gradient", "shuffled_r2", "outlier_dimensions", "mean_cosine"}
-    assert {*found} == {f"length/layer_{layer}/{name}" for layer in (1, 3) for name in names}
-    assert found["length/layer_1/r2"] > found["length/layer_1/shuffled_r2"]
+    assert {*found} == {f"length/layer_{layer:02d}/{name}" for layer in (1, 3) for name in names}
+    assert found["length/layer_01/r2"] > found["length/layer_01/shuffled_r2"]

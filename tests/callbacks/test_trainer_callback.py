@@ -51,7 +51,7 @@ def test_the_numbers_are_those_of_fit_and_are_in_all_logs(checkpoints: dict[str,
     trainer.add_callback(probes().for_trainer(trainer))
     trainer.add_callback(noted)
     trainer.train()
-    name = "eval_probe/layer_3/accuracy"
+    name = "eval_probe/layer_03/accuracy"
     history = {int(row["step"]): row for row in trainer.state.log_history if name in row}
     reported = {step: row[name] for step, row in noted.logged if name in row}
     assert {step: row[name] for step, row in history.items()} == reported
@@ -62,7 +62,7 @@ def test_the_numbers_are_those_of_fit_and_are_in_all_logs(checkpoints: dict[str,
         )  # fmt: skip
         for row in run.accuracy:
             for column in ("accuracy", "optimality_gap", "shuffled_accuracy"):
-                logged = history[step][f"eval_probe/layer_{row['layer']}/{column}"]
+                logged = history[step][f"eval_probe/layer_{row['layer']:02d}/{column}"]
                 assert logged == pytest.approx(row[column], abs=1e-6)
     assert history[6][name] != history[12][name]
 
@@ -70,12 +70,12 @@ def test_the_numbers_are_those_of_fit_and_are_in_all_logs(checkpoints: dict[str,
 @pytest.mark.slow
 def test_the_best_model_may_be_chosen_by_a_probe(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     how = {"save_strategy": "epoch", "load_best_model_at_end": True, "greater_is_better": False}
-    trainer = make(checkpoints["bert"], tmp_path, metric_for_best_model="probe/layer_3/mean_cosine", **how)
+    trainer = make(checkpoints["bert"], tmp_path, metric_for_best_model="probe/layer_03/mean_cosine", **how)
     trainer.add_callback(probes(controls="none").for_trainer(trainer))
     trainer.train()
-    values = [row["eval_probe/layer_3/mean_cosine"] for row in trainer.state.log_history if "eval_probe" in str(row)]
+    values = [row["eval_probe/layer_03/mean_cosine"] for row in trainer.state.log_history if "eval_probe" in str(row)]
     assert trainer.state.best_metric == min(values)
-    assert trainer.evaluate()["eval_probe/layer_3/mean_cosine"] == pytest.approx(min(values), abs=1e-6)
+    assert trainer.evaluate()["eval_probe/layer_03/mean_cosine"] == pytest.approx(min(values), abs=1e-6)
 
 
 @pytest.mark.slow
