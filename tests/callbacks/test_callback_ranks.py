@@ -11,7 +11,6 @@ from fault_loop import in_two_ranks
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.numeric,
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
 ]
 

@@ -20,7 +20,7 @@ from conftest import BARE, make_sentences
 from probing.errors import RunError
 from tiny_training import OPTIONS, SENTENCES, WARNINGS, Calls, Lengths, in_bytes, loaders, train
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*WARNINGS)]
+pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 
 # A number is logged in float32.
 TOLERANCE = 1e-6

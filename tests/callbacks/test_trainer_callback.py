@@ -13,7 +13,7 @@ import probing
 from conftest import BARE
 from tiny_training import OPTIONS, SENTENCES, WARNINGS, in_bytes, make, trained
 
-pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")]
+pytestmark = [pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")]
 
 
 class Sets(TrainerCallback):

@@ -103,6 +103,7 @@ def test_shuffled_labels_find_nothing_in_any_basis(tmp_path: Path) -> None:
     assert "with no number of units are the features shown to tell more of labels than as many neurons, random " in last
 
 
+@pytest.mark.slow
 def test_a_random_dictionary_in_the_place_of_the_features_is_no_better(tmp_path: Path) -> None:
     states, _, _ = sparse()
     weight = torch.randn(D_MODEL, N_FEATURES, generator=torch.Generator().manual_seed(5))
@@ -147,6 +148,7 @@ def test_units_are_ordered_by_what_classes_explain_of_them(tmp_path: Path) -> No
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_of_a_wide_dictionary_the_most_active_features_are_read_under_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
