@@ -249,7 +249,7 @@ def test_the_python_of_the_readme_and_the_pages_runs(page: Path, toy: Path, monk
     for language, code in code_blocks(page):
         if language == "python":
             exec(
-                compile(re.sub(r"(top\(|neuron\(|layer_)6", r"\g<1>2", code), page.name, "exec", dont_inherit=True),
+                compile(re.sub(r"(top\(|neuron\(|layer_0?)6", r"\g<1>2", code), page.name, "exec", dont_inherit=True),
                 names,
             )
     if page.name == "arrays.md":

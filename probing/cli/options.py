@@ -183,9 +183,6 @@ DESCRIPTIONS = {
     "revision": "Branch, tag or commit of the model on the hub.",
     "random_weights": "Use a randomly initialised model: the same architecture, weights drawn with --seed.",
     "dtype": "Precision of the forward pass and of the cached activations.",
-    "site": "What a neuron is: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its "
-    "activation function (mlp), a coordinate of a head's output inside block k (attention), or a feature of the sparse "
-    "autoencoder in a folder (sae:FOLDER).",
     "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; "
     "also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.",
     "test_corpus": "Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.",

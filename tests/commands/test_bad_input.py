@@ -89,7 +89,7 @@ FILES: dict[str, str | bytes] = {
     "keys.yaml": "1: 2\n? null\n: 3\n",
     "nan.yaml": "probe: {l1: .nan, l2: .nan, tolerance: .inf, learning_rate: -.inf, patience: 0}\n",
     "inside.yaml": "config: typos.yaml\nlayer: 1\n",
-    "options.yaml": "trainer: {max_epoch: 3, devicess: 2, logger: true}\n",
+    "options.yaml": "trainer: {max_epoch: 3, devicess: 2, callbacks: []}\n",
     "task.yaml": "task_args: {min_cuont: 3, special_token: include, min_count: x}\n",
     "wic/train.data.txt": "layer\tN\t1-1\tthe layer reads\tthe layer writes\n" * 2,
     "cut/train.data.txt": "layer\tN\t3-1\tand so the layer reads\tthe layer writes\n",
@@ -420,7 +420,7 @@ CASES: list[tuple[str, ...]] = [
     ("sts 'hf:x?split=test'", "`sts hf:x?split=test`: all splits and columns are read, so leave split= out"),
     # Lightning's options
     ("fit --trainer.max_epoch 1", "`--trainer.max_epoch` is not an argument", "did you mean `--trainer.max_epochs`?"),
-    ("fit --config options.yaml", "`--trainer.max_epoch`", "`--trainer.devices`?", "`--trainer.logger` cannot be"),
+    ("fit --config options.yaml", "`--trainer.max_epoch`", "`--trainer.devices`?", "`--trainer.callbacks` cannot be"),
     ("fit --trainer.gradient_clip_val 1", "`--trainer.gradient_clip_val` cannot be used with the solver lbfgs"),
     ("extract --trainer.precision 16", "`--trainer.precision` cannot be used"),
     ("fit --trainer.max_epochs 0", "`--trainer.max_epochs 0` allows no pass"),

@@ -107,7 +107,8 @@ def test_neuronpedia_has_the_activations_of_all_tokens_of_the_sentences(made: Ru
 def test_neuronpedia_names_the_text_that_its_sentences_are_of(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "other.txt").write_text("\n".join(corpus_file.read_text(encoding="utf-8").splitlines()[:12]), "utf-8")
+    sentences = corpus_file.read_text(encoding="utf-8").splitlines()
+    (tmp_path / "other.txt").write_text("\n".join(sentences[:12]), encoding="utf-8")
     options: dict[str, Any] = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), **BARE}
     options["test_corpus"] = str(tmp_path / "other.txt")
     run = fit(**options, layer=1, quiet=True, runs=str(tmp_path / "runs"), wandb=OFF)

@@ -136,7 +136,8 @@ def test_the_card_is_read_by_the_hub_and_has_every_number_of_the_run(made: Run, 
 def test_the_card_names_the_text_of_the_accuracy_and_no_intervals_where_there_are_none(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "other.txt").write_text("\n".join(corpus_file.read_text(encoding="utf-8").splitlines()[:12]), "utf-8")
+    sentences = corpus_file.read_text(encoding="utf-8").splitlines()
+    (tmp_path / "other.txt").write_text("\n".join(sentences[:12]), encoding="utf-8")
     options: dict[str, Any] = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), **BARE}
     options["test_corpus"] = str(tmp_path / "other.txt")
     run = fit(**options, layer=1, quiet=True, runs=str(tmp_path / "runs"), wandb=OFF)

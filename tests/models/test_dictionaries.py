@@ -125,7 +125,8 @@ def test_sparsify_names_its_weights_otherwise_and_subtracts_the_bias(tmp_path: P
     own = {"encoder.weight": tensors["W_enc"].T.contiguous(), "encoder.bias": tensors["b_enc"],
            "W_dec": tensors["W_dec"], "b_dec": tensors["b_dec"]}  # fmt: skip
     save_file(own, folder / "sae.safetensors")
-    (folder / "cfg.json").write_text(json.dumps({"d_in": D_IN, "k": K, "num_latents": 0, "expansion_factor": 2}))
+    config = {"d_in": D_IN, "k": K, "num_latents": 0, "expansion_factor": 2}
+    (folder / "cfg.json").write_text(json.dumps(config), encoding="utf-8")
     expected = torch.tensor(by_hand(tensors, x, "topk"), dtype=torch.float64)
     for site in (f"sae:{folder}", f"sae:{tmp_path}"):
         torch.testing.assert_close(load(site).encode(x).double(), expected, rtol=1e-5, atol=1e-5)

@@ -63,6 +63,9 @@ def fit(
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
     Args:
+        site: What a neuron is: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its
+            activation function (mlp), a coordinate of a head's output inside block k (attention), or a feature of the
+            sparse autoencoder in a folder (sae:FOLDER).
         task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS for one of your own; from
             Python also an object.
         task_args: Options of the task, such as --task_args.special_tokens include.
