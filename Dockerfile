@@ -12,19 +12,15 @@ USER probing
 RUN python -m venv /home/probing/environment
 
 # Builds of torch from the default index bring CUDA's libraries, so that the image needs none.
-FROM base AS cuda
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-RUN pip install -c /home/probing/source/constraints.txt '/home/probing/source[minilm,parquet,sentencepiece]'
-VOLUME ["/home/probing/work/runs"]
-ENTRYPOINT ["python", "-m", "probing"]
-CMD ["fit", "--layer", "6"]
-
 FROM base AS cpu
 ARG PIP_EXTRA_INDEX_URL
 RUN pip install -c /home/probing/source/constraints.txt '/home/probing/source[minilm,parquet,sentencepiece]'
 VOLUME ["/home/probing/work/runs"]
 ENTRYPOINT ["python", "-m", "probing"]
 CMD ["fit", "--layer", "6"]
+
+FROM cpu AS cuda
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 FROM cpu AS test
 USER root

@@ -62,6 +62,14 @@ def make_run(model: Path, corpus: Path, place: Path, name: str) -> Path:
     return made.folder
 
 
+def fit_on_two_texts(model: Path, corpus: Path, place: Path) -> Any:
+    """Fit a run that is tested on twelve sentences in a file of their own, `other.txt`."""
+    sentences = corpus.read_text(encoding="utf-8").splitlines()
+    (place / "other.txt").write_text("\n".join(sentences[:12]), encoding="utf-8")
+    options = {**QUICKLY, "layer": 1, "test_corpus": str(place / "other.txt"), "runs": str(place / "runs")}
+    return fit(model=str(model), corpus=str(corpus), **options)
+
+
 def treebank(sentences: list[str]) -> str:
     """Write sentences as CoNLL-U in which each word but the first depends on the previous one."""
     lines = []

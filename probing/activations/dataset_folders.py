@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.activations.contents import Activations, Columns, First, check_rows, layer_key, natural
-from probing.activations.rows import LazyRows
+from probing.activations.rows import Bounds, LazyRows
 from probing.errors import UserError
 
 # Rows of the data set whose lengths are read at once.
@@ -122,14 +122,11 @@ class _Reader:
 
     def __init__(self, table: Any, name: str, lengths: NDArray[np.int64], n_axes: int) -> None:
         self._column, self._n_axes = table.select_columns([name]), n_axes
-        self._ends = np.cumsum(lengths)
-        self._starts = self._ends - lengths
+        self._bounds = Bounds(lengths)
 
     def read(self, rows: slice, columns: slice) -> NDArray[Any]:
-        first = int(np.searchsorted(self._ends, rows.start, side="right"))
-        last = int(np.searchsorted(self._starts, rows.stop, side="left"))
-        parts = []
-        for chunk in _chunks(self._column[first:last].column(0)):
+        parts, sentences = [], self._bounds.sentences(rows)
+        for chunk in _chunks(self._column[sentences.start : sentences.stop].column(0)):
             # A list's values are those of its part of a buffer, which is not copied.
             for _ in range(self._n_axes):
                 if chunk.null_count:
@@ -141,7 +138,7 @@ class _Reader:
                 raise ValueError("vectors have unlike widths")
             parts.append(chunk.to_numpy(zero_copy_only=False).reshape(n_vectors, -1) if n_vectors else None)
         vectors = [part[:, columns] for part in parts if part is not None]
-        start = rows.start - int(self._starts[first])
+        start = self._bounds.inside(rows, sentences.start).start
         found = vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
         return found[start : start + rows.stop - rows.start]
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.activations.contents import Activations, Columns, First, assemble
-from probing.activations.rows import LazyRows, Source
+from probing.activations.rows import Bounds, LazyRows, Source
 from probing.errors import UserError
 
 if TYPE_CHECKING:
@@ -99,16 +99,11 @@ class _Sentences:
 
     def __init__(self, data_sets: list[Any], lengths: NDArray[np.int64], layer: int) -> None:
         self._data_sets, self._layer = data_sets, layer
-        self._ends = np.cumsum(lengths)
-        self._starts = self._ends - lengths
+        self._bounds = Bounds(lengths)
 
     def read(self, rows: slice, columns: slice) -> NDArray[Any]:
-        first = int(np.searchsorted(self._ends, rows.start, side="right"))
-        last = int(np.searchsorted(self._starts, rows.stop, side="left"))
         parts = []
-        for sentence in range(first, last):
-            start = int(self._starts[sentence])
-            words = slice(max(rows.start, start) - start, min(rows.stop, int(self._ends[sentence])) - start)
-            data = self._data_sets[sentence]
+        for sentence in self._bounds.sentences(rows):
+            words, data = self._bounds.inside(rows, sentence), self._data_sets[sentence]
             parts.append(data[self._layer, words, columns] if len(data.shape) == 3 else data[words, columns])
         return np.concatenate(parts)

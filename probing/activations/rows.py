@@ -29,6 +29,28 @@ class Source(Protocol):
         """Return a part as an array of NumPy."""
 
 
+class Bounds:
+    """Where sentences begin and end among all rows.
+
+    Args:
+        lengths: Number of rows of each sentence.
+    """
+
+    def __init__(self, lengths: NDArray[np.int64]) -> None:
+        self._ends = np.cumsum(lengths)
+        self._starts = self._ends - lengths
+
+    def sentences(self, rows: slice) -> range:
+        """Return the sentences that rows belong to."""
+        first = int(np.searchsorted(self._ends, rows.start, side="right"))
+        return range(first, int(np.searchsorted(self._starts, rows.stop, side="left")))
+
+    def inside(self, rows: slice, sentence: int) -> slice:
+        """Return which rows of a sentence are among rows."""
+        start, end = int(self._starts[sentence]), int(self._ends[sentence])
+        return slice(max(rows.start, start) - start, min(rows.stop, end) - start)
+
+
 class Part:
     """An array's part at one place of its first axis, as a `Source`."""
 

@@ -27,19 +27,7 @@ def push(
     made: Result, repo_id: str, private: bool = True, revision: str | None = None, token: str | None = None,
     endpoint: str | None = None,
 ) -> str:  # fmt: skip
-    """Upload results with their card to a repository of models on the hub, and return the address of the commit.
-
-    Args:
-        made: The results.
-        repo_id: The repository as `NAME/REPOSITORY`; it is made if it is not there.
-        private: Whether a new repository is private.
-        revision: The branch, `main` by default.
-        token: Access token; the one that is stored on this machine by default.
-        endpoint: Address of another hub.
-
-    Raises:
-        UserError: If `load_run` cannot read the results from their own files alone, or the hub refuses them.
-    """
+    """Upload results with their card to a repository of models on the hub, as `Result.push` does."""
     from huggingface_hub import HfApi
 
     with TemporaryDirectory() as place:

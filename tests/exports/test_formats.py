@@ -15,6 +15,7 @@ from probing import Result, Run, UserError, WandbOptions, attention, fit, load_r
 from probing.exports.formats import MOST_ROWS
 from probing.heads.example_maps import read_examples
 from probing.runs.neuron_page import sides_and_text
+from report_runs import fit_on_two_texts
 from written import read_csv
 
 OFF = WandbOptions(mode="disabled")
@@ -107,12 +108,7 @@ def test_neuronpedia_has_the_activations_of_all_tokens_of_the_sentences(made: Ru
 def test_neuronpedia_names_the_text_that_its_sentences_are_of(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
-    sentences = corpus_file.read_text(encoding="utf-8").splitlines()
-    (tmp_path / "other.txt").write_text("\n".join(sentences[:12]), encoding="utf-8")
-    options: dict[str, Any] = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), **BARE}
-    options["test_corpus"] = str(tmp_path / "other.txt")
-    run = fit(**options, layer=1, quiet=True, runs=str(tmp_path / "runs"), wandb=OFF)
-    assert run is not None
+    run = fit_on_two_texts(checkpoints["bert"], corpus_file, tmp_path)
     (source,) = run.export("neuronpedia", tmp_path / "neuronpedia").glob("*/*/source.jsonl")
     assert lines(source)[0]["dataset"] == "other.txt"
 

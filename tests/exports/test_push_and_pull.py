@@ -19,6 +19,7 @@ from loopback_hub import LoopbackHub, loopback_hub
 from probing import Run, UserError, WandbOptions, fit, geometry, load_run
 from probing.exports.formats import tables_of
 from probing.exports.places import portable, portable_results
+from report_runs import fit_on_two_texts
 
 OFF = WandbOptions(mode="disabled")
 NAME = "somebody/position"
@@ -136,12 +137,7 @@ def test_the_card_is_read_by_the_hub_and_has_every_number_of_the_run(made: Run, 
 def test_the_card_names_the_text_of_the_accuracy_and_no_intervals_where_there_are_none(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
-    sentences = corpus_file.read_text(encoding="utf-8").splitlines()
-    (tmp_path / "other.txt").write_text("\n".join(sentences[:12]), encoding="utf-8")
-    options: dict[str, Any] = {"model": str(checkpoints["bert"]), "corpus": str(corpus_file), **BARE}
-    options["test_corpus"] = str(tmp_path / "other.txt")
-    run = fit(**options, layer=1, quiet=True, runs=str(tmp_path / "runs"), wandb=OFF)
-    assert run is not None
+    run = fit_on_two_texts(checkpoints["bert"], corpus_file, tmp_path)
     text = run.card()
     assert f"trained on `{corpus_file.name}` and tested on `other.txt`." in text
     (result,) = yaml.safe_load(text.split("---")[1])["model-index"][0]["results"]
