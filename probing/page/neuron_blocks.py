@@ -112,12 +112,15 @@ def position_chart(positions: Sequence[Row]) -> Html:
     band = [f"{x(row)} {y(row['value_high'])}" for row in there]
     band += [f"{x(row)} {y(row['value_low'])}" for row in reversed(there)]
     levels = [(value, y(value)) for value in dict.fromkeys([high, low, *([0.0] if low < 0 < high else [])])]
+    # The number of 0 is left out where that of the highest or the lowest value stands.
+    is_apart = min(high, -low) * (HEIGHT - TOP - BOTTOM) > 14 * reach
+    numbers = [(value, at) for value, at in levels if value in (high, low) or is_apart]
     return element(
         "svg",
         *(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_="grid") for _, at in levels),
         *(
             element("text", f"{value:.3g}", x=LEFT - 6, y=at, dy=4, text_anchor="end", font_size=12)
-            for value, at in levels
+            for value, at in numbers
         ),
         element("path", d=f"M{'L'.join(band)}z", fill="currentColor", fill_opacity=0.2) if band else None,
         element(
