@@ -158,10 +158,10 @@ class ScoreSums:
     def add(self, scores: Tensor) -> None:
         """Add clusters: scores of shape (n_clusters, n_columns, d_model)."""
         length = scores.square().sum(1)
-        by_neuron = scores.permute(2, 1, 0)
+        by_neuron = scores.permute(2, 0, 1).contiguous()  # half the time of products of a view
         self.scores += scores.sum(0)
-        self.products += by_neuron @ by_neuron.mT
-        self.weighted += (by_neuron * length.T[:, None]) @ by_neuron.mT
+        self.products.baddbmm_(by_neuron.mT, by_neuron)
+        self.weighted.baddbmm_((by_neuron * length.T[:, :, None]).mT, by_neuron)
         self.fourths += length.square().sum(0)
         self.sixths += length.pow(3).sum(0)
 
