@@ -36,7 +36,7 @@ from probing.disabling.subject import Subject
 from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.readouts.text import draw_text
 from probing.runs.run import load_fit
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.studies.geometry.neurons.sets import Line, NeuronSet, drawn_sets, effect_rows
 from probing.studies.geometry.neurons.stream import NeuronPasses, Values
 
@@ -111,7 +111,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     started = time.perf_counter()
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         run = load_fit(args.run)
         source = ActivationSource.of("minilm", None, "all", {}, cache=Path(cache_folder(args.cache, "runs")))
         corpora, splits = read_corpora("builtin", None, run.config["seed"], print)

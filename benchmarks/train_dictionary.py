@@ -31,6 +31,7 @@ from probing.errors import UserError
 from probing.models.dictionaries import Dictionary, highest
 from probing.models.dictionary_folders import CONFIG, SAELENS_WEIGHTS
 from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 
 BATCH, LEARNING_RATE = 1024, 1e-3
 # Tokens without which a feature counts as dead, the number of dead ones that explain the rest, and their weight.
@@ -160,7 +161,7 @@ def main(typed: Sequence[str] | None = None) -> dict[str, float]:
         raise UserError(f"`--k {given.k}`: expected 1 to {given.features}, the number of features.")
     start = time.perf_counter()
     corpora, splits = read_corpora(given.corpus, None, given.seed, terminal.say, "auto")
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         source = ActivationSource.of(given.model, None, given.layer, None, cache=cache_folder(given.cache))
         (store,) = source.read(corpora)
     (layer,) = source.layers

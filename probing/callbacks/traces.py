@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.machine import drop_garbage, heap_set_aside
-from probing.runtime.terminal import quiet_libraries
 from probing.runtime.trainer import algorithms_kept
 
 # Where torch keeps how products of float32 are rounded, one switch for each library; versions before 2.9 have none.

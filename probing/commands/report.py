@@ -11,6 +11,7 @@ from probing.cli.option_types import Folders
 from probing.cli.python_calls import command
 from probing.errors import UserError, as_clause
 from probing.runs.folder import PARTIAL
+from probing.runtime.libraries import quiet_libraries
 
 
 @command
@@ -36,9 +37,8 @@ def report(folders: Folders | None = None, output: str | None = None) -> Path:
         Path(output) if output is not None else _default(named, sources.agreement.folder if sources.agreement else None)
     )
     _check(path, f"--output {path}")
-    from probing.runtime import terminal
 
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.cli.option_types import defaults
         from probing.page.build import build
         from probing.studies.fit.command import fit

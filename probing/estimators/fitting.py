@@ -24,7 +24,7 @@ from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
 from probing.probes.solvers import problem_of_layer
 from probing.probes.training import LayerFit, train_problems
 from probing.rankings.contributions import class_magnitudes, mean_contribution
-from probing.runtime.terminal import quiet_libraries
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.trainer import algorithms_kept
 from probing.statistics.moments import Moments
 

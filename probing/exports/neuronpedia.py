@@ -23,7 +23,7 @@ from probing.models.layers import site_of
 from probing.results.schema import Row
 from probing.runs.neuron_page import sides_and_text
 from probing.runs.run import Run, of_text
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.tasks import short_name
 
 LEFT_OUT = (
@@ -43,7 +43,7 @@ def write_neuronpedia(run: Run, folder: Path) -> Mapping[str, Any]:
         raise UserError(
             f"`export`: `{run.folder}` has no contexts.csv, of a run of text by this version; repeat the run."
         )
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         sides, corpus = sides_and_text(run)
     if sides.test.pooling is not None:
         raise UserError(f"`export`: examples of `{run.folder}` are whole sentences, and `neuronpedia` shows tokens.")

@@ -18,6 +18,7 @@ from probing.results.shown import layers_named, shown_table
 from probing.runs.checks import read_tensor, reading
 from probing.runs.contexts import contexts_of
 from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.tables.neuron import classes_table, positions_of, positions_table, profile_sentences, rank_sentence
 from probing.tables.schema import CONTEXTS, NEURON_CLASSES, PROFILES
 
@@ -94,7 +95,7 @@ def page_of(run: Run, layer: int, neuron: int, n: int) -> NeuronPage:
         raise UserError(f"`neuron={neuron}`: layer {layer} of {run.folder} has the neurons 0 to {width - 1}.")
     if n not in range(1, MOST_TOKENS + 1):
         raise UserError(f"`n={n}` is not allowed; use a whole number from 1 to {MOST_TOKENS}.")
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         sides, corpus = sides_and_text(run)
         asked = {layer: [neuron]}
         contexts = contexts_of(extremes(sides.test, asked, n), sides.test, corpus, sides.classes)

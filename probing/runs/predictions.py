@@ -29,6 +29,7 @@ from probing.runs.dictionaries import site_read
 from probing.runs.places import model_of, task_of
 from probing.runs.registry import refuse_several
 from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.tables.schema import PREDICTIONS
 from probing.tasks import SentenceTask, TokenTask
 
@@ -87,7 +88,7 @@ def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
     """
     refuse_several("predict")
     corpus, model, task = _corpus(texts), model_of(probes), task_of(probes)
-    with tempfile.TemporaryDirectory(prefix="probing-") as cache, terminal.quiet_libraries():
+    with tempfile.TemporaryDirectory(prefix="probing-") as cache, quiet_libraries():
         config = probes.config
         source = ActivationSource(
             model, list(probes.weight), Path(cache), config["dtype"], config["max_length"], config["batch_tokens"],

@@ -84,6 +84,8 @@ def test_a_log_has_a_line_for_each_stage_and_a_terminal_one_line_which_vanishes(
         (tmp_path / "runs" / name).rename(tmp_path / name)
     seen, out = at_a_terminal(words)
     assert out == done.stdout
+    # The first line is there before what takes longest of a start.
+    assert 0 <= seen.find("loading PyTorch, Lightning") < seen.find("[1/6]")
     for number, name in enumerate(stages, 1):
         assert f"[{number}/6] {name[:20]}" in seen
     assert max(len([line for line in screen if "/6]" in line]) for screen in screens(seen)) == 1

@@ -29,7 +29,7 @@ from probing.runs.registry import study_of
 from probing.runs.run import load_fit, of_text
 from probing.runs.study import Result
 from probing.runs.tuned import Tuned, is_tuned, read_as_tuned, tuned_of
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 
 _ALONE = ["`--as_published` needs another checkpoint, given as --against MODEL"]
@@ -83,7 +83,7 @@ def attention(
         against = _start_of(tuned_of(ranked, f"--run {ranked}"), config)
         ranked, corpus, test_corpus = None, config["corpus"], config["test_corpus"]
     call = Call.of(study_of("attention"), config, name, wandb, _ALONE * (as_published and against is None))
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.cache.source import say_what_was_left_out
         from probing.heads.parts import measurable, measure, n_stages
         from probing.studies.attention.results import measured

@@ -14,6 +14,7 @@ from probing.runs.call import Call
 from probing.runs.registry import study_of
 from probing.runs.study import Result
 from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.studies.changes.tables import OF_CHECKPOINTS, OF_PAIRS, PUBLISHED
 
 
@@ -55,7 +56,7 @@ def changes(
     """
     call = Call.of(study_of("changes"), config, name, wandb, [*out_of_range("sentences", sentences, 0)])
     names = _wanted(measures)
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.cache.source import ActivationSource
         from probing.studies.changes.members import of_names, of_run
         from probing.studies.changes.results import measured, without_new_entries

@@ -21,6 +21,7 @@ from probing.runs.loading import load_run
 from probing.runs.registry import study_of
 from probing.runs.study import Result
 from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import expect
 from probing.runtime.stages import BRIEF, Cost
@@ -83,7 +84,7 @@ def reproduce(
     wandb = as_options(WandbOptions, wandb, "wandb")
     call = Call.of(study_of("reproduce"), config, name, replace(wandb, group=wandb.group or paper))
     text, named = load_corpus(corpus), None if models is None else split_models(models)
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.studies.claims.evaluation import rows_of
         from probing.studies.claims.results import measured
         from probing.studies.claims.session import carry_out, plan

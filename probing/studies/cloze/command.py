@@ -13,7 +13,7 @@ from probing.models import find_model
 from probing.runs.call import Call
 from probing.runs.registry import study_of
 from probing.runs.study import Result
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 
 
 @configured
@@ -44,7 +44,7 @@ def cloze(
         What was found.
     """
     call = Call.of(study_of("cloze"), config, name, wandb, out_of_range("tokens", tokens, 1))
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.studies.cloze.figures import measured
         from probing.studies.cloze.predictor import Asked, Predictor, survey
         from probing.studies.cloze.texts import BUILTIN, read_pairs

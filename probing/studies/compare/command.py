@@ -20,7 +20,7 @@ from probing.runs.registry import study_of
 from probing.runs.run import Run
 from probing.runs.study import Result
 from probing.runs.tuned import is_of_tunings
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.progress import stage
 from probing.studies.compare.tables import everywhere_sentence, sites_lines, unread_lines, verdicts
 from probing.tasks import short_name
@@ -88,7 +88,7 @@ def compare(
     for model in models or ():
         with stage(f"fit of {model}"):
             made.append(_fitted(model, options))
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
         from probing.runs.places import given_texts
         from probing.runtime.trainer import check_trainer_options
@@ -128,7 +128,7 @@ def _compare_recipes(call: Call, given: Sequence[str], name: str | None) -> Resu
             "are compared, or of `finetune` alone, whose scores are."
         )
     call.expect(1)
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.studies.compare.recipes import measured
 
         with stage(f"scores of {len(given)} runs"):

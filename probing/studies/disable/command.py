@@ -34,7 +34,7 @@ from probing.runs.registry import study_of
 from probing.runs.run import Run
 from probing.runs.study import Result
 from probing.runs.tuned import Tuned, read_as_tuned, tuned_of
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 
 # Options whose values are those of `--run`, where it is given.
@@ -103,7 +103,7 @@ def disable(
     wanted: dict[str, Any] = {**chosen_with_data("--readouts", config["readouts"], READOUTS_OF_TUNED)}
     tuned = _tuned_of(wanted.pop(TASK, None), config)
     made = _run_of(config["run"], config)
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.studies.disable.figures import measured
         from probing.studies.disable.survey import others, survey
 

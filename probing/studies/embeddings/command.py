@@ -33,7 +33,7 @@ from probing.runs.of_run import read_as_run
 from probing.runs.registry import study_of
 from probing.runs.run import Run
 from probing.runs.study import Result
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.embeddings.tables import EDITS, INSERT
 
@@ -87,7 +87,7 @@ def embeddings(
     ])  # fmt: skip
     wanted = chosen("--edits", edits, EDITS)
     made = None if run is None else _run_of(call.config)
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.downstream.sentence_vectors import first_token_check
         from probing.studies.embeddings.documents import documents_of, texts_of
         from probing.studies.embeddings.survey import Asked, Read, survey

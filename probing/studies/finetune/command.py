@@ -19,7 +19,7 @@ from probing.runs.continued import check_several, continuable, folder_of_trainin
 from probing.runs.folder import free_name
 from probing.runs.registry import study_of
 from probing.runs.study import Result
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.finetune.options import STARTS, TuningGroup, TuningOptions
 from probing.tasks import TokenTask, described, load_task
@@ -74,7 +74,7 @@ def finetune(
     token_task, text, n_sharing = _read(config, corpus, test_corpus, task, task_args, call.say)
     options = ("corpus", "test_corpus") if pairs is None else ("pairs", "test_pairs")
     texts = dict(zip_longest(options, text[0]))
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.downstream.labelled_pairs import about_pairs
         from probing.models import find_model
         from probing.runtime.kept_training import Places

@@ -19,6 +19,7 @@ from probing.runs.call import runs_folder, say_where, tracking
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, load_fit, read_run
 from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.logger_names import logger_names
 from probing.runtime.machine import Stopwatch
 from probing.runtime.progress import expect, overview, stage
@@ -90,7 +91,7 @@ def probe(
     from probing.studies.fit.estimate import stages_of_probes
 
     watch, say = Stopwatch(), terminal.silence if quiet else terminal.say
-    with overview(quiet, briefly=True), terminal.quiet_libraries(), algorithms_kept():
+    with overview(quiet, briefly=True), quiet_libraries(), algorithms_kept():
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
         _check(options, sides, trainer or {}, mdl, logger)

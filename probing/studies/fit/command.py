@@ -35,6 +35,7 @@ from probing.runs.call import keep_inputs, places, say_where, tracking
 from probing.runs.folder import RunFolder
 from probing.runs.run import Run, load_fit, read_run
 from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.machine import Stopwatch
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import expect, stage
@@ -101,7 +102,7 @@ def fit(
     token_task, fixed = load_task(task, task_args), HeldFixed.of(given)
     wanted = controls_of_call(controls, token_task, probe, trainer, mdl, given)
     text = read_corpora(corpus, test_corpus, seed, say, group_by)
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.cache.source import ActivationSource
         from probing.data.preparation import n_heads_of
         from probing.runs.measuring import Asked, measure
@@ -310,7 +311,7 @@ def extract(
     layer_numbers(layer)
     cached = cache_folder(cache, runs)
     say = terminal.silence if quiet else terminal.say
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,

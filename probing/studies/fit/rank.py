@@ -37,6 +37,7 @@ from probing.runs.rankings import (
 )
 from probing.runs.registry import refuse_several
 from probing.runs.run import Run
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.progress import expect, stage
 from probing.runtime.stages import BRIEF
 from probing.tables.rankings import curves_lines, rankings_lines
@@ -81,8 +82,6 @@ def rank(
     Returns:
         The rankings.
     """
-    from probing.runtime import terminal
-
     refuse_several("rank")
     sizes = _sizes(k)
     refuse(number_problems(seed, None, None) + (out_of_range("draws", draws, 1, 1000) if draws is not None else []))
@@ -94,7 +93,7 @@ def rank(
     run = _without_intercept(load_fit_of_classes(config["folder"]))
     layers = _layers(layer, run)
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.rankings.methods import METHODS
         from probing.runs.finished import probe_weight
         from probing.runs.ranked import Judging, rank_layers

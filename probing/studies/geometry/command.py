@@ -31,7 +31,7 @@ from probing.results.shown import layers_named
 from probing.runs.call import Call, Measured
 from probing.runs.registry import study_of
 from probing.runs.study import Result
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
 from probing.studies.geometry.options import Stream, compared_run, stream_of
@@ -158,7 +158,7 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
         tokenizer: Tokenizer of a model that is an object.
     """
     config, seed = call.config, call.config["seed"]
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.studies.geometry.results import measured
 
         split_seed = seed if stream is None else stream.split_seed(seed)

@@ -11,7 +11,7 @@ from probing.errors import out_of_range
 from probing.runs.call import Call
 from probing.runs.registry import study_of
 from probing.runs.study import Result
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.hierarchy.tables import CONTROLS, LINEAR
 
@@ -53,7 +53,7 @@ def hierarchy(
     probe = as_options(ProbeOptions, probe, "probe")
     call = Call.of(study_of("hierarchy"), config, name, wandb, [*probe.problems_without_bias(), *too_few])
     wanted = chosen("--tasks", tasks, list(LINEAR)), chosen("--controls", controls, list(CONTROLS), "none")
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.studies.hierarchy.figures import measured
         from probing.studies.hierarchy.parts import Sizes
         from probing.studies.hierarchy.survey import Asked, survey

@@ -15,7 +15,7 @@ from probing.runs.continued import check_several, continuable, folder_of_trainin
 from probing.runs.folder import free_name
 from probing.runs.registry import study_of
 from probing.runs.study import Result
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.pretrain.options import (
     ARMS,
@@ -81,7 +81,7 @@ def pretrain(
     call = Call.of(study_of("pretrain"), config, None, wandb, [*numbers, *problems, *recipe_problems(shape, recipe)])
     wanted = chosen("--arms", arms, ARMS)
     text = load_corpus(corpus)
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.runtime.kept_training import Places
         from probing.runtime.trainer import check_trainer_options
         from probing.studies.pretrain.experiment import Asked, measure_all, packed_text, train_all

@@ -16,6 +16,7 @@ from probing.runs.folder import RunFolder
 from probing.runs.registry import study_of
 from probing.runs.study import Result
 from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 
 
 @configured
@@ -63,7 +64,7 @@ def series(
     problems = probe.problems_without_bias() + _problems(threshold_loss, threshold_position, threshold_outliers)
     call = Call.of(study_of("series"), config, name, wandb, problems)
     say = terminal.once(call.say)  # what every checkpoint says of the same text
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.studies.series.checkpoints import find_checkpoints
         from probing.studies.series.emergence import Thresholds
         from probing.studies.series.measures import MEASURES, How, Text

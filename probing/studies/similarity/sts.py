@@ -17,7 +17,7 @@ from probing.results.shown import layers_named
 from probing.runs.call import Call, Measured
 from probing.runs.registry import study_of
 from probing.runs.study import Result
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
 
@@ -57,7 +57,7 @@ def sts(
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
     sets = _read_sets(config["folders"] or (), call.say)
     outside = _outside(fit_on, spaces != ["none"] and not any(one.part == "train" for one in sets), call.say)
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.cache.source import say_what_was_left_out
         from probing.downstream.sentence_similarity import reported
         from probing.downstream.sentence_vectors import Vectors, check_text_to_fit_on, evaluate, first_token_check

@@ -16,7 +16,7 @@ from probing.results.shown import layers_named
 from probing.runs.call import Call, Measured
 from probing.runs.registry import study_of
 from probing.runs.study import Result
-from probing.runtime import terminal
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
 
@@ -51,7 +51,7 @@ def wic(
     call = Call.of(study_of("wic"), config, name, wandb, out_of_range("components", components, 1))
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
     data = _read_pairs(config["folder"], part, call.say)
-    with terminal.quiet_libraries():
+    with quiet_libraries():
         from probing.cache.source import say_what_was_left_out
         from probing.downstream.spaces import Fitting, Text, not_in
         from probing.downstream.wic_evaluation import evaluate, target_check, unknown_pairs, without_cut_words

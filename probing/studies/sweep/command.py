@@ -24,6 +24,7 @@ from probing.runs.call import places, say_results
 from probing.runs.registry import refuse_several, study_of
 from probing.runs.run import load_fit
 from probing.runs.study import Result
+from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import Advance, expect, hush, stage
 from probing.runtime.stages import BRIEF
@@ -85,7 +86,7 @@ def sweep(
     say = terminal.silence if quiet else terminal.say
     if quiet:
         hush()
-    with terminal.quiet_libraries(), folder.claimed() as whole, one_service(mode):
+    with quiet_libraries(), folder.claimed() as whole, one_service(mode):
         start = time.perf_counter()
         runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say)
         try:
