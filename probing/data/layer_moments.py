@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from probing.data.examples import Batch, Examples, as_batch, blocks, n_constants, read_share
+from probing.data.examples import Batch, Examples, as_batches, blocks, n_constants, read_share
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.moments import Moments, MomentsAccumulator
 
@@ -26,13 +26,13 @@ def loader_moments(batches: Iterable[Any], n_layers: int) -> list[Moments]:
     """Return the moments of each layer over the batches of this rank's loader and those of the other ranks.
 
     Args:
-        batches: Batches of examples, as `as_batch` takes them.
+        batches: Batches of examples, as `as_batches` takes them.
         n_layers: Number of layers in each batch.
 
     Raises:
         ValueError: If there are no batches.
     """
-    iterator = (block for batch in batches for block in blocks(as_batch(batch)))
+    iterator = (block for batch in batches for one in as_batches(batch) for block in blocks(one))
     if (first := next(iterator, None)) is None:
         raise ValueError("the loader of training batches yields none")
     widths = [states.shape[1] for states in first.hidden_states]

@@ -17,7 +17,7 @@ from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
 from probing.corpus.splits import read_corpora
 from probing.data.arrays import sides_of_arrays
-from probing.data.examples import Batch, Examples, ShardBatches, Sides, open_shard, read_shard
+from probing.data.examples import Batch, Examples, ShardBatches, Sides, Together, open_shard, read_shard
 from probing.data.layer_moments import layer_moments
 from probing.data.preparation import read_sides
 from probing.errors import UserError
@@ -220,13 +220,13 @@ class ActivationDataModule(pl.LightningDataModule):
         """Moments of each layer's training tokens, measured when they are first asked for."""
         return layer_moments(self.sides.train, self.layers)
 
-    def train_dataloader(self) -> DataLoader[Batch]:
-        """Return whole shards in order, or shuffled mini-batches."""
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return whole shards in order, several at a time on a processor, or shuffled mini-batches."""
         trainer = cast(pl.Trainer, self.trainer)
         if self.batch_size is None:
             shards, device = self._shards(self.sides.train), trainer.strategy.root_device
             # Shards are read in every pass, so as many as fit are copied to an accelerator only once.
-            return _loader(DeviceCache(shards, device) if device.type == "cuda" else shards)
+            return _loader(DeviceCache(shards, device) if device.type == "cuda" else Together(shards))
         ranks = trainer.global_rank, trainer.world_size
         return _loader(MiniBatches(self.sides.train, self.layers, self.batch_size, self.seed, *ranks))
 
@@ -250,6 +250,6 @@ class ActivationDataModule(pl.LightningDataModule):
         return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size, read)
 
 
-def _loader(batches: Dataset[Batch]) -> DataLoader[Batch]:
+def _loader(batches: Dataset[Any]) -> DataLoader[Any]:
     # With a generator of its own: a loader draws a seed for workers that it does not have.
     return DataLoader(batches, batch_size=None, generator=torch.Generator())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from probing.data.examples import Batch
+from probing.errors import UserError
 from probing.runtime.arithmetic import float64_device, on_float64_device
 
 if TYPE_CHECKING:
@@ -51,8 +52,15 @@ class Descent:
         self.total = torch.zeros(len(self.probe.problems), dtype=torch.float64, device=device)
         self.n_batches = 0
 
-    def step(self, batch: Batch) -> Tensor:
-        """Return the sum over problems of mean cross-entropy and penalty."""
+    def step(self, batches: Sequence[Batch]) -> Tensor:
+        """Return the sum over problems of mean cross-entropy and penalty.
+
+        Raises:
+            UserError: If whole shards are read.
+        """
+        if not self.n_batches and (len(batches) > 1 or bool((batches[0].labels < 0).any())):
+            raise UserError("adam trains on mini-batches, and these are whole shards; give the data a `batch_size`.")
+        (batch,) = batches
         logits = self.probe(batch.hidden_states)
         problems = zip(self.probe.problems, self.probe.scaled_weight, logits, strict=True)
         losses = torch.stack(

@@ -120,12 +120,18 @@ class FullPasses:
         self.n_counted = torch.zeros(P, dtype=torch.float64, device=device)
 
     @torch.no_grad()
-    def step(self, batch: Batch) -> None:
-        """Add a batch's share of value, gradient and curvature; the last batch ends the pass.
+    def step(self, batches: Sequence[Batch]) -> None:
+        """Add the share of batches in value, gradient and curvature; the last ones end the pass.
 
         A pass that `max_time` ends early does not count, since an evaluation on a part of the tokens is not valid.
         """
         weight = self.probe.weight
+        for batch in batches:
+            self._add(batch, weight)
+        if self.probe.trainer.is_last_batch:
+            self._end_pass()
+
+    def _add(self, batch: Batch, weight: Tensor) -> None:
         counts = self._counts(batch)
         is_example = batch.labels >= 0
         n_counted = is_example.sum() if counts is None else (is_example * counts).sum(1)
@@ -141,8 +147,6 @@ class FullPasses:
                 total.index_add_(0, torch.tensor(group, device=total.device), to_float64(own_sum))
         for i in self.midway.sums:
             self.midway.update(i, batch.hidden_states[self.probe.problems[i].layer_index], batch.labels)
-        if self.probe.trainer.is_last_batch:
-            self._end_pass()
 
     def _counts(self, batch: Batch) -> Tensor | None:
         """Return how often each token counts in each problem; None if every token counts once in all problems."""

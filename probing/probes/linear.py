@@ -9,7 +9,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from probing.data.examples import as_batch, blocks
+from probing.data.examples import as_batch, as_batches, blocks
 from probing.data.layer_moments import loader_moments
 from probing.probes.descent import Descent
 from probing.probes.full_passes import FullPasses
@@ -157,8 +157,8 @@ class LinearProbe(pl.LightningModule):
         self.rule.begin_epoch()
 
     def training_step(self, batch: Any) -> Tensor | None:
-        """Add a batch to the pass; return adam's loss."""
-        return self.rule.step(as_batch(batch))
+        """Add batches to the pass; return adam's loss."""
+        return self.rule.step(as_batches(batch))
 
     def on_train_epoch_end(self) -> None:
         """End a pass and log its curves."""

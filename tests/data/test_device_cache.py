@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from probing.data.examples import Batch, ShardBatches
+from probing.data import examples
+from probing.data.examples import Batch, ShardBatches, Together
 from probing.data.module import DeviceCache
 from synthetic import make_store, make_tokens, sides
 
@@ -49,3 +50,15 @@ def test_without_room_nothing_is_cached(batches: ShardBatches) -> None:
     assert {cache[i].labels.device.type for i in range(len(cache))} == {"cpu"}
     with pytest.raises(IndexError):
         cache[len(cache)]
+
+
+def test_batches_together_are_all_of_them_in_order(batches: ShardBatches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples, "SHARDS_IN_A_STEP", 3)
+    together = Together(batches)
+    found = [together[i] for i in range(len(together))]
+    assert [len(several) for several in found[:-1]] == [3] * (len(found) - 1)
+    assert 1 <= len(found[-1]) <= 3
+    rows = torch.cat([batch.rows for several in found for batch in several])
+    assert torch.equal(rows, torch.cat([batches[i].rows for i in range(len(batches))]))
+    with pytest.raises(IndexError):
+        together[len(together)]

@@ -17,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from torch.utils.data import DataLoader, TensorDataset
 
 from probing import ActivationDataModule, LinearProbe, probe
+from probing.errors import UserError
 from wandb_reader import read_offline_runs
 
 pytestmark = [
@@ -127,6 +128,13 @@ def test_adam_stops_early_and_callbacks_see_the_validation(Xy: Any, tmp_path: Pa
     assert 3 < plain.current_epoch < 60
     (found,) = plain.test(module, datamodule=data, verbose=False)
     assert found["test/accuracy"] > 0.65
+
+
+def test_adam_refuses_whole_shards(Xy: Any, tmp_path: Path) -> None:
+    data = ActivationDataModule.from_arrays(*Xy)
+    module = LinearProbe(data.d_model, data.classes, l2=1e-4, solver="adam")
+    with pytest.raises(UserError, match=r"adam trains on mini-batches, .* give the data a `batch_size`"):
+        trainer(tmp_path, max_epochs=2).fit(module, datamodule=data)
 
 
 def test_its_curves_reach_every_logger(Xy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

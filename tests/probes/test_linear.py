@@ -185,7 +185,10 @@ class StopsWithin(pl.Callback):
 
 
 @pytest.mark.parametrize("epoch", [1, 4])
-def test_part_of_a_pass_is_never_taken_for_the_whole(tmp_path: Path, epoch: int) -> None:
+def test_part_of_a_pass_is_never_taken_for_the_whole(
+    tmp_path: Path, epoch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probing.data.examples.SHARDS_IN_A_STEP", 1)
     tokens = make_tokens([8] * 60)
     data = sides(make_store(tmp_path / "s", [positional(tokens, 6, 0.5)], tokens))
     assert len(data.train.store.plan.shards) > 1
@@ -198,6 +201,20 @@ def test_part_of_a_pass_is_never_taken_for_the_whole(tmp_path: Path, epoch: int)
     best = objective(optimum(x, y, len(data.classes), 0, 1e-2), x, y, 0, 1e-2)[0]
     assert fit.objective == pytest.approx(value, abs=1e-5)  # float32 logits
     assert fit.optimality_gap >= value - best > 0
+
+
+@pytest.mark.parametrize("n", [2, 5])
+def test_several_shards_in_a_step_are_a_pass_like_any_other(
+    tmp_path: Path, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = make_tokens([8] * 60)
+    data = sides(make_store(tmp_path / "s", [positional(tokens, 6, 0.5)], tokens))
+    fits = []
+    for at_a_time in (1, n):
+        monkeypatch.setattr("probing.data.examples.SHARDS_IN_A_STEP", at_a_time)
+        fits.append(data.fit(l2=1e-2)[0])
+    assert torch.equal(fits[0].weight, fits[1].weight)
+    assert (fits[0].objective, fits[0].n_passes) == (fits[1].objective, fits[1].n_passes)
 
 
 def solve(data: Data, layers: Sequence[int], problems: Sequence[Problem]) -> LinearProbe:
