@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from probing.probes.objective import centre_over_classes
+from probing.runtime.arithmetic import add_product, product
 from probing.statistics.moments import Scaling
 
 # Most bytes of the blocks of all classes; if they need more, the Kronecker model is used.
@@ -119,14 +120,14 @@ class ClassCurvatureAccumulator:
     def update(self, hidden_states: Tensor) -> None:
         """Add tokens: their hidden states, shape (n_tokens, d_model)."""
         hidden_states = hidden_states.to(self.weight.dtype)
-        p = (hidden_states @ self.weight.T).softmax(1)
+        p = product(hidden_states, self.weight.T).softmax(1)
         weights = p * (1 - p)
         drawn = torch.rand(p.shape, generator=self.generator) * self.thresholds < weights
         counted = torch.maximum(weights, self.thresholds)
         for block, own, times in zip(self.blocks, drawn.T.contiguous(), counted.T.contiguous(), strict=True):
             rows = own.nonzero().squeeze(1)
             there = hidden_states.index_select(0, rows)
-            block.addmm_((there * times.index_select(0, rows)[:, None]).T, there)
+            add_product(block, (there * times.index_select(0, rows)[:, None]).T, there)
 
     def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
         """All-reduce the sums of all ranks."""
@@ -147,8 +148,10 @@ class ClassCurvatureAccumulator:
 
 def _inverse(block: Tensor, l2: float) -> Tensor:
     """Return the inverse of a class's block and the penalty's 2 l2, computed in float64, in the block's dtype."""
-    ridge = 2 * l2 * torch.eye(len(block), dtype=torch.float64)
-    return torch.linalg.inv(block.double() + ridge).to(block.dtype)
+    wide = block.double() + 2 * l2 * torch.eye(len(block), dtype=torch.float64)
+    factor, failed = torch.linalg.cholesky_ex(wide)
+    # The penalty may be less than the rounding error of a block that few tokens are in.
+    return (torch.linalg.inv(wide) if failed else torch.cholesky_inverse(factor)).to(block.dtype)
 
 
 # Typical number of passes to the optimum once the curvature is known, and number of the last points from which the

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.probes.curvature import MOST_BYTES, ClassCurvature, ClassCurvatureAccumulator, fits, steps
+from probing.probes.curvature import MOST_BYTES, ClassCurvature, ClassCurvatureAccumulator, _inverse, fits, steps
 from probing.statistics.moments import Moments, Scaling
 
 pytestmark = pytest.mark.numeric
@@ -49,6 +49,16 @@ def test_drawn_tokens_give_them_on_average_and_fewer_tokens_stand_for_all() -> N
     assert (draws[0] != draws[1]).any()
     error = draws.std(0) / 400**0.5
     assert ((draws.mean(0) - expected).abs() < 5 * error + 1e-6).all()
+
+
+@pytest.mark.parametrize("least", [1e-3, -1e-9])
+def test_a_block_whose_rounding_exceeds_the_penalty_has_an_inverse_like_any_other(least: float) -> None:
+    axes = torch.linalg.qr(torch.randn(D, D, generator=torch.Generator().manual_seed(0)).double()).Q
+    values = torch.linspace(0.5, 1, D).double()
+    values[0] = least
+    block, l2 = (axes * values) @ axes.T, 1e-12
+    expected = (axes / (values + 2 * l2)) @ axes.T
+    torch.testing.assert_close(_inverse(block, l2), expected, rtol=1e-6, atol=1e-6 / abs(least))
 
 
 def scaling(sd: Tensor) -> Scaling:
