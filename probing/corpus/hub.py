@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +14,13 @@ from typing import Any, NamedTuple
 from probing.corpus.rows import Rows, check_text, text_of, with_label
 from probing.errors import UserError
 
-SETTINGS = ("config", "split", "column")
+SETTINGS = ("config", "split", "column", "stream")
 
 # File kinds that the library reads without running code or unpickling; "cache" means data that it has read before.
 _KINDS = ("parquet", "arrow", "csv", "json", "text", "cache")
+
+# A part of a split whose end is known without the number of rows, such as train[:1000].
+_PART = re.compile(r"(?P<split>\w+)\[(?P<first>\d*):(?P<end>\d+)\]")
 
 
 def read_dataset(source: str, option: str) -> Rows:
@@ -27,8 +31,9 @@ def read_dataset(source: str, option: str) -> Rows:
     each sentence. Numbers of classes are replaced by the names of the classes.
 
     Args:
-        source: `hf:NAME?config=C&split=S&column=T`. NAME is a folder or a hub id; the split is `train`
-            by default; the column is `text` by default, else `sentence`, else the only one with text.
+        source: `hf:NAME?config=C&split=S&column=T&stream=yes`. NAME is a folder or a hub id; the split is `train`
+            by default; the column is `text` by default, else `sentence`, else the only one with text. Of a split such
+            as `train[:1000]`, and with `stream=yes`, no more is downloaded than is read, and no copy is written.
         option: The option that names the source, for messages.
 
     Raises:
@@ -39,11 +44,11 @@ def read_dataset(source: str, option: str) -> Rows:
     name, settings = _parse(source, typed)
     _check_library(typed)
     with _quietly():
-        dataset = _load(name, settings.get("config"), settings.get("split", "train"), typed)
+        dataset = _load(name, settings, typed)
         column = _choose_column(dataset.features, settings.get("column"), typed)
         labelled = _label_columns(dataset.features, column)
         batches = dataset.select_columns([column, *labelled]).iter(1000)  # fifty times faster than row by row
-        return _rows(batches, column, labelled, typed)
+        return _rows(_readable(batches, typed), column, labelled, typed)
 
 
 def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
@@ -62,7 +67,8 @@ def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
         raise UserError(f"`{typed}`: all splits and columns are read, so leave {not_here[0]}= out.")
     _check_library(typed)
     with _quietly():
-        builder = _prepared(name, settings.get("config"), typed)
+        builder = _builder(name, settings.get("config"), typed)
+        _prepare(builder, typed)
         return {split: _with_names(builder.as_dataset(split=split)) for split in builder.info.splits}
 
 
@@ -113,16 +119,22 @@ def _parse(source: str, typed: str) -> tuple[str, dict[str, str]]:
     name, _, query = source.removeprefix("hf:").partition("?")
     pairs = [part.partition("=") for part in query.split("&")] if query else []
     settings = {key: value for key, _, value in pairs}
-    if not name or len(settings) < len(pairs) or not set(settings) <= set(SETTINGS) or not all(settings.values()):
+    is_wrong = len(settings) < len(pairs) or not set(settings) <= set(SETTINGS) or not all(settings.values())
+    if not name or is_wrong or settings.get("stream", "yes") != "yes":
         raise UserError(
-            f"`{typed}`: expected hf:NAME?config=C&split=S&column=T in quotation marks, where NAME is a hub id or a "
-            f"folder, and {', '.join(SETTINGS)} may each be given once or left out."
+            f"`{typed}`: expected hf:NAME?config=C&split=S&column=T&stream=yes in quotation marks, where NAME is a hub "
+            f"id or a folder, and {', '.join(SETTINGS)} may each be given once or left out."
         )
     return name, settings
 
 
-def _load(name: str, config: str | None, split: str, typed: str) -> Any:
-    builder = _prepared(name, config, typed)
+def _load(name: str, settings: Mapping[str, str], typed: str) -> Any:
+    """Return a split: as a stream if that was asked for, or if rows from its beginning suffice and no copy is there."""
+    split = settings.get("split", "train")
+    builder = _builder(name, settings.get("config"), typed)
+    if "stream" in settings or (_PART.fullmatch(split) and not os.path.exists(builder.cache_dir)):
+        return _stream(builder, split, typed)
+    _prepare(builder, typed)
     try:
         return builder.as_dataset(split=split)
     except Exception as error:
@@ -130,8 +142,33 @@ def _load(name: str, config: str | None, split: str, typed: str) -> Any:
         raise UserError(f"`{typed}`: {problem}; give one of {', '.join(builder.info.splits)} as split=.") from None
 
 
-def _prepared(name: str, config: str | None, typed: str) -> Any:
-    """Return the library's builder of a data set, after downloading its files."""
+def _stream(builder: Any, split: str, typed: str) -> Any:
+    """Return a split, or rows of it by number, as a stream: it reads its files as far as it is read itself."""
+    import datasets
+
+    part = _PART.fullmatch(split)
+    whole = part["split"] if part else split
+    try:
+        streams = builder.as_streaming_dataset()
+        if whole in streams and (stream := streams[whole]).features is None:
+            # As in a copy on disk, all rows have the types of the first ones that the library reads at once.
+            first = next(stream.with_format("arrow").iter(1))
+            stream = stream.cast(datasets.Features.from_arrow_schema(first.schema))
+    except Exception as error:
+        raise _unreadable(typed, _reason(error)) from None
+    if whole not in streams:
+        problem = f"there is no split {whole}"
+        if "[" in whole or "+" in whole:
+            problem = f"split {whole} cannot be read as a stream, which has split=NAME or split=NAME[M:N]"
+        raise UserError(f"`{typed}`: {problem}; give one of {', '.join(streams)} as split=.")
+    if part is None:
+        return stream
+    first_row, end = int(part["first"] or 0), int(part["end"])
+    return stream.skip(first_row).take(max(end - first_row, 0))
+
+
+def _builder(name: str, config: str | None, typed: str) -> Any:
+    """Return the library's builder of a data set, which has read no more than what the data set consists of."""
     import datasets
 
     if os.path.isdir(name):
@@ -148,11 +185,15 @@ def _prepared(name: str, config: str | None, typed: str) -> Any:
         raise _unreadable(typed, _reason(error)) from None
     if (kind := _kind(builder)) not in _KINDS:
         raise _unreadable(typed, f"its files are of the kind {kind}")
+    return builder
+
+
+def _prepare(builder: Any, typed: str) -> None:
+    """Download the files of a data set, and copy them to the library's folder, unless they are there."""
     try:
         builder.download_and_prepare()
     except Exception as error:
         raise _unreadable(typed, _reason(error)) from None
-    return builder
 
 
 def _kind(builder: Any) -> str:
@@ -251,6 +292,14 @@ def _label_columns(features: Mapping[str, Any], column: str) -> dict[str, _Colum
     return found
 
 
+def _readable(batches: Iterable[Mapping[str, Any]], typed: str) -> Iterator[Mapping[str, Any]]:
+    """Yield batches of rows; a stream finds only then that its files are damaged, or that a download ends early."""
+    try:
+        yield from batches
+    except Exception as error:  # of as many types as before
+        raise _unreadable(typed, _reason(error)) from None
+
+
 def _rows(batches: Iterable[Mapping[str, Any]], column: str, labelled: Mapping[str, _Column], typed: str) -> Rows:
     rows: list[Any] = []
     n_empty = 0
@@ -276,6 +325,8 @@ def _rows(batches: Iterable[Mapping[str, Any]], column: str, labelled: Mapping[s
 
 def _reason(error: Exception) -> str:
     """Return the reason of an error in one line; the cause of a chained error says more than the error itself."""
+    if isinstance(error, StopIteration):  # the library looked for the first rows
+        return "its files are empty"
     error = error.__cause__ if isinstance(error.__cause__, Exception) else error
     return " ".join(str(error).split()).replace(". ", ", ")[:200].rstrip(".") or type(error).__name__
 
