@@ -265,13 +265,13 @@ def few_clusters(results: Mapping[str, Any]) -> str | None:
 
 
 def scope(results: Mapping[str, Any], test_corpus: str | None) -> str:
-    """Return what a run's intervals are over, or why there are none, and what speaks against independent units.
+    """Return what a run's intervals are over, or why there are none, what speaks against them, and what was rounded.
 
     Args:
         results: The content of the run's `results.json`.
         test_corpus: Name of the test corpus, if it is not the training corpus.
     """
-    return " ".join(filter(None, (_held_over(results, test_corpus), _dependence(results))))
+    return " ".join(filter(None, (_held_over(results, test_corpus), _dependence(results), _rounding(results))))
 
 
 def _held_over(results: Mapping[str, Any], test_corpus: str | None) -> str:
@@ -295,6 +295,12 @@ def _dependence(results: Mapping[str, Any]) -> str | None:
     unit = _over(results)["unit"]
     advice = say("give_groups" if unit == "row" else "mark_documents")
     return say("neighbours", unit=unit, correlation=correlation, advice=advice)
+
+
+def _rounding(results: Mapping[str, Any]) -> str | None:
+    # Arrays have no entry in the cache.
+    dtype = results.get("cache", {}).get("train", {}).get("key", {}).get("dtype", "float32")
+    return None if dtype == "float32" else say("rounded", dtype=dtype)
 
 
 def _over(results: Mapping[str, Any]) -> Mapping[str, Any]:

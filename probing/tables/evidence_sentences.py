@@ -287,6 +287,11 @@ SENTENCES: dict[str, Sentence] = {
     "over_units": Sentence(
         "Intervals are over {n:,} test {unit}s and hold for other {unit}s of {of}.", "Otherwise.", _INTERVALS
     ),
+    "rounded": Sentence(
+        "The model ran in {dtype} and its activations are kept so: --dtype float32 gives them without this rounding.",
+        "`--dtype bfloat16` or `float16`.",
+        _INTERVALS,
+    ),
     "everywhere": Sentence(
         "{subject} among the first {top} of every run at the same relative depth.",
         "There are no probes of shuffled labels.",
