@@ -80,11 +80,16 @@ if __name__ == "__main__":
 SHARDS = {"probing.cache.plan.SHARD_BYTES": 0, "probing.cache.plan.MIN_SHARD_TOKENS": 600}
 DDP = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-# What srun sets, as Lightning reads it.
+# The same on each of two hosts, which meet at an address of the first one.
+TORCHRUN_BY_HOST = [
+    sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--rdzv_backend", "c10d",
+]  # fmt: skip
+# What srun sets, as Lightning reads it: on one host, and on two.
 SLURM = {
     "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_NODEID": "0",
     "SLURM_NODELIST": "localhost", "SLURM_JOB_NAME": "probe", "SLURM_JOB_ID": "71",
 }  # fmt: skip
+SLURM_BY_HOST = SLURM | {"SLURM_NTASKS_PER_NODE": "1", "SLURM_NNODES": "2", "SLURM_NODELIST": "localhost,second"}
 
 
 @dataclass
@@ -211,17 +216,22 @@ def run_in_two(one: Job, how: str) -> tuple[list[int], str, str]:
 
 
 def start_in_two(one: Job, how: str) -> None:
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     if how == "ddp":
         one.args += DDP
         one.start()
     elif how == "torchrun":
         one.start(TORCHRUN)
+    elif how == "torchrun by host":
+        for _ in range(2):
+            one.start([*TORCHRUN_BY_HOST, "--rdzv_endpoint", f"localhost:{port}", "--rdzv_id", one.mark])
     else:
-        with socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
         for rank in "01":
-            one.start(None, **SLURM, SLURM_PROCID=rank, SLURM_LOCALID=rank, MASTER_PORT=port)
+            own = SLURM_BY_HOST | {"SLURM_NODEID": rank, "SLURM_LOCALID": "0"}
+            variables = SLURM | {"SLURM_LOCALID": rank} if how == "slurm" else own
+            one.start(None, **variables, SLURM_PROCID=rank, MASTER_PORT=port)
 
 
 def shards(folder: Path) -> dict[str, bytes]:
@@ -285,7 +295,9 @@ def assert_each_stage_is_said_once(errors: str, ended: bool = True) -> None:
     [
         ("forked", [*LESS, "--trainer.logger", "csv"]),
         pytest.param("torchrun", LESS, marks=SEVERAL),
+        pytest.param("torchrun by host", LESS, marks=SEVERAL),
         pytest.param("slurm", LESS, marks=SEVERAL),
+        pytest.param("slurm by host", LESS, marks=SEVERAL),
         pytest.param("ddp", MORE, marks=SEVERAL),
     ],
 )
@@ -380,7 +392,7 @@ def kill(one: Job, rank: str) -> None:
     """Kill the process of a rank, the first having none where Lightning started the others."""
     (pid,) = (
         pid for pid, variables in one.processes().items()
-        if variables.get("SLURM_PROCID", variables.get("LOCAL_RANK", "0")) == rank
+        if variables.get("SLURM_PROCID", variables.get("RANK", variables.get("LOCAL_RANK", "0"))) == rank
     )  # fmt: skip
     os.kill(pid, signal.SIGKILL)
 
@@ -424,7 +436,10 @@ def test_a_rank_killed_in_extraction_ends_the_job_and_the_next_goes_on(
     assert sum(path.stat().st_ino == inode for path, inode in kept.items()) >= recorded  # and were not made again
 
 
-@pytest.mark.parametrize("how", ["ddp", pytest.param("slurm", marks=SEVERAL)])
+@pytest.mark.parametrize(
+    "how",
+    ["ddp", *(pytest.param(how, marks=SEVERAL) for how in ("torchrun by host", "slurm", "slurm by host"))],
+)
 def test_a_rank_killed_in_training_ends_the_job(job: Callable[..., Job], how: str) -> None:
     one = job("fit", *LESS, "--probe.tolerance", "1e-30")  # it would train for a thousand passes
     one.wandb = "disabled"
@@ -441,7 +456,8 @@ def test_a_rank_killed_in_training_ends_the_job(job: Callable[..., Job], how: st
         how == "ddp" and "process 1 of this job was killed by signal 9" in errors
     )
     assert "run the same command again" in errors
-    assert "Traceback" not in errors
+    assert 'program.py", line' not in errors
+    assert "Traceback" not in errors or how == "torchrun by host"  # which reports of itself
     assert_each_stage_is_said_once(errors, ended=False)
     (partial,) = one.folder.glob("runs/*")
     assert partial.name.endswith(".partial")
@@ -478,6 +494,7 @@ def test_what_one_rank_alone_cannot_do_it_says_and_the_job_ends(job: Callable[..
         ),
         ({"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, {}),
         (SLURM, {"devices": 2, "num_nodes": 1, "strategy": "ddp"}),
+        (SLURM_BY_HOST, {"devices": 1, "num_nodes": 2, "strategy": "ddp"}),
         ({**SLURM, "SLURM_JOB_NAME": "interactive"}, {}),
         ({"SLURM_NTASKS": "1"}, {}),
     ],
