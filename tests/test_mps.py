@@ -1,6 +1,6 @@
 """The same results on a device without float64, as Apple's MPS is, as on the processor.
 
-The device of `fake_mps` computes as the processor does, so what differs is where sums are taken in float64, and perhaps
+The device of `pretended_device` computes as the processor does, so what differs is where sums are taken in float64, and perhaps
 the float32 operations that a library chooses for MPS: hence the tolerance of `TOLERANCE`, some rounding errors of
 float32.
 """
@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModel
 
 from conftest import BARE, make_sentences
-from fake_mps import DEVICE, fake_mps
+from pretended_device import pretended
 from probing import ActivationDataModule, UserError, WandbOptions, extract, fit
 from probing.cache import Request
 from probing.cache.plan import Plan, divide
@@ -84,7 +84,7 @@ def test_fit_gives_the_tables_of_the_processor(
     found = {}
     for name in ("cpu", "mps"):
         own = {**BARE, **solver, "trainer": {"accelerator": name, **solver.get("trainer", {})}}
-        with fake_mps() if name == "mps" else nullcontext() as device:
+        with pretended("mps") if name == "mps" else nullcontext() as device:
             found[name] = fit(
                 **options, **own, layer="0,2", cache=str(tmp_path / name), name=name, wandb=WandbOptions("disabled")
             )
@@ -100,7 +100,7 @@ def test_extract_and_geometry_give_those_of_the_processor(options: dict[str, Any
     measured = {}
     for name in ("cpu", "mps"):
         own = {**options, "layer": "0,2", "cache": str(tmp_path / name), "trainer": {"accelerator": name}}
-        with fake_mps() if name == "mps" else nullcontext() as device:
+        with pretended("mps") if name == "mps" else nullcontext() as device:
             extract(**own)
             measured[name] = geometry(**own, name=name, transforms="clip,whiten", wandb=WandbOptions("disabled"))
     assert device is not None
@@ -123,7 +123,7 @@ def variants(accelerator: str) -> list[LayerFit]:
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(N, D, generator=generator)
     labels = (states[:, :3] + torch.randn(N, 3, generator=generator)).argmax(1)
-    data = ActivationDataModule.from_arrays(states.to(DEVICE if accelerator == "mps" else "cpu"), labels, seed=1)
+    data = ActivationDataModule.from_arrays(states.to(accelerator), labels, seed=1)
     curvature = ClassCurvature(torch.eye(D).expand(3, D, D) / (0.2 + 2 * PENALTY.l2))
     others, readout = torch.arange(D) != 2, Readout(torch.randn(3, D, generator=generator), resolution=1e-3)
     plain = Problem("plain", 0, PENALTY)
@@ -142,7 +142,7 @@ def variants(accelerator: str) -> list[LayerFit]:
 
 def test_all_variants_of_probes_are_those_of_the_processor() -> None:
     expected = variants("cpu")
-    with fake_mps():
+    with pretended("mps"):
         found = variants("mps")
     for own, other in zip(found, expected, strict=True):
         assert other.converged
@@ -162,7 +162,7 @@ def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, 
     plan = Plan({}, 64, 16, "float32", 64, divide(tokens.lengths, 64))
     found = {}
     for name in ("cpu", "mps"):
-        with fake_mps() if name == "mps" else nullcontext():
+        with pretended("mps") if name == "mps" else nullcontext():
             encoder = AutoModel.from_pretrained(checkpoints["bert"]).eval().to(name)
             anatomy = examine(encoder, 0)
             blocks = find_blocks(encoder, anatomy)
@@ -176,7 +176,7 @@ def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Pa
     request = Request(resolve_model(str(checkpoints["bert"])), corpus, (), batch_tokens=150)
     measures: list[Measure] = [BlockMeasure("profile", profile), Attended({}, "none"), Similarity()]
     expected = accumulate(request, measures, tmp_path / "cpu", {"accelerator": "cpu"})
-    with fake_mps() as device:
+    with pretended("mps") as device:
         found = accumulate(request, measures, tmp_path / "mps", {"accelerator": "mps"})
     assert device.n_calls > 100
     for measured in measures:
@@ -189,6 +189,6 @@ def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Pa
 
 def test_training_in_float64_is_refused_before_any_work(options: dict[str, Any], tmp_path: Path) -> None:
     own: dict[str, Any] = {"probe": {"solver": "adam"}, "trainer": {"accelerator": "mps", "precision": "64-true"}}
-    with fake_mps(), pytest.raises(UserError, match=r"`--trainer.precision 64-true`: mps has no float64; .*cpu`"):
+    with pretended("mps"), pytest.raises(UserError, match=r"`--trainer.precision 64-true`: mps has no float64; .*cpu`"):
         fit(**options, **own, cache=str(tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fake_mps import DEVICE, fake_mps
+from pretended_device import pretended
 from probing.runtime.arithmetic import float64_device, on_float64_device, to_float64
 
 pytestmark = pytest.mark.numeric
@@ -21,11 +21,11 @@ def test_a_device_that_holds_float64_computes_it_itself(name: str) -> None:
 
 def test_the_processor_computes_it_for_a_device_that_has_none() -> None:
     values = torch.tensor([1 + 2**-23, 1e-30, -3.0])
-    with fake_mps():
-        there = values.to(DEVICE)
+    with pretended("mps"):
+        there = values.to("mps")
         with pytest.raises(TypeError, match="float64"):
             there.double()
-        assert float64_device(DEVICE) == torch.device("cpu")
+        assert float64_device(there.device) == torch.device("cpu")
         copied, wide = on_float64_device(there), to_float64(there)
     assert (type(copied), copied.dtype) == (torch.Tensor, torch.float32)
     assert type(wide) is torch.Tensor
@@ -33,7 +33,7 @@ def test_the_processor_computes_it_for_a_device_that_has_none() -> None:
 
 
 def test_the_fake_device_refuses_what_mps_refuses() -> None:
-    with fake_mps():
+    with pretended("mps"):
         there = torch.ones(3, device="mps")
         for refused in (
             lambda: torch.zeros(3, dtype=torch.float64, device="mps"),
