@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from probing.errors import UserError
+from probing.runtime.arithmetic import float64_device
 from probing.runtime.draws import seed_of
 from probing.runtime.files import replacing
 
@@ -177,7 +178,7 @@ class KeptTraining(pl.Callback):
 
     def mean_loss(self, trainer: pl.Trainer) -> float:
         """Return the mean loss over all processes since it was last asked for."""
-        device = trainer.strategy.root_device
+        device = float64_device(trainer.strategy.root_device)
         mean = torch.tensor(sum(self.losses) / len(self.losses), dtype=torch.float64, device=device)
         self.losses = []
         return float(trainer.strategy.reduce(mean, reduce_op="mean"))

@@ -79,12 +79,13 @@ class Checkpoint:
     @contextmanager
     def _own(self, device: torch.device) -> Iterator[tuple[nn.Module, Anatomy]]:
         """Yield a copy that shares the weights of the model and is not used by another thread at the same time."""
+        # Parameters move for all copies, buffers for one: a copy is run, and examined too, only once it has moved.
         try:
             one = self._free.pop()
+            one[0].to(device)
         except IndexError:
-            encoder = with_the_same_weights(self.encoder)
+            encoder = with_the_same_weights(self.encoder).to(device)
             one = encoder, examine(encoder, self.pad_token_id, self.request.source.name)
-        one[0].to(device)  # parameters move for all copies, buffers for this one
         yield one
         self._free.append(one)
 
@@ -122,13 +123,14 @@ class Checkpoint:
         The pooler is left out: it comes after all hidden states, and if a checkpoint has none, it is initialised at
         random.
         """
-        blocks = examine(self.encoder, self.pad_token_id, self.request.source.name).blocks or ()
-        names = {module: name for name, module in self.encoder.named_modules()}
+        with self._own(next(self.encoder.parameters()).device) as (encoder, anatomy):
+            blocks = anatomy.blocks or ()
+        names = {module: name for name, module in encoder.named_modules()}
         # A block that is called for several layers belongs to none.
         layers = {f"{names[block]}.": k for k, block in enumerate(blocks, 1) if blocks.count(block) == 1}
         return {
             name: (next((k for begin, k in layers.items() if name.startswith(begin)), None), values.detach())
-            for name, values in self.encoder.named_parameters()
+            for name, values in encoder.named_parameters()
             if values.ndim > 1 and "pooler" not in name
         }
 

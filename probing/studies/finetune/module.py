@@ -89,7 +89,7 @@ class TunedModel(ContinuedModule):
             outputs, targets = self.outputs(batch.to(self.device))
             kept = is_target(batch.targets)
             of = batch.sentences.view(-1, *[1] * (kept.ndim - 1)).expand(kept.shape)[kept].numpy()
-            found, own = losses(outputs, targets).double().cpu().numpy(), targets.cpu().numpy()
+            found, own = losses(outputs, targets).cpu().double().numpy(), targets.cpu().numpy()
             np.add.at(loss, of, found)
             if n_classes:
                 chosen = outputs.argmax(1).cpu().numpy()
@@ -98,7 +98,7 @@ class TunedModel(ContinuedModule):
             else:
                 np.add.at(right, of, own.astype(np.float64) ** 2 - found)
                 if kept.ndim == 1:
-                    predicted[of] = outputs[:, 0].double().cpu().numpy()
+                    predicted[of] = outputs[:, 0].cpu().double().numpy()
         self.model.train(was_training)
         return Answers(right, loss, confusion, predicted)
 
