@@ -169,10 +169,10 @@ def _set_data(parameter: Tensor, data: Tensor) -> None:
 def _copied(tensor: Tensor, memo: dict[int, Any]) -> Any:
     """Return a deep copy of a tensor."""
     if id(tensor) not in memo:
-        copied: Tensor = tensor.detach().as_subclass(Tensor).clone()
+        copied: Any = tensor.detach().as_subclass(Tensor).clone()
         copied = _placed(copied, type(tensor)) if isinstance(tensor, OnDevice) else copied
-        is_parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(copied, tensor.requires_grad) if is_parameter else copied
+        copied._is_param = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = copied.requires_grad_(tensor.requires_grad)
     return memo[id(tensor)]
 
 

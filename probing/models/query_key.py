@@ -22,6 +22,7 @@ from probing.errors import UserError
 from probing.models.anatomy import Anatomy, until_enough
 from probing.models.attention_heads import AttentionWatch, Heads
 from probing.models.examination import examination_inputs, vectors_given
+from probing.runtime.arithmetic import to_float64
 
 # Largest difference of two computations of the same attention.
 _ROUNDING = {torch.float32: 1e-4, torch.float64: 1e-6, torch.bfloat16: 0.05, torch.float16: 0.01}
@@ -183,8 +184,8 @@ def _is_attention(
 ) -> bool:  # fmt: skip
     assert block.probabilities is not None
     # The first sequence has no padding.
-    query, key = (one[0].double().unflatten(-1, (heads.n_heads, -1)).transpose(0, 1) for one in (queries, keys))
-    scores, probabilities = scale * (query @ key.transpose(1, 2)), block.probabilities[0].double()
+    query, key = (to_float64(one[0]).unflatten(-1, (heads.n_heads, -1)).transpose(0, 1) for one in (queries, keys))
+    scores, probabilities = scale * (query @ key.transpose(1, 2)), to_float64(block.probabilities[0])
     if has_bias:
         index = torch.arange(scores.shape[1], device=scores.device)
         scores = scores + _biases(probabilities, scores)[:, index - index[:, None] + len(index) - 1]

@@ -23,6 +23,7 @@ from probing.models.query_key import QueryKey
 from probing.readouts.forward import ReadableText, Readers
 from probing.readouts.names import CONTRAST, WORD_MASS
 from probing.readouts.text import Padded
+from probing.runtime.arithmetic import on_float64_device
 
 # What is read of each head, in the order of the rows that a reading gives.
 MEASURES = (CONTRAST, WORD_MASS)
@@ -75,7 +76,8 @@ def find_position_heads(
         def add(
             block: int, probabilities: Tensor, values: Tensor, ordinary: Tensor = ordinary, pairs: Tensor = pairs
         ) -> None:
-            found = mass_at_offsets(torch.where(pairs, probabilities, 0.0), ordinary)
+            maps = torch.where(pairs, probabilities, 0.0)
+            found = mass_at_offsets(on_float64_device(maps), on_float64_device(ordinary))
             for name, of in sums.items():
                 of[block - 1] += found[name].sum(0).cpu()
             if block == 1:
@@ -157,7 +159,7 @@ class _Reading:
         for i, head in enumerate(self.heads):
             given = states[head.layer - 1]
             norm = self.of.query_keys[head.layer - 1].norm
-            given = given.float() if norm is None else norm(given.double().cpu()).float().to(given.device)
+            given = given.float() if norm is None else norm(given.cpu().double()).float().to(given.device)
             at = at_offset(given, words, *self.of.maps(head), head.offset, self.of.is_causal)
             for j, value in enumerate(at):
                 self.found[len(MEASURES) * i + j, sentences] = value.cpu()
@@ -193,4 +195,5 @@ def at_offset(
     total = scores.masked_fill(~seen, -torch.inf).logsumexp(2)
     contrast = torch.where(there, here - mean[:, queries], 0.0)
     mass = torch.where(there, (here - total[:, queries]).exp(), 0.0)
+    contrast, mass = on_float64_device(contrast), on_float64_device(mass)
     return contrast.sum(1, dtype=torch.float64), mass.sum(1, dtype=torch.float64)

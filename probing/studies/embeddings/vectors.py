@@ -38,7 +38,7 @@ def bag_of_words(tokens: Tokens, table: nn.Module) -> Floats:
     ids, at = np.unique(tokens.input_ids[kept], return_inverse=True)
     device = next(table.parameters()).device
     with torch.inference_mode():
-        rows = table(torch.from_numpy(ids.astype(np.int64)).to(device)).double().cpu().numpy()
+        rows = table(torch.from_numpy(ids.astype(np.int64)).to(device)).cpu().double().numpy()
     where = tokens.sentences[kept], at
     counts = csr_matrix((np.ones(len(at)), where), shape=(tokens.n_sentences, len(ids)))
     return np.asarray(counts @ rows / np.maximum(counts.sum(1).reshape(-1, 1), 1))

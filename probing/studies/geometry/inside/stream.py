@@ -91,7 +91,7 @@ def norm_means(
     here = torch.empty(0, dtype=torch.bool)
 
     def see(tap: Tap, value: Tensor) -> None:
-        wide = value[here.to(value.device)].double().cpu()
+        wide = value[here.to(value.device)].cpu().double()
         if tap.side == "made":
             sums[tap, "output"] = sums.get((tap, "output"), zeros) + wide.sum(0)
         elif tap in norm_at:
@@ -182,7 +182,7 @@ def path_means(
         if tap in index:
             rows = value.expand(*shape, value.shape[-1])  # positions are the same in all sentences
             for name, those in here.items():
-                added = rows[those.to(rows.device)].double().sum(0).cpu()
+                added = rows[those.to(rows.device)].cpu().double().sum(0)
                 sums[name][index[tap]] = sums[name].get(index[tap], torch.zeros_like(added)) + added
 
     modules = [site.tap.module for site in sites]
