@@ -24,7 +24,6 @@ from downstream_data import word_pairs, write_sts, write_wic
 from families import masked_lm
 from pretended_device import OnDevice, pretended
 from probing.probes import curvature as midway_curvature
-from probing.runs.registry import study_of
 from probing.runs.study import Result
 from synthetic import LIGHTNING_WARNINGS
 
@@ -79,7 +78,7 @@ class Runs:
             command, options = self.call_of(name, device)
             trainer = {"accelerator": "gpu" if device == CUDA else device, **options.pop("trainer", {})}
             usual = {
-                "quiet": True, "wandb": {"mode": "disabled"}, "runs": str(self.place / device), "name": name,
+                "quiet": True, "wandb": {"mode": "disabled"}, "runs": str(self.place / device), "name": name.replace(" ", "-"),
                 "cache": str(self.place / device / "cache"), "trainer": trainer,
             }  # fmt: skip
             with nullcontext() if device == PROCESSOR else pretended(device) as mode:
@@ -145,21 +144,18 @@ class Runs:
             case "tuned changes":
                 measures = "states,special"
                 return "changes", {"run": run("tuned"), "sentences": 30, "batch_tokens": 500, "measures": measures}
-            case "agreement":
-                return "compare", {"runs": str(here / device), "folders": [run("adam"), run("sparse")], "null_draws": 1}
             case "syntax":
                 few = {"train_sentences": 60, "test_sentences": 25, "generalisation_sentences": 30}
                 return "hierarchy", {**of_model, **few, "layer": 1, "probe": {"l2": 1e-2}}
             case "words in context":
                 return "wic", {**of_model, "folder": str(here / "senses"), "layer": 1}
             case "similar sentences":
-                return "sts", {**of_model, "files": [str(here / "pairs")], "layer": "0,1"}
+                return "sts", {**of_model, "folders": [str(here / "pairs")], "layer": "0,1"}
             case "static vectors":
                 return "embeddings", {**read, "sentences": 3, "documents": 20, "draws": 2, "top": 2}
         raise ValueError(name)
 
 
-# The runs, and whether the model, the probes or both are computed on the device: the least number of calls there.
 QUICK = ("all evidence", "adam", "sparse", "position heads", "heads", "pretrained", "tuned", "tuned heads")
 LONG = (
     "units of the MLP", "fusion", "disabled", "inside", "changed neurons", "tuned changes", "syntax",
@@ -188,7 +184,7 @@ def differences(found: Result, expected: Result) -> list[str]:
     """Return the cells of all tables in which two runs differ, and check that there are any cells."""
     tables: Mapping[str, Any] = {
         schema.name: getattr(expected, schema.name)
-        for schema in study_of(expected.study).schemas
+        for schema in expected.study.schemas
         if getattr(expected, schema.name, None)
     }
     assert tables
