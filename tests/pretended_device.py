@@ -161,9 +161,9 @@ def _set_data(parameter: Tensor, data: Tensor) -> None:
     _SET_DATA(parameter, data.as_subclass(Tensor))
     if isinstance(data, OnDevice):
         parameter.__class__ = type(data)
-        parameter._is_param = is_parameter  # type: ignore[attr-defined]
+        parameter._is_param = is_parameter
     elif isinstance(parameter, OnDevice):
-        parameter.__class__ = nn.Parameter if is_parameter else Tensor
+        parameter.__class__ = nn.Parameter if is_parameter else Tensor  # type: ignore[assignment]
 
 
 def _copied(tensor: Tensor, memo: dict[int, Any]) -> Any:
@@ -180,7 +180,7 @@ def _placed(found: Any, kind: type[OnDevice]) -> Any:
     """Return a result with its tensors on the device."""
     if isinstance(found, list | tuple):
         parts = [_placed(part, kind) for part in found]
-        return parts if isinstance(found, list) else type(found)(parts)  # type: ignore[arg-type]
+        return parts if isinstance(found, list) else type(found)(parts)
     if not isinstance(found, Tensor) or isinstance(found, OnDevice):
         return found
     if found.dtype == torch.float64:
@@ -197,9 +197,7 @@ def _refuse_float64(kind: type | None) -> None:
         )
 
 
-def _check(
-    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]
-) -> None:
+def _check(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
     """Raise what the device raises for arguments of which some are on it."""
     first = args[0] if args else None
     there = next(tensor.device for tensor in tensors if isinstance(tensor, OnDevice))

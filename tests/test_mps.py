@@ -1,8 +1,8 @@
 """The same results on a device without float64, as Apple's MPS is, as on the processor.
 
-The device of `pretended_device` computes as the processor does, so what differs is where sums are taken in float64, and perhaps
-the float32 operations that a library chooses for MPS: hence the tolerance of `TOLERANCE`, some rounding errors of
-float32.
+The device of `pretended_device` computes as the processor does, so what differs is where sums are taken in float64, and
+perhaps the float32 operations that a library chooses for MPS: hence the tolerance of `TOLERANCE`, some rounding errors
+of float32.
 """
 
 from __future__ import annotations

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import probing
 from conftest import BARE
 from downstream_data import word_pairs, write_sts, write_wic
 from families import masked_lm
-from pretended_device import OnDevice, pretended
+from pretended_device import pretended
 from probing.probes import curvature as midway_curvature
 from probing.runs.study import Result
 from synthetic import LIGHTNING_WARNINGS
@@ -112,21 +111,22 @@ class Runs:
             case "heads":
                 return "attention", trees
             case "fusion":
-                return "attention", {**trees, "parts": "attention_probe,fusion", "layer": "1,2"}
+                return "attention", {**trees, "parts": "fusion", "layer": "1,2"}
             case "position heads":
                 return "attention", {**read, "run": run("layers"), "parts": "position_heads,position_neurons"}
             case "disabled":
                 return "disable", {
-                    **read, "readouts": ["position", "mlm", *pairs], "units": "heads", "kinds": "all", "retrain": 1,
-                    "prune": True, "prune_share": 0.5, "quantise": 8, "tokens": 500, "trainer": {"max_epochs": 15},
+                    **read, "readouts": ["position", "mlm", *pairs], "units": "heads", "kinds": "zero,mean,resample",
+                    "retrain": 1, "prune": True, "prune_share": 0.5, "quantise": 8, "tokens": 300,
+                    "trainer": {"max_epochs": 15},
                 }  # fmt: skip
             case "inside":
                 inside = dict.fromkeys(("smoothing_bound", "norms", "path", "position", "extremes"), True)
                 return "geometry", {**read, **inside, "interventions": True, "transforms": "none"}
             case "changed neurons":
                 return "geometry", {
-                    "from_run": run("layers"), "batch_tokens": 500, "layer": 1, "interventions": True, "draws": 2,
-                    "retrain": 1, "kind": "mean,resample,direction", "tokens": 500, "readouts": ["task", "position"],
+                    "from_run": run("layers"), "batch_tokens": 500, "layer": 1, "interventions": True, "draws": 1,
+                    "retrain": 0, "kind": "mean,direction", "tokens": 200, "readouts": ["task", "position"],
                 }  # fmt: skip
             case "pretrained":
                 training = {"steps": 4, "warm_up": 1, "batch_size": 4}

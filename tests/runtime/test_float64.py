@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -50,3 +52,34 @@ def test_the_fake_device_refuses_what_mps_refuses() -> None:
                 apart()
         assert torch.zeros(3, dtype=torch.float64).to("mps", torch.float32).device == there.device
         assert torch.equal((2 * there).cpu(), torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps"])
+def test_the_pretended_device_refuses_tensors_of_the_processor_where_cuda_does(name: str) -> None:
+    here, rows = torch.ones(3), torch.tensor([0, 2])
+    with pretended(name):
+        there, scalar = here.to(name), torch.tensor(2.0)
+        for apart in (
+            lambda: torch.stack([there.sum(), scalar]),
+            lambda: scalar.add_(there.sum()),
+            lambda: here[rows.to(name)],
+            lambda: here.__setitem__(rows, there[rows]),
+            lambda: torch.mul(there, there, out=here),
+            lambda: torch.nn.Linear(3, 1)(there),
+        ):
+            with pytest.raises(RuntimeError, match="same device"):
+                apart()
+        with pytest.raises(RuntimeError, match="generator"):
+            torch.rand(3, generator=torch.Generator(), device=name)
+        here[:2], there[rows] = there[:2], torch.tensor(5.0)
+        assert (there * scalar).tolist() == [10.0, 2.0, 10.0]
+
+
+def test_a_module_that_moves_keeps_its_parameters_which_an_optimiser_holds() -> None:
+    with pretended("cuda"):
+        module = torch.nn.Linear(3, 1)
+        held = list(module.parameters())
+        module.to("cuda")
+        assert all(one is other for one, other in zip(module.parameters(), held, strict=True))
+        assert {one.device.type for one in held} == {deepcopy(module).weight.device.type} == {"cuda"}
+        assert {one.device.type for one in module.cpu().parameters()} == {"cpu"}
