@@ -1,9 +1,9 @@
 """Accelerators that are not there, made of tensors of the processor: one with the ways of CUDA, one with those of MPS.
 
-Between `with pretended("cuda"):` and its end, tensors can be moved to `cuda`, torch and Lightning find one device of that
-name, and mistakes are those of PyTorch 2.13 on such a machine: a tensor of the device meets none of the processor, except
-a scalar where numbers are allowed too; it draws from no generator of the processor, and does not go to NumPy. On `mps`,
-moreover, nothing is float64, nor converted to it while it is copied. The arithmetic is the processor's.
+Between `with pretended("cuda"):` and its end, tensors can be moved to `cuda`, torch and Lightning find one device of
+that name, and mistakes are those of PyTorch 2.13 on such a machine: a tensor of the device meets none of the processor,
+except a scalar where numbers are allowed too; it draws from no generator of the processor, and does not go to NumPy. On
+`mps`, moreover, nothing is float64, nor converted to it while it is copied. The arithmetic is the processor's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FREE_BYTES = 2**30
 # What torch says of a device, or does with it, where it was built for CUDA and finds one.
 _OF_CUDA: dict[str, Any] = {
     "is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": (7, 0), "set_device": None,
-    "synchronize": None, "mem_get_info": (_FREE_BYTES, _FREE_BYTES), "get_rng_state": torch.zeros(16, dtype=torch.uint8),
-    "get_rng_state_all": [], "set_rng_state": None, "set_rng_state_all": None,
+    "synchronize": None, "mem_get_info": (_FREE_BYTES, _FREE_BYTES), "get_rng_state_all": [],
+    "get_rng_state": torch.zeros(16, dtype=torch.uint8), "set_rng_state": None, "set_rng_state_all": None,
 }  # fmt: skip
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 # Where a scalar of the processor is refused as any other tensor of it is.

@@ -2,8 +2,8 @@
 
 The devices of `pretended_device` compute as the processor does and refuse what CUDA or MPS refuses, so that a tensor on
 the wrong device, or one of float64 where there is none, ends a command with an error. What differs is where sums are
-taken: hence `TOLERANCE`, some rounding errors of float32. Small runs of the commands are made once on each device; a run
-that reads another one reads that of the same device.
+taken: hence `TOLERANCE`, some rounding errors of float32. Small runs of the commands are made once on each device; a
+run that reads another one reads that of the same device.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Runs:
             command, options = self.call_of(name, device)
             trainer = {"accelerator": "gpu" if device == CUDA else device, **options.pop("trainer", {})}
             usual = {
-                "quiet": True, "wandb": {"mode": "disabled"}, "runs": str(self.place / device), "name": name.replace(" ", "-"),
-                "cache": str(self.place / device / "cache"), "trainer": trainer,
+                "quiet": True, "wandb": {"mode": "disabled"}, "runs": str(self.place / device), "trainer": trainer,
+                "cache": str(self.place / device / "cache"), "name": name.replace(" ", "-"),
             }  # fmt: skip
             with nullcontext() if device == PROCESSOR else pretended(device) as mode:
                 self.done[key] = getattr(probing, command)(**{**usual, **options})
