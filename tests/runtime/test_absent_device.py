@@ -110,8 +110,6 @@ class Runs:
                 return "fit", {**read, **BARE, "layer": "all"}
             case "heads":
                 return "attention", trees
-            case "fusion":
-                return "attention", {**trees, "parts": "fusion", "layer": "1,2"}
             case "position heads":
                 return "attention", {**read, "run": run("layers"), "parts": "position_heads,position_neurons"}
             case "disabled":
@@ -158,7 +156,7 @@ class Runs:
 
 QUICK = ("all evidence", "adam", "sparse", "position heads", "heads", "pretrained", "tuned", "tuned heads")
 LONG = (
-    "units of the MLP", "fusion", "disabled", "inside", "changed neurons", "tuned changes", "syntax",
+    "units of the MLP", "disabled", "inside", "changed neurons", "tuned changes", "syntax",
     "words in context", "similar sentences", "static vectors",
 )  # fmt: skip
 
