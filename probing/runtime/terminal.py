@@ -160,7 +160,8 @@ def once(say: Callable[[str], None]) -> Callable[[str], None]:
 
 def render(*tables: Any) -> str:
     """Return tables as plain text."""
-    console = _plain_console(tables)
+    # In a notebook, rich would also display what it has not captured: nothing, in a cell of its own.
+    console = _plain_console(tables, force_jupyter=False)
     with console.capture() as capture:
         for table in tables:
             console.print(table, crop=False)
@@ -179,10 +180,10 @@ def show(*tables: Any, whole_lines: bool = False) -> None:
         console.print(table, crop=False)
 
 
-def _plain_console(tables: Sequence[Any], whole_lines: bool = False) -> Any:
+def _plain_console(tables: Sequence[Any], whole_lines: bool = False, **options: Any) -> Any:
     """Return a console in which tables have all of their columns."""
     widths = [table.width_of_all(_console(color_system=None), whole_lines) for table in tables]
-    return _console(width=max([PLAIN_WIDTH, *widths]), color_system=None)
+    return _console(width=max([PLAIN_WIDTH, *widths]), color_system=None, **options)
 
 
 def tell(*sentences: str) -> None:

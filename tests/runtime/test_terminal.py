@@ -182,6 +182,18 @@ def test_every_way_to_a_terminal_makes_text_visible(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"{EVIL}\n"
 
 
+def test_a_table_as_text_displays_nothing_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    display = pytest.importorskip("IPython.display")
+    displayed: list[Any] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr(display, "display", displayed.append)
+    table = plain_table("A title")
+    table.add_column("layer")
+    table.add_row("6")
+    assert "A title" in render(table)
+    assert displayed == []
+
+
 @pytest.mark.parametrize(("speak", "stream"), [(tell, "out"), (say, "err"), (complain, "err")])
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_sentences_break_between_words_in_a_terminal_alone(
