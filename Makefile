@@ -19,7 +19,7 @@ PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check $(if $(PY
 INSTALLED := $(ENV)/.neuron-probing-installed
 DOCS := $(ENV)/.neuron-probing-docs-installed
 
-.PHONY: fit test test-all test-kernels test-ascii bench models docs dist lint types clean
+.PHONY: fit test test-all test-kernels test-ascii bench models docs figures dist lint types clean
 
 fit: $(INSTALLED)
 	$(PY) -m probing fit --layer 6 $(ARGS)
@@ -55,6 +55,10 @@ docs: $(DOCS)
 	$(PY) docs/evidence.py
 	$(PY) docs/files.py
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict $(ARGS)
+
+# Draw pictures of the pages again: `make figures ARGS=DATA`, or ARGS='DATA NAME...' for some of them.
+figures: $(INSTALLED)
+	$(PY) docs/pictures.py $(ARGS)
 
 # Build the sdist and the wheel, and run the tests of `make test` on the wheel in an empty environment.
 dist:

@@ -18,6 +18,8 @@ import yaml
 from conftest import BARE
 from pages import PAGES, README, ROOT, anchors, code_blocks, label, links, prose
 from probing import WandbOptions, fit
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run as type_command
 
 DOCS = ROOT / "docs"
 GENERATED = {"options.md", "files.md", "evidence.md"}
@@ -64,6 +66,18 @@ def test_links_are_found() -> None:
 def test_every_figure_is_on_a_page() -> None:
     shown = {Path(link).name for page in PAGES for link in links(page) if link.endswith(".png")}
     assert shown == {file.name for file in (DOCS / "figures").iterdir()}
+
+
+def test_commands_that_draw_pictures_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    script = _script(DOCS / "pictures.py")
+    drawn = [name for pictures in script.DRAWN.values() for name in pictures]
+    assert len(set(drawn)) == len(drawn)
+    assert {f"{name}.png" for name in drawn} <= {file.name for file in (DOCS / "figures").iterdir()}
+    for command in script.DRAWN:
+        assert type_command(COMMANDS, [*command.split(), "--print_config"]) == 0, capsys.readouterr().err
+    assert script.commands_for({"neurons_layer_1", "wic"}) == [script.ALL, *(
+        command for command in script.DRAWN if "--layer 1" in command or command.startswith("wic")
+    )]  # fmt: skip
 
 
 def _words(page: Path) -> int:
