@@ -33,8 +33,8 @@ DRAWN: Mapping[str, Mapping[str, str]] = {
         "upos": "runs/upos/figures/accuracy.png"
     },
     f"sweep {SWEEP} --name layers": _figures("layers", "sweep"),
-    "geometry --name inside --smoothing_bound --interventions": _figures(
-        "inside", "outliers transforms explained smoothing smoothing_bound interventions", "geometry_"
+    "geometry --name inside --smoothing_bound": _figures(
+        "inside", "outliers transforms explained smoothing smoothing_bound", "geometry_"
     ),
     "geometry --name path --norms --path": _figures("path", "norms norm_changes path", "geometry_"),
     "geometry --name layer-1 --interventions --from_run runs/all --layer 1": _figures("layer-1", "neurons_layer_1"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
+from pages import ROOT
 from probing.cli.option_types import FIGURE_FORMAT, FORMATS, figure_formats
 from probing.errors import UserError
 from probing.figures.axes import spaced_layers
@@ -91,6 +92,13 @@ def test_a_figure_that_cannot_be_drawn_leaves_the_old_one(tmp_path: Path) -> Non
     with pytest.raises(ZeroDivisionError), drawing(path) as figure:
         figure.add_subplot().plot([1 / 0])
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_no_label_is_a_formula_which_would_be_shown_as_it_is_typed() -> None:
+    files = [file for room in ("probing", "benchmarks") for file in (ROOT / room).rglob("*.py")]
+    drawing_ones = {file.name: text for file in files if "figures.style" in (text := file.read_text(encoding="utf-8"))}
+    assert len(drawing_ones) > 10
+    assert [name for name, text in drawing_ones.items() if "$\\" in text] == []
 
 
 def test_names_are_shown_as_they_are_and_not_as_formulas(tmp_path: Path) -> None:

@@ -117,14 +117,14 @@ def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None
         middle.plot(layers, [blocks[k][name]["value"] for k in layers], ms=4, label=label, **joined(look, layers))
     middle.set_yscale("log")
     middle.set_ylim(0.5, None)
-    middle.set_ylabel("upper bound of after / before (log scale)")
+    middle.set_ylabel("upper bound of after / before\n(log scale)")
     middle.set_title("what the theorem allows")
     at = {q: [blocks[k][f"sigma_product_q{q}"]["value"] for k in layers] for q in (5, 25, 50, 75, 95)}
     right.vlines(layers, at[5], at[95], color=GREY, lw=1.2, label="5% to 95% of sentences")
     right.vlines(layers, at[25], at[75], color=BLUE, lw=7, label="25% to 75%")
     right.plot(layers, at[50], "_", color="black", ms=9, label="median")
     right.set_ylim(0, max(1.05, 1.05 * max(at[95])))
-    right.set_ylabel("$\\sigma_1 \\sigma_2$")
+    right.set_ylabel("σ₁ σ₂")
     right.set_title("least sd of tokens entering LayerNorms")
     for axes in (left, middle, right):
         axes.axhline(1, color="black", lw=0.6)
