@@ -1,0 +1,154 @@
+"""What grows with the tokens of a text: processor time of each stage, memory and disk, measured and continued.
+
+    python -m benchmarks.growth --tokens 30000,100000,300000,1000000,2000000       # 2 hours, 4 GB of disk
+    python -m benchmarks.growth --tokens ""                                        # draws the file again
+
+`fit` of the position, from text to tables, without controls, bootstraps and retraining, on a BERT of two blocks and 128
+neurons with random weights and the built-in tokenizer. Each size is measured once, in a process of its own with one
+thread, and added to the table; the figure shows all rows of the table, and the lines through them up to 100 million.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.commands import model_folder
+from benchmarks.corpora import larger, write_text
+from benchmarks.harness import measure, read_csv, slope, write_csv
+from benchmarks.scaling import TOKENS_PER_WORD
+from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+OPTIONS = ("--replicates", "0", "--controls", "none", "--evidence", "none", "--quiet", "--wandb.mode", "disabled")
+# Stages in the order of a command, and `start`, which is everything between them, such as reading the text.
+STAGES = {"start": GREY, "hidden states": BLUE, "probes": ORANGE, "evidence": GREEN, "tables": PURPLE}
+COLUMNS = (
+    "n_tokens", "processor_s", *(f"{stage}.processor_s" for stage in STAGES), "peak_anonymous_mb",
+    *(f"{stage}.peak_anonymous_mb" for stage in STAGES), "cache_mb", "run_mb",
+)  # fmt: skip
+# Slopes are taken from this size on: below it, what does not grow with tokens is most of the time.
+LINE_FROM = 90_000
+# Tokens up to which the lines are continued.
+FAR = 100_000_000
+Rows = Sequence[Mapping[str, float]]
+
+
+def write_model(folder: Path) -> Path:
+    """Save the model: a BERT of two blocks and 128 neurons with random weights."""
+    import torch
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder("minilm"))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def measured(model: Path, n_tokens: int, work: Path) -> dict[str, float]:
+    """Return what `fit` on a text of about so many tokens takes, a row of the table."""
+    corpus = write_text(work / "text.txt", larger(int(n_tokens / TOKENS_PER_WORD)))
+    places = ("--cache", str(work / "cache"), "--runs", str(work / "runs"), "--name", "run")
+    job = (sys.executable, "-m", "benchmarks.contestants.stages", "command", "fit")
+    found = measure((*job, "--model", str(model), "--corpus", str(corpus), "--layer", "all", *places, *OPTIONS))
+    return {name: found.get(name, 0.0) for name in COLUMNS}
+
+
+def line(rows: Rows, column: str, n_tokens: float) -> tuple[float, float]:
+    """Return the log-log slope of a column from `LINE_FROM` tokens on, and where its line is at a number of tokens.
+
+    The line is the least-squares line of logarithms, moved through the last row.
+    """
+    used = [row for row in rows if row["n_tokens"] >= LINE_FROM and row[column] > 0]
+    grown = slope([row["n_tokens"] for row in used], [row[column] for row in used]) if len(used) > 1 else float("nan")
+    last = max(rows, key=lambda row: row["n_tokens"])
+    return grown, float(last[column] * (n_tokens / last["n_tokens"]) ** grown)
+
+
+def draw(figure: Figure, rows: Rows) -> None:
+    """Draw time by stage, memory and disk against tokens; what is not measured is dashed.
+
+    Args:
+        figure: An empty figure.
+        rows: Rows of the table, by number of tokens.
+    """
+    figure.set_size_inches(10.5, 3.6)
+    time, memory, disk = figure.subplots(1, 3)
+    _line(time, rows, "processor_s", "black", "all", 1 / 3600)
+    for stage, colour in STAGES.items():
+        _line(time, rows, f"{stage}.processor_s", colour, stage, 1 / 3600)
+    time.set_ylabel("processor time (hours, one thread)")
+    _line(memory, rows, "peak_anonymous_mb", "black", "all", 1 / 1024)
+    memory.set_ylabel("peak anonymous memory (GiB)")
+    _line(disk, rows, "cache_mb", BLUE, "hidden states", 1 / 1024)
+    _line(disk, rows, "run_mb", PURPLE, "run", 1 / 1024)
+    disk.set_ylabel("disk (GiB)")
+    for axes in (time, memory, disk):
+        axes.set(xscale="log", yscale="log", xlabel="tokens")
+        axes.axvline(max(row["n_tokens"] for row in rows), color=GREY, linewidth=0.6, linestyle=":", zorder=0)
+    for axes in (time, disk):
+        axes.legend(fontsize=7)
+
+
+def _line(axes: Axes, rows: Rows, column: str, colour: str, label: str, times: float) -> None:
+    x = [row["n_tokens"] for row in rows]
+    grown, far = line(rows, column, FAR)
+    axes.plot(x, [times * row[column] for row in rows], "o-", color=colour, label=label, markersize=4, linewidth=1.2)
+    if np.isfinite(grown):
+        axes.plot([x[-1], FAR], [times * rows[-1][column], times * far], "--", color=colour, linewidth=1.0)
+
+
+def told(rows: Rows) -> list[str]:
+    """Return the table in Markdown: each column at the least, at the most tokens and at 100 million, and its slope."""
+    last = rows[-1]
+    lines = [
+        f"| | {rows[0]['n_tokens']:,.0f} | {last['n_tokens']:,.0f} | slope | {FAR:,} by slope |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for column in COLUMNS[1:]:
+        grown, far = line(rows, column, FAR)
+        lines.append(f"| {column} | {rows[0][column]:.3g} | {last[column]:.3g} | {grown:.2f} | {far:.3g} |")
+    return lines
+
+
+def read(table: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table that may not be there yet, as numbers, by number of tokens."""
+    rows = read_csv(table) if table.is_file() else []
+    return sorted(
+        ({name: float(value) for name, value in row.items()} for row in rows), key=lambda row: row["n_tokens"]
+    )
+
+
+def main() -> int:
+    """Measure what is asked for, one size after the other; write the table and the figure."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--tokens", default="30000,100000,300000,1000000", help="numbers of tokens; none draws alone")
+    options.add_argument("--table", type=Path, default=Path("docs/notes/growth.csv"))
+    options.add_argument("--figure", type=Path, default=Path("docs/figures/growth.png"))
+    options.add_argument("--work", type=Path, help="folder for the cache, on a disk with room for it")
+    given = options.parse_args()
+    for n_tokens in map(int, filter(None, given.tokens.split(","))):
+        with tempfile.TemporaryDirectory(dir=given.work) as work:
+            row = measured(write_model(Path(work) / "model"), n_tokens, Path(work))
+        rows = [*read(given.table), row]
+        write_csv(given.table, COLUMNS, sorted(rows, key=lambda one: one["n_tokens"]))
+        print(f"{row['n_tokens']:,.0f} tokens: {row['processor_s']:.0f} s of processor time", flush=True)
+    rows = read(given.table)
+    with drawing(given.figure, ["png"]) as figure:
+        draw(figure, rows)
+    print("\n".join(told(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
