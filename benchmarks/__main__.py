@@ -22,7 +22,7 @@ from benchmarks.harness import ROOT, BenchmarkError, Setting, save
 from benchmarks.machine import describe
 from benchmarks.report import render
 
-COMPARISONS = ("startup", "extraction", "loading", "probes", "ranking", "whole_job", "scaling", "memory")
+COMPARISONS = ("startup", "extraction", "loading", "probes", "ranking", "whole_job", "scaling", "classes", "memory")
 RESULTS = ROOT / "benchmarks" / "results"
 
 

@@ -30,6 +30,11 @@ def ours(*args: str | Path) -> list[str]:
     return [sys.executable, "-m", "benchmarks.contestants.ours", *map(str, args)]
 
 
+def stages(*args: str | Path) -> list[str]:
+    """Return the command line of `benchmarks.contestants.stages`."""
+    return [sys.executable, "-m", "benchmarks.contestants.stages", *map(str, args)]
+
+
 def peer(python: str, name: str, *args: str | Path) -> list[str]:
     """Return the command line of another contestant, in the peers' environment."""
     return [python, "-m", f"benchmarks.contestants.{name}", *map(str, args)]

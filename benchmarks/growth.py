@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.commands import model_folder
+from benchmarks import commands
 from benchmarks.corpora import larger, write_text
 from benchmarks.harness import measure, read_csv, slope, write_csv
 from benchmarks.scaling import TOKENS_PER_WORD
@@ -48,7 +48,7 @@ def write_model(folder: Path) -> Path:
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
-    tokenizer = AutoTokenizer.from_pretrained(model_folder("minilm"))
+    tokenizer = AutoTokenizer.from_pretrained(commands.model_folder("minilm"))
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512}
     BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
@@ -60,8 +60,8 @@ def measured(model: Path, n_tokens: int, work: Path) -> dict[str, float]:
     """Return what `fit` on a text of about so many tokens takes, a row of the table."""
     corpus = write_text(work / "text.txt", larger(int(n_tokens / TOKENS_PER_WORD)))
     places = ("--cache", str(work / "cache"), "--runs", str(work / "runs"), "--name", "run")
-    job = (sys.executable, "-m", "benchmarks.contestants.stages", "command", "fit")
-    found = measure((*job, "--model", str(model), "--corpus", str(corpus), "--layer", "all", *places, *OPTIONS))
+    asked = ("--model", str(model), "--corpus", str(corpus), "--layer", "all")
+    found = measure(commands.stages("command", "fit", *asked, *places, *OPTIONS))
     return {name: found.get(name, 0.0) for name in COLUMNS}
 
 
@@ -112,9 +112,8 @@ def _line(axes: Axes, rows: Rows, column: str, colour: str, label: str, times: f
 def told(rows: Rows) -> list[str]:
     """Return the table in Markdown: each column at the least, at the most tokens and at 100 million, and its slope."""
     last = rows[-1]
-    lines = [
-        f"| | {rows[0]['n_tokens']:,.0f} | {last['n_tokens']:,.0f} | slope | {FAR:,} by slope |", "|---|---|---|---|---|",
-    ]  # fmt: skip
+    least, most = rows[0]["n_tokens"], last["n_tokens"]
+    lines = [f"| | {least:,.0f} | {most:,.0f} | slope | {FAR:,} by slope |", "|---|---|---|---|---|"]
     for column in COLUMNS[1:]:
         grown, far = line(rows, column, FAR)
         lines.append(f"| {column} | {rows[0][column]:.3g} | {last[column]:.3g} | {grown:.2f} | {far:.3g} |")

@@ -28,10 +28,10 @@ from probing.runtime.stages import Overview, Stage
 # Seconds between two readings of the memory.
 LOOK_S = 0.02
 # Names of stages without what differs between runs, such as the number of layers.
-NAMES = {
-    "hidden states": "hidden states", "probes of layer": "probes", "evidence": "evidence", "tables": "tables",
-}  # fmt: skip
+NAMES = ("hidden states", "evidence", "tables")
 CONTROLS = re.compile(r"probes of \d+ control")
+# Beginning of the names of what is counted inside a stage and has its own row, such as `layer 0: bootstraps`.
+INSIDE = "layer "
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Span:
 
 
 class Watched(Overview):
-    """Notes what the outermost stages take; nothing is shown."""
+    """Notes what the outermost stages take, without what has a row of its own inside them; nothing is shown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,24 +65,26 @@ class Watched(Overview):
 
     def begin(self, one: Stage, is_stage: bool) -> None:
         """Note that a stage, or a count, has begun."""
-        if not self.open:
+        if not self.open or one.name.startswith(INSIDE):
             self.enter(name_of(one.name))
         super().begin(one, is_stage)
 
     def end(self, one: Stage, has_failed: bool) -> None:
         """Note that a stage or count has ended."""
         super().end(one, has_failed)
-        if not self.open:
-            self.enter("start")
+        if not self.open or one.name.startswith(INSIDE):
+            self.enter(name_of(self.open[0].name) if self.open else "start")
 
 
 def name_of(stage: str) -> str:
     """Return a stage's name without the number of layers or of controls."""
+    if stage.startswith(INSIDE):
+        return stage.partition(": ")[2]
     if CONTROLS.match(stage):
         return "controls"
     if re.match(r"probes of (\d+ )?layer", stage):
         return "probes"
-    return next((name for begin, name in NAMES.items() if stage.startswith(begin)), stage)
+    return next((name for name in NAMES if stage.startswith(name)), stage)
 
 
 def anonymous_mb() -> float:
@@ -150,8 +152,8 @@ def classes(n_classes: str, n_rows: str, d_model: str, folder: str) -> dict[str,
     x = (means[y] + generator.standard_normal((n, d))).astype(np.float32)
     probe(x[:500], y[:500] % 2, evidence="none", replicates=0, controls="none", quiet=True)  # imports what is needed
     with watched() as found:
-        run = probe(x, y, groups=np.arange(n) // 20, quiet=True, runs=folder, name="run")
-    return {**_told(found), "n_classes": len(run.classes), "run_mb": size(Path(folder)) / 2**20}
+        probe(x, y, groups=np.arange(n) // 20, quiet=True, runs=folder, name="run")
+    return {**_told(found), "run_mb": size(Path(folder)) / 2**20}
 
 
 def _told(found: Watched) -> dict[str, Any]:
