@@ -307,9 +307,10 @@ def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroun
     n_classes, d_model = weight.shape
     gradient, doubt = torch.zeros(n_classes, d_model, dtype=torch.float64), torch.zeros(n_classes, dtype=torch.float64)
     for batch in read_share(sides.test, [layer]):
-        sums = cross_entropy_sums(weight[None], batch.hidden_states[0], batch.labels)
-        gradient += sums.gradient[0]
-        doubt += sums.class_covariance[0].diagonal()
+        states = batch.hidden_states[0]
+        gradient += cross_entropy_sums(weight[None], states, batch.labels, with_curvature=False).gradient[0]
+        p = (states.to(weight) @ weight.T).softmax(1)
+        doubt += (p * (1 - p)).sum(0)
     gradient, doubt = (sum_over_ranks(total) / sides.test.n_tokens for total in (gradient, doubt))
     readout = Readout(gradient.float(), fit.objective, RESOLUTION, SHARE)
     if not with_curvature or not curvature_fits(n_classes, d_model):

@@ -116,7 +116,9 @@ class FullPasses:
         (P, C, d), device = self.probe.scaled_weight.shape, float64_device(self.probe.device)
         self.cross_entropy = torch.zeros(P, dtype=torch.float64, device=device)
         self.gradient = torch.zeros(P, C, d, dtype=torch.float64, device=device)
-        self.class_covariance = torch.zeros(P, C, C, dtype=torch.float64, device=device)
+        # A preconditioner that is the same at every point needs no curvature there.
+        side = C if any(map(self._needs_curvature, self.solvers)) else 0
+        self.class_covariance = torch.zeros(P, side, side, dtype=torch.float64, device=device)
         self.n_counted = torch.zeros(P, dtype=torch.float64, device=device)
 
     @torch.no_grad()
@@ -139,14 +141,18 @@ class FullPasses:
         for layer_index, group in self.probe.by_layer(self.solvers).items():
             own = None if counts is None else counts[group]
             labels = self._labels(batch, group)
-            # A preconditioner that is the same at every point needs no curvature there.
-            is_needed = any(self.probe.problems[i].curvature is None and i not in self.midway.known for i in group)
+            is_needed = any(map(self._needs_curvature, group))
             states = batch.hidden_states[layer_index]
             sums = cross_entropy_sums(weight[group], states, labels, own, is_needed, self.workspace)
             for total, own_sum in zip((self.cross_entropy, self.gradient, self.class_covariance), sums, strict=True):
-                total.index_add_(0, torch.tensor(group, device=total.device), to_float64(own_sum))
+                if own_sum.numel():
+                    total.index_add_(0, torch.tensor(group, device=total.device), to_float64(own_sum))
         for i in self.midway.sums:
             self.midway.update(i, batch.hidden_states[self.probe.problems[i].layer_index], batch.labels)
+
+    def _needs_curvature(self, i: int) -> bool:
+        """Return whether a problem's preconditioner depends on the class covariance at its point."""
+        return self.probe.problems[i].curvature is None and i not in self.midway.known
 
     def _counts(self, batch: Batch) -> Tensor | None:
         """Return how often each token counts in each problem; None if every token counts once in all problems."""
@@ -169,7 +175,7 @@ class FullPasses:
         """Evaluate the pass and let every solver request its next point."""
         probe, strategy = self.probe, self.probe.trainer.strategy
         n_tokens = strategy.reduce(self.n_counted, reduce_op="sum")
-        for total in (self.cross_entropy, self.gradient, self.class_covariance):
+        for total in filter(Tensor.numel, (self.cross_entropy, self.gradient, self.class_covariance)):
             total.copy_(strategy.reduce(total, reduce_op="sum"))
             total.div_(n_tokens.view(-1, *[1] * (total.dim() - 1)))
         self.gradient *= on_float64_device(probe.inverse_scale)[:, None]

@@ -17,8 +17,9 @@ from probing.statistics.moments import Moments
 # problems with 65 classes on two cores.
 BLOCK, LEAST_ROWS, MOST_ROWS = 2**20, 512, 4096
 # Number of examples of each block from which the class covariance is estimated. It is used only for preconditioning,
-# which does not change the optimum.
-SAMPLED = 1024
+# which does not change the optimum. With many classes these are fewer, but no fewer than the second number, so that its
+# cost, which grows with the square of their number, stays below a quarter of that of the two products with the weights.
+SAMPLED, LEAST_SAMPLED, QUARTER = 1024, 64, 0.5
 # Least logarithm of a probability. With float32, products of smaller ones are denormal numbers, with which a processor
 # takes up to ten times as long; beside a probability of 1, e^-40 is far below rounding.
 LEAST_LOG_P = -40.0
@@ -44,7 +45,7 @@ class Sums(NamedTuple):
         cross_entropy: Cross-entropy in nats, shape (n_problems,), float64, on the device that holds float64.
         gradient: Gradient with respect to the weight, shape (n_problems, n_classes, d_model).
         class_covariance: Sum of diag(p) - p p', shape (n_problems, n_classes, n_classes), estimated on the first
-            `SAMPLED` examples of each block.
+            examples of each block; shape (n_problems, 0, 0) without curvature.
     """
 
     cross_entropy: Tensor
@@ -88,7 +89,7 @@ def cross_entropy_sums(
         labels: Class of each token, -1 for tokens to ignore, shape (n_tokens,); or classes for each problem, shape
             (n_problems, n_tokens), where -1 must be at the same tokens in all problems.
         counts: How often each token counts in each problem, shape (n_problems, n_tokens); once if None.
-        with_curvature: Whether the class covariance is computed; it is 0 otherwise.
+        with_curvature: Whether the class covariance is computed; it is empty otherwise.
         workspace: Memory that is used again where many batches are summed.
     """
     n_problems, n_classes, d_model = weight.shape
@@ -96,7 +97,7 @@ def cross_entropy_sums(
     sums = Sums(
         torch.zeros(n_problems, dtype=torch.float64, device=float64_device(weight.device)),
         torch.zeros_like(weight),
-        weight.new_zeros(n_problems, n_classes, n_classes),
+        weight.new_zeros(n_problems, *[n_classes * with_curvature] * 2),
     )
     n = min(max(BLOCK // (n_problems * n_classes), LEAST_ROWS), MOST_ROWS)
     workspace = Workspace() if workspace is None else workspace
@@ -134,12 +135,19 @@ def _add_block(
     p = log_p.clamp_(min=LEAST_LOG_P).exp_()
     counted = p if counts is None else p * times
     if with_curvature:
-        sampled = counted[..., :SAMPLED]
-        covariance = product(sampled, p[..., :SAMPLED].transpose(1, 2)).neg_()
+        n_sampled = _n_sampled(n_tokens, n_classes, d_model)
+        sampled = counted[..., :n_sampled]
+        covariance = product(sampled, p[..., :n_sampled].transpose(1, 2)).neg_()
         covariance.diagonal(dim1=1, dim2=2).add_(sampled.sum(2))
-        sums.class_covariance.add_(covariance, alpha=max(n_tokens / SAMPLED, 1.0))
+        sums.class_covariance.add_(covariance, alpha=n_tokens / n_sampled)
     residual = counted.scatter_add_(1, target, -times.expand_as(target).to(p.dtype))
     add_product(sums.gradient.view(-1, d_model), residual.flatten(0, 1), hidden_states)
+
+
+def _n_sampled(n_tokens: int, n_classes: int, d_model: int) -> int:
+    """Return from how many of a block's tokens the class covariance is estimated."""
+    affordable = int(QUARTER * n_tokens * d_model / n_classes)
+    return min(n_tokens, SAMPLED, max(affordable, LEAST_SAMPLED))
 
 
 # e^2 / 4: where L-BFGS in float32 came to a stand with 3 and 30 classes and 8 to 384 shifted neurons, it was 1e-18 to

@@ -22,6 +22,9 @@ SMALLEST_STEP = 1e-8
 VISITED = 3
 # A share of a gain that is 0 is never reached.
 SMALLEST_GAP = 1e-9
+# Number of classes up to which eigenvectors of the class covariance are computed at every point; of 1,024 classes they
+# take as long as a pass over 16 thousand tokens of 128 neurons.
+MANY = 256
 # Values are sums of float32 terms: differences below this fraction of the value are noise.
 VALUE_NOISE = 1e-7
 
@@ -169,8 +172,8 @@ class Preconditioner:
     """The inverse of (class covariance) x (second moment) + 2 l2, a Kronecker model of the Hessian.
 
     The second moment of the features is the same for all classes and passes, so its principal axes are computed once
-    per layer. The class covariance is small and is updated at every accepted point. The preconditioner changes the path
-    to the minimum, never the minimum.
+    per layer. The class covariance is small and is updated at every accepted point, with many classes at ever fewer.
+    The preconditioner changes the path to the minimum, never the minimum.
 
     Args:
         second_moment: Uncentred second moment of the scaled features, shape (d_model, d_model), or its principal axes.
@@ -246,7 +249,7 @@ def lbfgs(
         gain_share: Stop only when the gap is also at most this share of what the objective has fallen below that of
             weight 0, which is the logarithm of the number of classes.
     """
-    point, history, n_passes, step = start, History(), 1, 1.0
+    point, history, n_passes, step, n_points = start, History(), 1, 1.0, 0
     is_linear = preconditioner.is_constant and not penalty.l1
     judge = None if readout is None else _Shift(readout)
     if (here := (yield point)) is None:
@@ -254,11 +257,13 @@ def lbfgs(
     gap = penalty.optimality_gap(point, here.gradient)
     while True:
         if here.curvature is not None:
-            preconditioner, is_linear = here.curvature, not penalty.l1
+            preconditioner, is_linear, n_points = here.curvature, not penalty.l1, 0
             history.precondition(preconditioner.at(here.class_covariance, penalty.l2) if is_linear else None)
         value = here.value + penalty(point)
         subgradient = penalty.subgradient(point, here.gradient)
-        precondition = preconditioner.at(here.class_covariance, penalty.l2)
+        n_points += 1
+        if _is_due(n_points, len(point)):
+            precondition = preconditioner.at(here.class_covariance, penalty.l2)
         preconditioned = here.preconditioned
         if preconditioned is None and (judge is not None or is_linear):
             preconditioned = precondition(subgradient)
@@ -296,6 +301,14 @@ def lbfgs(
             if (again := (yield point)) is None:
                 return Solution(point, here.value + penalty(point), gap, n_passes, False)
             here, n_passes = again, n_passes + 1
+
+
+def _is_due(n_points: int, n_classes: int) -> bool:
+    """Return whether the preconditioner follows the class covariance at a point, by the point's number since a change.
+
+    With more than `MANY` classes, it stays what it was, except at the first, second, fourth, eighth ... point.
+    """
+    return n_classes <= MANY or n_points.bit_count() == 1
 
 
 def _direction(

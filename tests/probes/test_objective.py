@@ -162,3 +162,25 @@ def test_of_many_tokens_all_count_and_a_part_gives_the_class_covariance() -> Non
     exact = torch.stack([row.class_covariance for row in rows]).sum(0)
     torch.testing.assert_close(found.class_covariance, exact, rtol=0.1, atol=0.01 * float(exact.max()))
     assert not torch.allclose(found.class_covariance, exact, rtol=1e-6)
+
+
+def test_of_many_classes_fewer_tokens_give_the_class_covariance_and_none_give_it_where_it_is_not_needed() -> None:
+    generator = torch.Generator().manual_seed(0)
+    n, n_classes = 4096, 256
+    weight = 0.3 * torch.randn(1, n_classes, 16, generator=generator, dtype=torch.float64)
+    states, labels = (
+        torch.randn(n, 16, generator=generator).double(),
+        torch.randint(n_classes, (n,), generator=generator),
+    )
+    counts = torch.ones(1, n, dtype=torch.float64)
+    p = (states @ weight[0].T).softmax(1)
+    exact = p.sum(0).diag() - p.T @ p
+    found = cross_entropy_sums(weight, states, labels, counts)
+    half = 0.5 * 16 / n_classes  # a quarter of the two products: n x 256 x 256 against 2 x n x 256 x 16
+    first = p[: int(half * n)]
+    scale = n / len(first)
+    torch.testing.assert_close(found.class_covariance[0], scale * (first.sum(0).diag() - first.T @ first), **EXACT)
+    assert float(found.class_covariance[0].trace()) == pytest.approx(float(exact.trace()), rel=0.02)
+    without = cross_entropy_sums(weight, states, labels, counts, with_curvature=False)
+    assert without.class_covariance.shape == (1, 0, 0)
+    torch.testing.assert_close(without.gradient, found.gradient, **EXACT)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
+from probing.probes import solvers
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from synthetic import objective, optimum
 
@@ -92,6 +94,28 @@ def test_curvature_is_wanted_at_points_that_are_kept_and_not_where_a_step_was_to
     point = solver.send(evaluate(point, x, y))
     assert not torch.equal(point, asked)
     assert solver.send(evaluate(point, x, y)) is not None
+
+
+@pytest.mark.parametrize("l1", [0.0, 3e-3])
+def test_with_many_classes_ever_fewer_points_have_a_preconditioner_of_their_own(
+    l1: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = problem(0)
+    penalty = Penalty(l1, 1e-3)
+    usual, points = solve(x, y, 4, penalty)
+    factorised: list[int] = []
+
+    class Counted(Preconditioner):
+        def at(self, class_covariance: torch.Tensor, l2: float) -> Callable[[torch.Tensor], torch.Tensor]:
+            factorised.append(len(class_covariance))
+            return super().at(class_covariance, l2)
+
+    monkeypatch.setattr(solvers, "MANY", 3)
+    found, visited = solve(x, y, 4, penalty, preconditioner=Counted(torch.from_numpy(x.T @ x / len(x))))
+    assert found.converged
+    assert found.objective == pytest.approx(usual.objective, abs=1e-6)
+    assert 2 <= len(factorised) <= 1 + math.log2(len(visited))
+    assert len(visited) <= 1.5 * len(points)
 
 
 # --- l2 alone ---
