@@ -30,7 +30,7 @@ def ours(*args: str | Path) -> list[str]:
     return [sys.executable, "-m", "benchmarks.contestants.ours", *map(str, args)]
 
 
-def stages(*args: str | Path) -> list[str]:
+def stages(*args: str | Path | int) -> list[str]:
     """Return the command line of `benchmarks.contestants.stages`."""
     return [sys.executable, "-m", "benchmarks.contestants.stages", *map(str, args)]
 

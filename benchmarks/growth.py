@@ -3,19 +3,20 @@
     python -m benchmarks.growth --tokens 30000,100000,300000,1000000,2000000       # 2 hours, 4 GB of disk
     python -m benchmarks.growth --tokens ""                                        # draws the file again
 
-`fit` of the position, from text to tables, without controls, bootstraps and retraining, on a BERT of two blocks and 128
-neurons with random weights and the built-in tokenizer. Each size is measured once, in a process of its own with one
+`fit` of the position, from text to tables, without controls, bootstraps and retraining, on a randomly initialised BERT
+of two blocks and 128 neurons with the built-in tokenizer. Each size is measured once, in a process of its own with one
 thread, and added to the table; the figure shows all rows of the table, and the lines through them up to 100 million.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +45,7 @@ Rows = Sequence[Mapping[str, float]]
 
 
 def write_model(folder: Path) -> Path:
-    """Save the model: a BERT of two blocks and 128 neurons with random weights."""
+    """Save the model: a randomly initialised BERT of two blocks and 128 neurons."""
     import torch
     from transformers import AutoTokenizer, BertConfig, BertModel
 
@@ -65,15 +66,34 @@ def measured(model: Path, n_tokens: int, work: Path) -> dict[str, float]:
     return {name: found.get(name, 0.0) for name in COLUMNS}
 
 
-def line(rows: Rows, column: str, n_tokens: float) -> tuple[float, float]:
-    """Return the log-log slope of a column from `LINE_FROM` tokens on, and where its line is at a number of tokens.
+class Trend(NamedTuple):
+    """How a column grows from `LINE_FROM` tokens on, and what it comes to at `FAR`.
 
-    The line is the least-squares line of logarithms, moved through the last row.
+    Args:
+        slope: Log-log slope.
+        far: Where its line ends.
     """
-    used = [row for row in rows if row["n_tokens"] >= LINE_FROM and row[column] > 0]
-    grown = slope([row["n_tokens"] for row in used], [row[column] for row in used]) if len(used) > 1 else float("nan")
-    last = max(rows, key=lambda row: row["n_tokens"])
-    return grown, float(last[column] * (n_tokens / last["n_tokens"]) ** grown)
+
+    slope: float
+    far: float
+
+
+def trend(rows: Rows, column: str) -> Trend:
+    """Continue a column of the table.
+
+    Times and disk go on along the least-squares line of logarithms, moved through the last row; all stages take
+    the sum of each. Memory, most of which is there without any token, goes on along a straight line of tokens.
+    """
+    used = [row for row in rows if row["n_tokens"] >= LINE_FROM]
+    x, y = ([row[name] for row in used] for name in ("n_tokens", column))
+    if len(used) < 2 or min(y) <= 0:
+        return Trend(math.nan, math.nan)
+    grown = slope(x, y)
+    if column.endswith("_mb") and "peak" in column:
+        return Trend(grown, float(np.polyval(np.polyfit(x, y, 1), FAR)))
+    if column == "processor_s":
+        return Trend(grown, sum(trend(rows, f"{stage}.{column}").far for stage in STAGES))
+    return Trend(grown, y[-1] * (FAR / x[-1]) ** grown)
 
 
 def draw(figure: Figure, rows: Rows) -> None:
@@ -102,22 +122,31 @@ def draw(figure: Figure, rows: Rows) -> None:
 
 
 def _line(axes: Axes, rows: Rows, column: str, colour: str, label: str, times: float) -> None:
-    x = [row["n_tokens"] for row in rows]
-    grown, far = line(rows, column, FAR)
-    axes.plot(x, [times * row[column] for row in rows], "o-", color=colour, label=label, markersize=4, linewidth=1.2)
-    if np.isfinite(grown):
-        axes.plot([x[-1], FAR], [times * rows[-1][column], times * far], "--", color=colour, linewidth=1.0)
+    x, y = ([row[name] for row in rows] for name in ("n_tokens", column))
+    axes.plot(x, times * np.array(y), "o-", color=colour, label=label, markersize=4, linewidth=1.2)
+    far = trend(rows, column).far
+    if math.isfinite(far):
+        tokens = np.geomspace(x[-1], FAR, 50)
+        # A straight line of tokens, as of memory, is a curve where both axes are logarithmic.
+        is_straight = column.endswith("peak_anonymous_mb")
+        ends = [y[-1], far]
+        on = np.interp(tokens, [x[-1], FAR], ends) if is_straight else np.geomspace(*ends, len(tokens))
+        axes.plot(tokens, times * on, "--", color=colour, linewidth=1.0)
 
 
 def told(rows: Rows) -> list[str]:
-    """Return the table in Markdown: each column at the least, at the most tokens and at 100 million, and its slope."""
-    last = rows[-1]
-    least, most = rows[0]["n_tokens"], last["n_tokens"]
-    lines = [f"| | {least:,.0f} | {most:,.0f} | slope | {FAR:,} by slope |", "|---|---|---|---|---|"]
+    """Return the table in Markdown: each column at each size and, continued, at 100 million, and its slope."""
+    sizes = [f"{row['n_tokens']:,.0f}" for row in rows]
+    lines = [f"| | {' | '.join(sizes)} | slope | {FAR:,} |", f"|{'---|' * (len(rows) + 3)}"]
     for column in COLUMNS[1:]:
-        grown, far = line(rows, column, FAR)
-        lines.append(f"| {column} | {rows[0][column]:.3g} | {last[column]:.3g} | {grown:.2f} | {far:.3g} |")
+        grown, far = trend(rows, column)
+        values = " | ".join(_number(row[column]) for row in rows)
+        lines.append(f"| {column} | {values} | {grown:.2f} | {_number(far)} |")
     return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def read(table: Path) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from probing.runtime.stages import Overview, Stage
 # Seconds between two readings of the memory.
 LOOK_S = 0.02
 # Names of stages without what differs between runs, such as the number of layers.
-NAMES = ("hidden states", "evidence", "tables")
+NAMES = {"hidden states": "hidden states", "evidence": "evidence", "tokens on which": "evidence", "tables": "tables"}
 CONTROLS = re.compile(r"probes of \d+ control")
 # Beginning of the names of what is counted inside a stage and has its own row, such as `layer 0: bootstraps`.
 INSIDE = "layer "
@@ -77,14 +77,14 @@ class Watched(Overview):
 
 
 def name_of(stage: str) -> str:
-    """Return a stage's name without the number of layers or of controls."""
+    """Return a stage's name without the number of layers or of controls; what is none of them belongs to `start`."""
     if stage.startswith(INSIDE):
         return stage.partition(": ")[2]
     if CONTROLS.match(stage):
         return "controls"
     if re.match(r"probes of (\d+ )?layer", stage):
         return "probes"
-    return next((name for name in NAMES if stage.startswith(name)), stage)
+    return next((name for begin, name in NAMES.items() if stage.startswith(begin)), "start")
 
 
 def anonymous_mb() -> float:
