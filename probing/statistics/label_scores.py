@@ -52,6 +52,40 @@ class LabelCodes:
         columns = torch.zeros(len(numbers), dtype=torch.int64)
         return cls(columns, numbers.double() / n_tokens**0.5, torch.zeros(1, dtype=torch.float64))
 
+    @property
+    def squared_lengths(self) -> Tensor:
+        """Squared distance of each label's vector from their mean, shape (n_labels,)."""
+        mean = self.mean[self.columns]
+        return (self.values - mean).square() + self.mean.square().sum() - mean.square()
+
+    def sums(self, weights: Tensor) -> Tensor:
+        """Return sums of the labels' vectors less their mean, each with a weight.
+
+        Args:
+            weights: Weights of each label, in each of n sums, shape (n_labels, n).
+
+        Returns:
+            Shape (n_columns, n).
+        """
+        return self._by_column(weights * self.values[:, None]) - self.mean[:, None] * weights.sum(0)
+
+    def sums_of_products(self, weights: Tensor) -> Tensor:
+        """Return sums of the outer products of these vectors with themselves, shape (n, n_columns, n_columns).
+
+        As each vector has one entry besides the mean, this takes as long as writing the result.
+
+        Args:
+            weights: Weights of each label, in each of n sums, shape (n_labels, n).
+        """
+        entries = self._by_column(weights * self.values[:, None]).T
+        across = entries[:, :, None] * self.mean
+        total = weights.sum(0)[:, None, None] * (self.mean[:, None] * self.mean) - across - across.mT
+        total.diagonal(dim1=1, dim2=2).add_(self._by_column(weights * self.values.square()[:, None]).T)
+        return total
+
+    def _by_column(self, values: Tensor) -> Tensor:
+        return values.new_zeros(len(self.mean), values.shape[1]).index_add_(0, self.columns, values)
+
     def excess_between(self, labels: NDArray[np.int32], sentences: NDArray[np.int32]) -> float:
         """Return how much of the differences between sentences' mean labels is more than chance makes, from 0 to 1.
 
@@ -165,22 +199,21 @@ class ScoreSums:
         self.fourths += length.square().sum(0)
         self.sixths += length.pow(3).sum(0)
 
-    def with_multiples(self, vectors: Tensor, powers: Tensor) -> ScoreSums:
-        """Return the sums after adding clusters whose scores are multiples of a few vectors.
+    def with_multiples(self, codes: LabelCodes, share: float, powers: Tensor) -> ScoreSums:
+        """Return the sums after adding clusters with one label each, whose scores are multiples of that label's vector.
 
         Args:
-            vectors: The vectors, shape (n_vectors, n_columns).
-            powers: Sums over the clusters of each vector of their factors, and of the second, fourth and sixth powers
-                of these, shape (4, n_vectors, d_model).
+            codes: The vectors of the labels; of each, a share of what differs from their mean counts.
+            share: That share.
+            powers: Sums over the clusters of each label of their factors, and of the second, fourth and sixth powers
+                of these, shape (4, n_labels, d_model).
         """
         first, second, fourth, sixth = powers
-        length = vectors.square().sum(1)
-        outer = (vectors[:, :, None] * vectors[:, None]).flatten(1)
-        shape = self.products.shape
+        length = share**2 * codes.squared_lengths
         return ScoreSums(
-            self.scores + vectors.T @ first,
-            self.products + (second.T @ outer).view(shape),
-            self.weighted + ((fourth * length[:, None]).T @ outer).view(shape),
+            self.scores + share * codes.sums(first),
+            self.products + share**2 * codes.sums_of_products(second),
+            self.weighted + share**2 * codes.sums_of_products(fourth * length[:, None]),
             self.fourths + fourth.T @ length.square(),
             self.sixths + sixth.T @ length.pow(3),
         )

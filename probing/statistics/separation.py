@@ -150,12 +150,10 @@ class SeparationAccumulator:
         A neuron that does not vary, or whose score is 0 in every cluster, such as one that is constant within each
         sentence where labels are compared within these, has a z of 0 and a p-value of 1.
         """
-        vectors = torch.diag(self.codes.values) if len(self.codes.mean) > 1 else self.codes.values[:, None]
-        vectors = vectors - self.codes.mean
-        sums = self.sums.with_multiples(self.between * vectors, self.powers)
+        sums = self.sums.with_multiples(self.codes, self.between, self.powers)
         n_clusters = self.counts[2] + (self.counts[1] if self.between else 0)
         # Scores have lost all but a share of the products of means, whose square is in the mean only by that share's.
-        of_means = self.of_means + vectors.T @ self.powers[0]
+        of_means = self.of_means + self.codes.sums(self.powers[0])
         whole = (sums.scores + (1 - self.between) * of_means).square().sum(0)
         whole -= (1 - self.between**2) * of_means.square().sum(0)
         squares = torch.where(self.sd > ROUNDING * self.mean.abs(), self.counts[0] * self.sd.square(), 0.0)

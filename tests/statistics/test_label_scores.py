@@ -32,18 +32,26 @@ def test_moments_are_those_over_all_signs(n: int) -> None:
     torch.testing.assert_close(found.third, (drawn - drawn.mean(0)).pow(3).mean(0))
 
 
-def test_multiples_of_a_vector_are_added_as_if_one_by_one() -> None:
-    vectors = torch.tensor([[1.0, 0, 2], [0.5, -1, 0]], dtype=torch.float64)
+@pytest.mark.parametrize("share", [1.0, 0.3])
+@pytest.mark.parametrize("columns", [[0, 1, 2], [2, 0, 2], [0, 0, 0]])
+def test_multiples_of_a_labels_vector_are_added_as_if_one_by_one(columns: list[int], share: float) -> None:
+    n_columns = max(columns) + 1
+    codes = LabelCodes(
+        torch.tensor(columns),
+        torch.tensor([1.0, 0.5, -2], dtype=torch.float64),
+        torch.tensor([0.2, -0.7, 0.4], dtype=torch.float64)[:n_columns],
+    )
+    vectors = share * (codes.values[:, None] * torch.eye(n_columns, dtype=torch.float64)[columns] - codes.mean)
     factors = torch.randn(7, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    of_vector = torch.tensor([0, 1, 1, 0, 0, 1, 0])
-    one_by_one, at_once = ScoreSums.empty(3, 2), ScoreSums.empty(3, 2)
-    one_by_one.add(scores(4))
-    one_by_one.add(vectors[of_vector][:, :, None] * factors[:, None])
-    at_once.add(scores(4))
-    powers = torch.zeros(4, 2, 2, dtype=torch.float64)
+    label = torch.tensor([0, 1, 2, 0, 0, 1, 0])
+    one_by_one, at_once = ScoreSums.empty(n_columns, 2), ScoreSums.empty(n_columns, 2)
+    one_by_one.add(scores(4)[:, :n_columns])
+    one_by_one.add(vectors[label][:, :, None] * factors[:, None])
+    at_once.add(scores(4)[:, :n_columns])
+    powers = torch.zeros(4, 3, 2, dtype=torch.float64)
     for total, power in zip(powers, (1, 2, 4, 6), strict=True):
-        total.index_add_(0, of_vector, factors**power)
-    for name, value in vars(at_once.with_multiples(vectors, powers)).items():
+        total.index_add_(0, label, factors**power)
+    for name, value in vars(at_once.with_multiples(codes, share, powers)).items():
         torch.testing.assert_close(value, getattr(one_by_one, name))
 
 
