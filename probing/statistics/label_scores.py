@@ -145,8 +145,13 @@ class Divided:
         return values.new_zeros(len(self.lengths), values.shape[1]).index_add_(0, self.sentence, values)
 
     def by_cluster(self, values: Tensor) -> Tensor:
-        """Return the sums over each cluster's sentences of values of shape (n_sentences, ...)."""
+        """Return the sums over each cluster's sentences of values of shape (n_sentences, ...).
+
+        Where each cluster is one sentence, they are the values themselves.
+        """
         n_clusters = int(self.cluster[-1]) + 1
+        if n_clusters == len(values):
+            return values
         return values.new_zeros(n_clusters, *values.shape[1:]).index_add_(0, self.cluster, values)
 
     def codes_by_sentence(self, codes: LabelCodes) -> Tensor:

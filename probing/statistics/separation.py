@@ -117,7 +117,7 @@ class SeparationAccumulator:
         products.index_add_(
             0, tokens.sentence * n_columns + codes.columns[tokens.labels], states * codes.values[tokens.labels][:, None]
         )
-        scores = products.view(len(mean), n_columns, -1) - subtracted[:, :, None] * sums[:, None]
+        scores = products.view(len(mean), n_columns, -1).addcmul_(subtracted[:, :, None], sums[:, None], value=-1)
         self.sums.add(tokens.by_cluster(scores))
         self.of_means += (mean - codes.mean).T @ sums
         self.counts += torch.tensor([len(states), 0, int(tokens.cluster[-1]) + 1])
