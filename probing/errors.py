@@ -65,7 +65,7 @@ def did_you_mean(word: str, known: Iterable[str], before: str = "", elsewhere: M
     if (meant := word.removeprefix("no_")) not in known:
         near = [
             found
-            for found in get_close_matches(word, known, n=len(known), cutoff=0.7)
+            for found in get_close_matches(word, known, n=max(len(known), 1), cutoff=0.7)
             if _edits(word, found) <= MOST_EDITS
         ]
         meant = min(near, key=lambda found: _edits(word, found), default="")

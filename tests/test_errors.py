@@ -27,3 +27,7 @@ from probing.errors import did_you_mean
 )
 def test_a_word_is_suggested_within_two_edits(word: str, known: list[str], meant: str) -> None:
     assert did_you_mean(word, known, "--") == (f" (did you mean `--{meant}`?)" if meant else "")
+
+
+def test_nothing_is_meant_where_nothing_is_known() -> None:
+    assert did_you_mean("position", []) == ""
