@@ -20,6 +20,9 @@ NOTEBOOK = "tutorial.ipynb"
 # Name on the site by path in the repository, as files in docs/ link to it.
 ELSEWHERE = {"../benchmarks/README.md": "benchmarks.md", "../CHANGELOG.md": "changes.md", NOTEBOOK: "tutorial.md"}
 
+# A link to a file of the repository that is no page, from one of its own pages such as the changes.
+_NO_PAGE = re.compile(r"\[([^\]]+)\]\((?:CONTRIBUTING|SECURITY)\.md[^)]*\)")
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages."""
@@ -36,11 +39,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links into the repository into links of the site."""
+    """Turn links into the repository into links of the site, or into words where it has no such page."""
     up = "../" * page.file.src_uri.count("/")
     for source, name in ELSEWHERE.items():
         markdown = markdown.replace(f"]({up}{source}", f"]({up}{name}")
-    return re.sub(r"\]\((?:\.\./)?docs/", "](", markdown)
+    return re.sub(r"\]\((?:\.\./)?docs/", "](", _NO_PAGE.sub(r"\1", markdown))
 
 
 def as_markdown(notebook: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
