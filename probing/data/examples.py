@@ -75,8 +75,9 @@ def as_batch(batch: Any) -> Batch:
 
 def as_batches(batch: Any) -> Sequence[Batch]:
     """Return the batches that are processed in one step: several of `Together`, or one as `as_batch` takes it."""
-    several = isinstance(batch, list | tuple) and not isinstance(batch, Batch) and isinstance(batch[0], Batch)
-    return batch if several else [as_batch(batch)]
+    if isinstance(batch, list | tuple) and batch and all(isinstance(one, Batch) for one in batch):
+        return batch
+    return [as_batch(batch)]
 
 
 class Activations(Protocol):
