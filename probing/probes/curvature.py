@@ -76,7 +76,11 @@ class ClassCurvature:
 
     def at(self, class_covariance: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
         """Return the map from gradients to steps, which is the same at every point."""
-        return lambda gradient: steps([self], [gradient])[0]
+        return lambda gradient: self.apply([gradient])[0]
+
+    def apply(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Return the step of each gradient, all of shape (n_classes, d_model); blocks are read from memory once."""
+        return steps([self] * len(gradients), gradients)
 
 
 def steps(curvatures: Sequence[ClassCurvature], gradients: Sequence[Tensor]) -> list[Tensor]:

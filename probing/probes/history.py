@@ -8,7 +8,7 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -82,14 +82,21 @@ class History:
         self.products[:n, row] = to_float64(self.steps[:n] @ change).cpu()
         self.products[row, row] = curvature
 
-    def precondition(self, precondition: Callable[[Tensor], Tensor] | None) -> None:
-        """Exchange the preconditioner for one that is the same at every point; None if it is not to be remembered."""
+    def precondition(self, precondition: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None) -> None:
+        """Exchange the preconditioner for one that is the same at every point; None if it is not to be remembered.
+
+        Args:
+            precondition: Applies it to several gradients at once, so that large blocks are read from memory once.
+        """
         if self.last is None:
             return
-        made = None if precondition is None else precondition(self.last.gradient)
-        if precondition is not None:
-            for row in self.rows:
-                self.preconditioned[row] = precondition(self.changes[row].view_as(self.last.point)).flatten()
+        if precondition is None:
+            self.last = self.last._replace(preconditioned=None)
+            return
+        changes = [self.changes[row].view_as(self.last.point) for row in self.rows]
+        made, *others = precondition([self.last.gradient, *changes])
+        for row, other in zip(self.rows, others, strict=True):
+            self.preconditioned[row] = other.flatten()
         self.last = self.last._replace(preconditioned=made)
 
     def inverse_hessian(

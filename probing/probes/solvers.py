@@ -258,7 +258,7 @@ def lbfgs(
     while True:
         if here.curvature is not None:
             preconditioner, is_linear, n_points = here.curvature, not penalty.l1, 0
-            history.precondition(preconditioner.at(here.class_covariance, penalty.l2) if is_linear else None)
+            history.precondition(here.curvature.apply if is_linear else None)
         value = here.value + penalty(point)
         subgradient = penalty.subgradient(point, here.gradient)
         n_points += 1

@@ -132,6 +132,6 @@ def test_a_preconditioner_that_is_exchanged_on_the_way_acts_as_if_it_had_been_th
         exchanged.visit(point, gradient, None if i < 4 else later(gradient))
         throughout.visit(point, gradient, later(gradient))
         if i == 3:
-            exchanged.precondition(later)
+            exchanged.precondition(lambda vectors: [later(vector) for vector in vectors])
     expected = throughout.inverse_hessian(gradient, later)
     assert_close(exchanged.inverse_hessian(gradient, later), expected, rtol=1e-4, atol=1e-4)
