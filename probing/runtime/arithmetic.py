@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def _fastest(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
 
 @contextmanager
 def fast_linear_maps() -> Iterator[None]:
-    """Let oneDNN compute the large linear maps of a model's forward pass, where it is faster."""
+    """Let oneDNN compute the large linear maps of a forward pass without gradients, where it is faster."""
     if not is_onednn_faster():
         yield
         return
@@ -65,22 +66,48 @@ class _LinearMaps(TorchFunctionMode):
     """Sees the linear maps of a forward pass; what attention computes is left to torch's own kernels.
 
     Maps are chosen by their weights, not by the number of tokens, so that a token's states do not depend on how many
-    others are in its batch.
+    others are in its batch. oneDNN is called for a map, and no setting of the process is changed: several threads run
+    passes at the same time, and a setting that another thread changed would reach the small products of attention,
+    which then take seven times as long.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # BERT and most others call the first; GPT-2 calls the second with the bias before both factors.
-        place, name = {functional.linear: (1, "weight"), torch.addmm: (2, "mat2")}.get(func, (0, ""))
-        weight = (args[place] if place < len(args) else kwargs.get(name)) if name else None
-        if weight is None or weight.numel() < LEAST_WEIGHTS or not _is_for_onednn(weight):
+        if torch.is_grad_enabled():
             return func(*args, **kwargs)
-        with _by_onednn():
+        if func is functional.linear:  # as BERT and most others call it
+            x, weight, bias = _linear_arguments(*args, **kwargs)
+        elif func is torch.addmm and len(args) == 3 and not kwargs:  # as GPT-2 does: the bias before both factors
+            bias, x, weight = args[0], args[1], args[2].T
+        else:
             return func(*args, **kwargs)
+        if weight.numel() < LEAST_WEIGHTS or not all(map(_is_for_onednn, (x, weight))) or _is_other_bias(bias, weight):
+            return func(*args, **kwargs)
+        return _linear(x, weight, bias)
+
+
+_Map = tuple[Tensor, Tensor, Tensor | None]
+
+
+def _linear_arguments(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Map:
+    """Return the arguments of `torch.nn.functional.linear`, however they are passed."""
+    return input, weight, bias
+
+
+def _is_other_bias(bias: Tensor | None, weight: Tensor) -> bool:
+    """Return whether what is added is not a vector of float32 with an entry for each output."""
+    return bias is not None and (bias.shape != weight.shape[:1] or not _is_for_onednn(bias))
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a linear map by oneDNN; it has no gradient."""
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return found
 
 
 def _is_for_onednn(factor: Tensor) -> bool:
-    return factor.dtype == torch.float32 and factor.device.type == "cpu" and is_onednn_faster()
+    is_plain = factor.layout == torch.strided and factor.dtype == torch.float32 and factor.device.type == "cpu"
+    return is_plain and is_onednn_faster()
 
 
 @cache
@@ -94,18 +121,30 @@ def is_onednn_faster() -> bool:
     with _by_onednn():
         found = a @ b
     expected = a.double() @ b.double()
-    return bool((found - expected).abs().max() <= _ERROR * expected.max())
+    both = torch.stack([found, _linear(a, b.T, None)])
+    return bool((both - expected).abs().max() <= _ERROR * expected.max())
+
+
+# How many products, in several threads, are being computed by oneDNN, and the setting that was there before the first.
+_switch, _using, _before = Lock(), 0, "none"
 
 
 @contextmanager
 def _by_onednn() -> Iterator[None]:
+    """Compute products by oneDNN; the setting is the process's, and is set back when no thread uses it any more."""
+    global _using, _before
     settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-    before = settings.fp32_precision
-    settings.fp32_precision = "bf16"
+    with _switch:
+        if not _using:
+            _before, settings.fp32_precision = settings.fp32_precision, "bf16"
+        _using += 1
     try:
         yield
     finally:
-        settings.fp32_precision = before
+        with _switch:
+            _using -= 1
+            if not _using:
+                settings.fp32_precision = _before
 
 
 def _processor() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,7 +32,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(1)
         yield
 
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        found.append(1)
+        return functional.linear(x, weight, bias)
+
     monkeypatch.setattr(products, "_by_onednn", counted)
+    monkeypatch.setattr(products, "_linear", linear)
     monkeypatch.setattr(products, "is_onednn_faster", lambda: True)
     return found
 
@@ -52,7 +58,7 @@ def test_large_products_are_those_of_float64(numbers: torch.Generator, batch: tu
 def test_linear_maps_of_a_forward_pass_are_those_of_float64(numbers: torch.Generator) -> None:
     x, weight, bias = (torch.randn(size, generator=numbers) for size in ((2, 200, 256), (256, 256), (256,)))
     expected = x.double() @ weight.double().T + bias
-    with fast_linear_maps():
+    with torch.inference_mode(), fast_linear_maps():
         assert error(functional.linear(x, weight, bias), expected) < 1e-5
         assert error(torch.addmm(bias, x.flatten(0, 1), weight.T), expected.flatten(0, 1)) < 1e-5
 
@@ -64,7 +70,7 @@ def test_only_large_products_of_float32_are_given_to_onednn(calls: list[int]) ->
     product(small, small)
     product(large.double(), large.double().T[:, : 2**8])
     assert len(calls) == 1
-    with fast_linear_maps():
+    with torch.no_grad(), fast_linear_maps():
         functional.linear(large[:1], large[: 2**8])  # however few the rows
         torch.addmm(torch.ones(2**8), large, large.T[:, : 2**8])
         assert len(calls) == 3
@@ -73,9 +79,57 @@ def test_only_large_products_of_float32_are_given_to_onednn(calls: list[int]) ->
         functional.linear(small, weight=small)
         functional.linear(small, small)
         torch.matmul(large, large.T)  # as attention does
+        functional.linear(large[:1].double(), large[: 2**8].double())
+        torch.addmm(torch.ones(len(large), 1), large, large.T[:, : 2**8])  # not a bias
+        torch.addmm(torch.ones(2**8), large, large.T[:, : 2**8], alpha=2)
         assert len(calls) == 4
     functional.linear(large, large[: 2**8])
     assert len(calls) == 4
+
+
+def test_linear_maps_with_gradients_are_torchs_own(calls: list[int]) -> None:
+    weight = torch.ones(2**8, 2**8, requires_grad=True)
+    with fast_linear_maps():
+        functional.linear(torch.ones(1, 2**8), weight).sum().backward()
+    assert weight.grad is not None
+    assert not calls
+
+
+def test_threads_that_run_passes_at_the_same_time_do_not_change_what_the_others_compute(
+    numbers: torch.Generator,
+) -> None:
+    settings: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    before = getattr(settings, "fp32_precision", None)
+    x, weight = (torch.randn(size, generator=numbers) for size in ((512, 384), (1536, 384)))
+    query = torch.randn(4, 4, 12, 32, generator=numbers)
+    found: set[bytes] = set()
+
+    @torch.inference_mode()
+    def forward() -> None:
+        with fast_linear_maps():
+            for _ in range(200):
+                attention = functional.scaled_dot_product_attention(query, query, query)
+                found.add(functional.linear(x, weight).numpy().tobytes() + attention.numpy().tobytes())
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(forward) for _ in range(2)]:
+            done.result()
+    assert len(found) == 1
+    assert getattr(settings, "fp32_precision", None) == before
+
+
+def test_the_setting_is_set_back_when_the_last_that_uses_it_has_ended() -> None:
+    settings: Any = getattr(torch.backends.mkldnn, "matmul", None)
+    if settings is None:
+        pytest.skip("this version of torch has no such setting")
+    before = settings.fp32_precision
+    first, second = products._by_onednn(), products._by_onednn()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)  # as threads do, which do not wait for one another
+    assert settings.fp32_precision == "bf16"
+    second.__exit__(None, None, None)
+    assert settings.fp32_precision == before
 
 
 def test_the_setting_is_as_before_afterwards_also_after_an_error() -> None:
