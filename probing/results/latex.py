@@ -20,9 +20,10 @@ def escaped(text: str) -> str:
 
 
 def _number(cell: str) -> str:
-    """Return a cell of numbers in which a hyphen between two is a dash, and one before a number is a minus sign."""
-    dashed = re.sub(r"(?<=\d)-(?=-?\.?\d)", "–", cell)
-    return re.sub(r"-(?=\.?\d)", "$-$", escaped(dashed).replace("--", "–")).replace("–", "--")
+    """Return a cell of numbers with dashes between two, minus signs before one, and powers of ten for an `e`."""
+    dashed = escaped(re.sub(r"(?<=[\d%])-(?=-?\.?\d)", "–", cell)).replace("--", "–")
+    powers = re.sub(r"(?<=\d)e([-+])0*(\d+)", lambda e: rf"$\times10^{{{'−' * (e[1] == '-')}{e[2]}}}$", dashed)
+    return re.sub(r"-(?=\.?\d)", "$-$", powers).replace("−", "-").replace("–", "--")
 
 
 def booktabs(table: Any) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from probing.results.digits import shown
+
 Row = Mapping[str, Any]
 Value = int | float | str
 Type = Callable[[str], Value]
@@ -119,11 +121,13 @@ class Column:
         return self.name, *(f"{self.interval}_{end}".lstrip("_") for end in ("low", "high"))
 
     def show(self, row: Row) -> str:
-        """Return a row's cell as text, empty where it has no value."""
+        """Return a row's cell as text, empty where it has no value; a number that is not 0 never looks like 0."""
         value = row.get(self.name)
         if value is None or value == "":
             return ""
-        return self.labels[value] if value in self.labels else format(value, self.form)
+        if value in self.labels:
+            return self.labels[value]
+        return shown(value, self.form) if isinstance(value, float) and self.form else format(value, self.form)
 
 
 def text(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from probing.results.digits import shown
 from probing.results.schema import LAYER_NAME, RANGE, Column, NamedLayer, Row, Schema
 from probing.runtime.plain_tables import plain_table
 
@@ -44,21 +45,6 @@ def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", time
     """
     found = sorted(times * end for end in ends(row, of) or ())
     return between.join(shown(end, form) for end in found)
-
-
-def shown(value: float, form: str) -> str:
-    """Return a number as text; one that is not 0 never looks like 0: it has as many digits as show its first one.
-
-    So an interval that leaves out 0 is seen to do so, such as `2e-05 to 0.0036` in place of `0.0000 to 0.0036`.
-
-    Args:
-        value: The number.
-        form: Its format, such as `.4f`.
-    """
-    text = format(value + 0.0 if value else 0.0, form)
-    if value and math.isfinite(value) and not set(text) & set("123456789"):
-        return format(value, f"{form[0] if form[0] == '+' else ''}.1g")
-    return text
 
 
 def in_brackets(*parts: str) -> str:

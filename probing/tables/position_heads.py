@@ -164,7 +164,7 @@ def _ranking(made: Tables) -> list[str]:
     several = "; ".join(
         f"{name_of(row)} Spearman {row['spearman']:.2f} (other heads {row['spearman_heads']:.2f}, random bases "
         f"{row['spearman_bases']:.2f}), partial {row['partial']:.2f} (other heads {row['partial_heads']:.2f}, p "
-        f"{row['partial_heads_p']:.2f}; random bases {row['partial_bases']:.2f}, p {row['partial_bases_p']:.2f})"
+        f"{row['partial_heads_p']:.2g}; random bases {row['partial_bases']:.2f}, p {row['partial_bases_p']:.2g})"
         for row in rows
         if {"spearman_heads", "partial_heads", "spearman_bases", "partial_bases"} <= row.keys()
     )
@@ -181,7 +181,7 @@ def _removal(made: Tables) -> list[str]:
         n = sum(row["contrast_matched_p"] < 0.05 for row in here)
         several = "; ".join(
             f"{name_of(row)} from {row['contrast']:.2f} to {row['contrast_held']:.2f} (matched neurons: "
-            f"{row['contrast_matched']:.2f}, p {row['contrast_matched_p']:.2f})"
+            f"{row['contrast_matched']:.2f}, p {row['contrast_matched_p']:.2g})"
             for row in here[:5]
         )
         first = "that the probe ranks first" if ranking == "contribution" else "that the head uses most"

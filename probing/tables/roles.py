@@ -23,7 +23,7 @@ def role_lines(made: Sequence[Row]) -> list[str]:
         ", the links of each predicate resampled together (p below .05, corrected for the choice of a head), above all "
         f"{_name_of(best)} from the {best['query']}: {best['score']:.3f}"
         f"{in_brackets(interval(best, between=' to '))}, unlinked pairs "
-        f"{best['unlinked']:.3f}, p {best['p_value']:.3f}.{_unmatched(best)}"
+        f"{best['unlinked']:.3f}, p {best['p_value']:.2g}.{_unmatched(best)}"
     ]
 
 

@@ -36,7 +36,7 @@ def test_a_table_has_headings_numbers_and_intervals_of_the_terminal() -> None:
         r"\midrule",
         r"0 & {[}CLS{]} & 0.500 & 0.250--0.750 & $-$0.12 & $-$0.25 to +0.00 \\",
         r"1 & a\&b\_c 50\% \#1 \$x\textasciicircum{}2 \textasciitilde{} \textbackslash{}\{y\} & 1.000 &  & +0.50 & "
-        r"+1e$-$05 to +0.25 \\",
+        r"+1$\times10^{-5}$ to +0.25 \\",
         r"\bottomrule",
         r"\end{tabular}",
         "",
@@ -71,7 +71,16 @@ def test_what_is_not_there_is_refused(table: Table, columns: list[str], words: s
 
 @pytest.mark.parametrize(
     ("cell", "written"),
-    [("-1.5", "$-$1.5"), ("2-12", "2--12"), ("-0.10--0.02", "$-$0.10--$-$0.02"), ("-1 to -.5", "$-$1 to $-$.5")],
+    [
+        ("-1.5", "$-$1.5"),
+        ("2-12", "2--12"),
+        ("-0.10--0.02", "$-$0.10--$-$0.02"),
+        ("-1 to -.5", "$-$1 to $-$.5"),
+        ("0.03%-3.0%", r"0.03\%--3.0\%"),
+        ("4e-12", r"4$\times10^{-12}$"),
+        ("2e-05--1e-05", r"2$\times10^{-5}$--$-$1$\times10^{-5}$"),
+        ("-3e+10", r"$-$3$\times10^{10}$"),
+    ],
 )
 def test_hyphens_of_numbers_are_dashes_and_minus_signs(cell: str, written: str) -> None:
     table = plain_table(None)

@@ -61,6 +61,6 @@ def quantised_sentences(made: Tables, readout: str) -> list[str]:
         random = found[bits, ACTIVATIONS, TENSOR, RANDOM_MEAN]
         said.append(
             f"{start}; with the {count(kept['n_kept'], 'outlier')} of all blocks kept in full: {points(kept)}; with as "
-            f"many random neurons: {points(random)} (p by rank {kept['rank_p']:.3f})."
+            f"many random neurons: {points(random)} (p by rank {kept['rank_p']:.2g})."
         )
     return said

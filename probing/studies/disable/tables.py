@@ -319,7 +319,7 @@ def _pruning(made: Tables, readout: str) -> list[str]:
             f"Disabled together ({least['kind']}), the least important {units} first, {units} leave an area of "
             f"{least['area']:.3f} under the curve of {named(readout, least['layer'])}, and in random orders "
             f"{least['random_area']:.3f} ({_told(least)} {measure_of(readout).unit}{_after(least)}; better than "
-            f"{least['percentile']:.0f}% of them, p = {least['p_value']:.2f} by rank); in the reverse order "
+            f"{least['percentile']:.0f}% of them, p = {least['p_value']:.2g} by rank); in the reverse order "
             f"{reverse['area']:.3f}."
         )
     return lines

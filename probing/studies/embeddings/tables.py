@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from probing.results.digits import shown
 from probing.results.schema import Row, Schema, measured, number, text, whole
-from probing.results.shown import ends, in_brackets, interval, shown, shown_table
+from probing.results.shown import ends, in_brackets, interval, shown_table
 from probing.statistics.intervals import few_sentences
 
 Tables = Mapping[str, Sequence[Row]]

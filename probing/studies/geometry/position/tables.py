@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.shown import ends, in_brackets, interval, layers_named, shown
+from probing.results.digits import shown
+from probing.results.shown import ends, in_brackets, interval, layers_named
 
 Row = Mapping[str, Any]
 
