@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn import Parameter, functional
 from torch.overrides import TorchFunctionMode
 
 # Fewest multiplications of a product, and fewest weights of a linear map, for which oneDNN's preparation is worthwhile.
@@ -106,8 +106,12 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _is_for_onednn(factor: Tensor) -> bool:
-    is_plain = factor.layout == torch.strided and factor.dtype == torch.float32 and factor.device.type == "cpu"
-    return is_plain and is_onednn_faster()
+    """Return whether oneDNN takes it and is faster: a dense matrix of float32 on the processor, of no other kind.
+
+    Quantised weights, for example, are of a class of their own, which says float32 and computes products itself.
+    """
+    is_plain = type(factor) in (Tensor, Parameter) and factor.layout == torch.strided and not factor.is_nested
+    return is_plain and factor.dtype == torch.float32 and factor.device.type == "cpu" and is_onednn_faster()
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -85,6 +86,31 @@ def test_only_large_products_of_float32_are_given_to_onednn(calls: list[int]) ->
         assert len(calls) == 4
     functional.linear(large, large[: 2**8])
     assert len(calls) == 4
+
+
+class Halved(torch.Tensor):
+    """Weights that compute their products themselves, as quantised ones do."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is functional.linear:
+            x, weight = args[0], args[1].as_subclass(torch.Tensor)
+            return functional.linear(x, weight / 2)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_weights_of_a_class_of_their_own_compute_their_products(numbers: torch.Generator, calls: list[int]) -> None:
+    x, weight = (torch.randn(256, 256, generator=numbers) for _ in range(2))
+    with torch.inference_mode(), fast_linear_maps():
+        found = functional.linear(x, weight.as_subclass(Halved))
+    assert error(found, x.double() @ weight.double().T / 2) < 1e-5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that their interface may change
+        rows = torch.nested.nested_tensor([x[:3], x[3:7]])
+    with torch.inference_mode(), fast_linear_maps():
+        lengths = [len(part) for part in functional.linear(rows, weight).unbind()]
+    assert lengths == [3, 4]
+    assert not calls
 
 
 def test_linear_maps_with_gradients_are_torchs_own(calls: list[int]) -> None:
