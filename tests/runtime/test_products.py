@@ -121,6 +121,13 @@ def test_linear_maps_with_gradients_are_torchs_own(calls: list[int]) -> None:
     assert not calls
 
 
+def test_linear_maps_change_no_setting_of_the_process(monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
+    monkeypatch.setattr(products, "_by_onednn", lambda: pytest.fail("a setting that other threads would see"))
+    with torch.inference_mode(), fast_linear_maps():
+        functional.linear(torch.ones(1, 2**8), torch.ones(2**8, 2**8))
+    assert len(calls) == 1
+
+
 def test_threads_that_run_passes_at_the_same_time_do_not_change_what_the_others_compute(
     numbers: torch.Generator,
 ) -> None:
@@ -171,15 +178,20 @@ def test_the_setting_is_as_before_afterwards_also_after_an_error() -> None:
     assert settings.fp32_precision == before
 
 
-@pytest.mark.parametrize("reason", ["another maker", "no wide vectors", "less exact"])
+@pytest.mark.parametrize("reason", ["another maker", "no wide vectors", "less exact", "less exact maps"])
 def test_it_is_not_used_where_it_does_not_help_or_is_less_exact(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    capability, maker, rounded = "AVX512", "AuthenticAMD", False
+    capability, maker, rounded, maps_rounded = "AVX512", "AuthenticAMD", False, reason == "less exact maps"
     if reason == "another maker":
         maker = "GenuineIntel"
     elif reason == "no wide vectors":
         capability = "AVX2"
     else:
-        rounded = True
+        rounded = reason == "less exact"
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return (
+            functional.linear(x.bfloat16(), weight.bfloat16()).float() if maps_rounded else functional.linear(x, weight)
+        )
 
     @contextmanager
     def by_onednn() -> Iterator[None]:
@@ -193,10 +205,11 @@ def test_it_is_not_used_where_it_does_not_help_or_is_less_exact(monkeypatch: pyt
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(products, "_processor", lambda: maker)
     monkeypatch.setattr(products, "_by_onednn", by_onednn)
+    monkeypatch.setattr(products, "_linear", linear)
     is_onednn_faster.cache_clear()
     try:
         assert not is_onednn_faster()
-        capability, maker, rounded = "AVX512", "AuthenticAMD", False
+        capability, maker, rounded, maps_rounded = "AVX512", "AuthenticAMD", False, False
         is_onednn_faster.cache_clear()
         assert is_onednn_faster() == hasattr(torch.backends.mkldnn, "matmul")
     finally:
