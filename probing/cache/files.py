@@ -1,11 +1,11 @@
-"""Where the cache is, and safetensors files with the usual behaviour of files."""
+"""Where the cache is, locks on its files, and safetensors files with the usual behaviour of files."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from probing.errors import UserError, as_clause
@@ -55,6 +55,41 @@ def _of_locale(path: str | Path) -> str:
     except UnicodeError:
         return ";"
     return " under this locale: set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or"
+
+
+class FileLease:
+    """A lock on a file, which ends with this object or with its process, however that ends; forked processes share it.
+
+    Readers share a lock, which needs no right to write; a process that removes the file takes it alone. Where the
+    file system has no locks nothing is locked, nor on Windows, where no file is removed that is open.
+
+    Args:
+        path: The file.
+        shared: Whether others may have a shared lock, too.
+
+    Raises:
+        BlockingIOError: If other locks forbid it.
+        OSError: If the file is not there, or cannot be opened.
+    """
+
+    def __init__(self, path: Path, shared: bool = True) -> None:
+        # NFS locks a file alone only if it is open for writing.
+        self._descriptor, self._close = os.open(path, os.O_RDONLY if shared else os.O_RDWR), os.close
+        with suppress(ImportError):
+            import fcntl
+
+            try:
+                fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:  # the second one on NFS
+                raise BlockingIOError(*error.args) from None
+            except OSError:
+                return
+        if not os.fstat(self._descriptor).st_nlink:  # removed before it was locked
+            raise FileNotFoundError(f"{path} was removed")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_close"):
+            self._close(self._descriptor)
 
 
 @contextmanager

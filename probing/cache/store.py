@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.cache.files import tensor_file
+from probing.cache.files import FileLease, tensor_file
 from probing.cache.plan import DTYPES, FORMAT, Plan, Shard, fingerprint
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
@@ -32,10 +31,6 @@ MANIFEST, TOKENS = "manifest.jsonl", "tokens.safetensors"
 MOST_MAPPED = 8192
 
 
-# Folder name of an entry: the model's name and the beginning of the key's fingerprint.
-_ENTRY_NAME = re.compile(r".+-[0-9a-f]{16}")
-
-
 class DamagedCache(Exception):
     """The plan or token table of an entry is missing or damaged, and has to be made again."""
 
@@ -49,7 +44,7 @@ class ActivationStore:
 
     The manifest's first line is the plan; every further line records one finished shard with its checksum. Each line
     has a checksum of its own. A line that was cut off by a crash, or damaged later, is ignored, and the shard is
-    extracted again.
+    extracted again. As long as a store or a view of it is referenced, `remove_unused` leaves the entry.
 
     Args:
         folder: The entry's folder, created by `create`.
@@ -64,6 +59,7 @@ class ActivationStore:
         self.corpus: Corpus | None = None
         self._mapped: dict[tuple[int, int], Tensor] = {}
         try:
+            self._lease = FileLease(folder / MANIFEST)
             header = _parse(self._manifest_lines()[0])
             if header["format"] > FORMAT:
                 raise NewerCache(
@@ -189,10 +185,8 @@ class ActivationStore:
             with safe_open(self.path(layer, shard), framework="pt") as file:
                 mapped = file.get_tensor("hidden_states")
         except FileNotFoundError:
-            raise RunError(
-                f"{self.path(layer, shard)} was removed while it was in use, as `cache prune` does; "
-                "run the same command again"
-            ) from None
+            gone = f"{self.path(layer, shard)} was removed while it was in use; run the same command again"
+            raise RunError(gone) from None
         if len(self._mapped) < MOST_MAPPED:
             self._mapped[layer, shard] = mapped
         return mapped
@@ -257,41 +251,6 @@ def not_written(folder: Path, error: OSError) -> UserError:
     )
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A folder of the cache.
-
-    Args:
-        folder: Path of the folder.
-        store: The entry, or None if it cannot be opened.
-        trouble: The reason why it cannot be opened: `damaged`, or `of a newer version`.
-    """
-
-    folder: Path
-    store: ActivationStore | None
-    trouble: str = ""
-
-    @property
-    def last_used(self) -> float:
-        """When the entry was last used, in seconds since the epoch."""
-        return max(path.stat().st_mtime for path in (self.folder, *self.folder.glob(MANIFEST)))
-
-
-def entries(cache: Path) -> list[Entry]:
-    """Return the entries in a cache folder, by name; other files and folders are ignored."""
-    found = []
-    for folder in sorted(cache.glob("*/")):
-        if not _ENTRY_NAME.fullmatch(folder.name) or not any((folder / name).exists() for name in (MANIFEST, TOKENS)):
-            continue
-        try:
-            found.append(Entry(folder, ActivationStore(folder)))
-        except DamagedCache:
-            found.append(Entry(folder, None, "damaged"))
-        except NewerCache:
-            found.append(Entry(folder, None, "of a newer version"))
-    return found
-
-
 def leftovers(folder: Path) -> list[Path]:
     """Return the partial files of an entry. While the caller holds the job's lock, none of their writers is alive."""
     return sorted(folder.rglob("*.partial-*"))
@@ -300,24 +259,6 @@ def leftovers(folder: Path) -> list[Path]:
 def remove(path: Path) -> None:
     """Remove a file, or a folder with its content."""
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-def remove_unused(cache: Path, path: Path) -> bool:
-    """Remove a file or folder of the cache, unless the job that makes its entry is alive; return whether it is gone.
-
-    Raises:
-        UserError: If it cannot be removed.
-    """
-    from filelock import FileLock, Timeout
-
-    try:
-        with FileLock(cache / f"{path.relative_to(cache).parts[0]}.lock").acquire(timeout=0):
-            remove(path)
-    except Timeout:
-        return False
-    except OSError as error:
-        raise UserError(f"`--cache {cache}`: {path} cannot be removed ({error.strerror or error}).") from None
-    return True
 
 
 @contextmanager

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from probing.cache.entries import entries, remove_unused
 from probing.cache.files import cache_folder
-from probing.cache.store import entries, leftovers, remove_unused
+from probing.cache.store import leftovers
 from probing.cli.python_calls import command
 from probing.errors import RunError, UserError, out_of_range, refuse
 
@@ -93,7 +95,7 @@ def verify(cache: str | None = None) -> None:
 def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False) -> list[Path]:
     """Remove entries that were not used recently, and what interrupted runs left behind.
 
-    Without --yes, only list what would be removed.
+    Entries that a running job reads or writes are left. Without --yes, only list what would be removed.
 
     Args:
         cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
@@ -107,9 +109,7 @@ def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False
     folder = cache_folder(cache)
     # Whatever the clock says: an entry may have been used, or a clock set, in what is now the future.
     then = time.time() - unused_days * DAY_S if unused_days else math.inf
-    found = entries(folder)
-    doomed = [entry.folder for entry in found if entry.last_used <= then]
-    doomed += [path for entry in found if entry.folder not in doomed for path in leftovers(entry.folder)]
+    doomed = _unused(folder, then)
     gone: list[Path] = []
     freed = 0
     for path in doomed:
@@ -128,9 +128,19 @@ def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False
     return gone
 
 
+def _unused(cache: Path, then: float) -> list[Path]:
+    """Return the entries that were last used before a time, and what killed writers left in others; none stays open."""
+    found = entries(cache)
+    unused = [entry.folder for entry in found if entry.last_used <= then]
+    return unused + [path for entry in found if entry.folder not in unused for path in leftovers(entry.folder)]
+
+
 def _size(path: Path) -> int:
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())
+    n_bytes = 0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        with suppress(FileNotFoundError):  # removed meanwhile
+            n_bytes += file.stat().st_size if file.is_file() else 0
+    return n_bytes
 
 
 def _bytes(n: float) -> str:

@@ -145,7 +145,8 @@ def _sums(
     if any(one.states for one in readings):
         read = replace(request, layers=range(subject.heads.n_layers))
         # A cache entry of hidden states is read in the same way as an entry of sums.
-        stores[f"{name}/{STATES}"] = SumsStore(activations(read, cache, trainer_options, say).folder)
+        states = activations(read, cache, trainer_options, say)  # in use until the second store is open
+        stores[f"{name}/{STATES}"] = SumsStore(states.folder)
     return stores
 
 

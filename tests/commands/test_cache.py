@@ -7,15 +7,19 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
 from conftest import N_LAYERS
+from fault_loop import processes
 from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore, Request, activations, plan, store
-from probing.cache.store import MANIFEST
+from probing.cache.files import FileLease
+from probing.cache.store import MANIFEST, DamagedCache
 from probing.cli.commandline import run
+from probing.commands import cache as commands_of_cache
 from probing.commands.cache import prune, verify
 from probing.corpus import from_sentences
 from probing.errors import UserError
@@ -210,6 +214,106 @@ def test_prune_keeps_what_a_live_job_holds(cache: Path, probing: Callable[..., t
     assert ActivationStore(old).damaged([0, 1, 2, 3]) == []
     probing("cache", "prune", "--yes")
     assert not old.exists()
+
+
+@pytest.mark.parametrize("view", [lambda store: store, lambda store: store.without_first()])
+def test_prune_keeps_what_a_reader_holds_through_any_view(
+    cache: Path, probing: Callable[..., tuple[int, str, str]], view: Callable[[ActivationStore], ActivationStore]
+) -> None:
+    read, unread = entry(cache, "bert"), entry(cache, "roberta")
+    reader, second = view(ActivationStore(read)), ActivationStore(read)
+    for _ in range(2):
+        status, output, _ = probing("cache", "prune", "--unused_days", "0", "--yes")
+        assert status == 0
+        assert f"kept {read}: a job is using it" in output
+        assert not unread.exists()
+        assert len(reader.read(0, 0))
+        del second  # readers do not wait for each other, and the last one counts
+        second = ActivationStore(read)
+    del reader, second
+    assert probing("cache", "prune", "--unused_days", "0", "--yes")[1].startswith(f"removed {read} (")
+
+
+def test_a_reader_without_the_right_to_write_is_left_too(
+    cache: Path, probing: Callable[..., tuple[int, str, str]]
+) -> None:
+    read = entry(cache, "bert")
+    read.joinpath(MANIFEST).chmod(0o444)
+    reader = ActivationStore(read)
+    assert f"kept {read}: a job" in probing("cache", "prune", "--unused_days", "0", "--yes")[1]
+    assert reader.damaged([0, 1, 2, 3]) == []
+
+
+def hold(folder: Path, events: Any) -> None:
+    """Open an entry, say so, and never end by itself."""
+    store = ActivationStore(folder)
+    events.put(store.layers())
+    time.sleep(600)
+
+
+def test_a_reader_that_is_killed_holds_nothing(cache: Path, probing: Callable[..., tuple[int, str, str]]) -> None:
+    context, read = processes(), entry(cache, "bert")
+    events = context.Queue()
+    reader = context.Process(target=hold, args=(read, events))
+    reader.start()
+    assert events.get(timeout=60) == [0, 1, 2, 3]
+    assert f"kept {read}: a job" in probing("cache", "prune", "--unused_days", "0", "--yes")[1]
+    reader.kill()
+    reader.join()
+    probing("cache", "prune", "--unused_days", "0", "--yes")
+    assert not read.exists()
+
+
+def test_a_forked_process_goes_on_reading_when_its_parent_no_longer_does(
+    cache: Path, probing: Callable[..., tuple[int, str, str]]
+) -> None:
+    read = entry(cache, "bert")
+    lease = FileLease(read / MANIFEST)
+    ended, end = os.pipe()
+    if not (child := os.fork()):  # pragma: no cover
+        os.close(end)
+        os.read(ended, 1)
+        os._exit(0)
+    del lease
+    assert f"kept {read}: a job" in probing("cache", "prune", "--unused_days", "0", "--yes")[1]
+    os.close(end)
+    os.waitpid(child, 0)
+    os.close(ended)
+    probing("cache", "prune", "--unused_days", "0", "--yes")
+    assert not read.exists()
+
+
+def test_an_entry_that_was_removed_before_it_was_locked_is_not_opened(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, folder = os.open, entry(cache, "bert")
+
+    def open_and_remove(path: Path, flags: int, *more: Any) -> int:
+        descriptor = opened(path, flags, *more)
+        path.unlink()
+        return descriptor
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_and_remove)
+        with pytest.raises(FileNotFoundError, match="was removed"):
+            FileLease(folder / MANIFEST)
+    with pytest.raises(DamagedCache):
+        ActivationStore(folder)
+
+
+def test_prune_minds_no_entry_that_another_one_removes_meanwhile(
+    cache: Path, probing: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = commands_of_cache.entries
+
+    def list_and_remove(folder: Path) -> list[Any]:
+        found = listed(folder)
+        shutil.rmtree(entry(cache, "roberta"))
+        return found
+
+    monkeypatch.setattr(commands_of_cache, "entries", list_and_remove)
+    assert probing("cache", "prune", "--unused_days", "0", "--yes")[0] == 0
+    assert everything(cache) == set()
 
 
 def test_prune_removes_what_dead_writers_left_and_keeps_what_can_be_mended(

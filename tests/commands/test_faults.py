@@ -20,6 +20,7 @@ from conftest import BARE_ARGS
 from fault_loop import MANIFEST, processes
 from probing import Run, load_run
 from probing.cache import ActivationStore
+from probing.commands.cache import prune
 from probing.runs.folder import RunFolder
 from rendering import without_rendering
 
@@ -310,6 +311,24 @@ def test_eight_at_once_share_one_extraction_and_agree(options: list[str], tmp_pa
         store.plan.shards
     )  # nobody did it twice
     assert store.damaged([0, 2]) == []
+
+
+@pytest.mark.slow
+def test_no_run_fails_while_the_cache_is_pruned_again_and_again(
+    options: list[str], whole: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context, runs = processes(), whole.folder.parent
+    results = context.Queue()
+    args = [*options, "--runs", str(runs)]
+    jobs = [context.Process(target=fit_here, args=(results, args)) for _ in range(3)]
+    for job in jobs:
+        job.start()
+    while any(job.is_alive() for job in jobs):
+        prune(cache=str(runs / "cache"), unused_days=0, yes=True)
+        time.sleep(0.001)
+    assert [results.get(timeout=PATIENCE_S) for _ in jobs] == [(0, [])] * 3
+    assert len({tables(path) for path in runs.iterdir() if path.name != "cache"}) == 1
+    assert ": a job is using it" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from probing.cache.entries import remove_unused
 from probing.cache.source import ActivationSource
-from probing.cache.store import remove_unused
 from probing.figures.formats import USUAL
 from probing.figures.style import BLUE, GREEN, GREY, from_zero, name_layers, write_drawings
 from probing.runs.call import Measured

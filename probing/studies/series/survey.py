@@ -10,8 +10,8 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
+from probing.cache.entries import remove_unused
 from probing.cache.source import ActivationSource
-from probing.cache.store import remove_unused
 from probing.errors import UserError
 from probing.results.shown import count
 from probing.runtime.machine import drop_garbage
