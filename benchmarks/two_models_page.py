@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.harness import read_csv, write_csv
 from probing.figures.probes import CONTROL_LOOKS
 from probing.figures.style import BLUE, GREY, ORANGE, drawing
-from probing.models.layers import aligned
 from probing.tables.columns import controls_of
 from probing.tables.heads import SPECIAL, of_measure
 
@@ -164,9 +163,7 @@ def _agreement(run: Any) -> list[Row]:
     """Return, for layers at the same relative depth, how far rankings agree, beside chance."""
     if run is None:
         return []
-    layers = [sorted({int(row[f"layer_{side}"]) for row in run.agreement}) for side in "ab"]
-    same = {(layers[0][i], layers[1][j]) for i, j in aligned(*layers)}
-    wanted = [row for row in run.agreement if (row["layer_a"], row["layer_b"]) in same]
+    wanted = [row for row in run.agreement if row["same_depth"] == "yes"]
     return [
         _cells(row, "model_a", "layer_a", "model_b", "layer_b", "statistic", "value", "low", "high", "chance",
                "chance_low", "chance_high", "p_value")

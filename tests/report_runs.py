@@ -143,7 +143,7 @@ def _write(folder: Path, kind: str, tables: dict[str, tuple[list[Any], Any]], **
 
 
 def _comparison(folder: Path, runs: list[Path]) -> Path:
-    pair = {"model_a": "first", "model_b": "second", "matching": "index"}
+    pair = {"model_a": "first", "model_b": "second", "matching": "index", "same_depth": "yes"}
     numbers = dict.fromkeys(("value", "low", "high", "p_value", "chance_low", "chance_high"), 0.5)
     rows = [
         {**pair, **numbers, "layer_a": k, "layer_b": k, "statistic": statistic}

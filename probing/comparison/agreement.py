@@ -199,9 +199,11 @@ def _intervals(
         raise ValueError(f"draws: expected both of shape (n_draws, {len(a)}), two or more, found {shapes}")
     ends = {}
     for name in STATISTICS:
-        redrawn = paired_similarities(name, *draws, settings)
-        spread = percentiles(redrawn - redrawn.mean())
-        low, high = (_value(name, a, b, settings) + np.array(spread)).clip(0 if name in CHOICE else -1, 1)
+        value, redrawn = _value(name, a, b, settings), paired_similarities(name, *draws, settings)
+        low, high = percentiles(redrawn - redrawn.mean())
+        # Where nearly all draws have one value, their quantiles lie on one side of the mean.
+        spread = np.array([np.minimum(low, 0), np.maximum(high, 0)])
+        low, high = (value + spread).clip(min(0 if name in CHOICE else -1, value), max(1, value))
         ends[name] = (float(low), float(high))
     return ends
 

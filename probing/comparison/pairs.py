@@ -19,6 +19,7 @@ from probing.comparison.nulls import RotationNull, max_p_values
 from probing.data.examples import Examples, read
 from probing.data.words import common_words, pool_words
 from probing.errors import UserError
+from probing.models.layers import aligned
 from probing.rankings.contributions import sentence_contributions
 from probing.runtime.machine import check_memory
 from probing.statistics.bootstrap import resampled_means
@@ -47,6 +48,7 @@ class Ranked:
         no_signal: Which neurons are flagged `no-signal`, shape (n_layers, d_model); None if not known.
         shuffled: Contributions by probes of shuffled labels (`probing.rankings.null_rankings`), needed only where
             neurons are compared by index; shape (n_layers, n_draws, d_model).
+        n_blocks: Number of blocks of the model; None if the last of `layers` is the model's last.
     """
 
     label: str
@@ -55,11 +57,17 @@ class Ranked:
     draws: Array | None
     no_signal: NDArray[np.bool_] | None = None
     shuffled: Array | None = None
+    n_blocks: int | None = None
 
     @property
     def d_model(self) -> int:
         """Number of neurons of a layer."""
         return int(self.scores.shape[1])
+
+    def aligned(self, other: Ranked) -> dict[int, int]:
+        """Return the index of the other run's layer at the same relative depth, by the index of the layer."""
+        blocks = tuple(max(run.layers) if run.n_blocks is None else run.n_blocks for run in (self, other))
+        return dict(aligned(self.layers, other.layers, (blocks[0], blocks[1])))
 
 
 def rank_on_clusters(label: str, weight: Tensor, test: Examples, layers: Sequence[int], seed: int) -> Ranked:
@@ -85,7 +93,8 @@ def rank_on_clusters(label: str, weight: Tensor, test: Examples, layers: Sequenc
     draws = None
     if len(clusters) >= MIN_SENTENCES:
         draws = np.stack([resampled_means(layer.numpy(), n_tokens, seed, DRAWS) for layer in sums])
-    return Ranked(label, layers, sums.sum(1).numpy() / n_tokens.sum(), draws)
+    scores = sums.sum(1).numpy() / n_tokens.sum()
+    return Ranked(label, layers, scores, draws, n_blocks=test.store.plan.n_layers)
 
 
 # --- words of two models ---
@@ -203,13 +212,14 @@ def compare_pair(
     rows: list[dict[str, Any]] = []
     n_permutations = permutations_for(shape[0] * shape[1])
     nulls: dict[str, list[Array]] = {}
+    partner_of_layer = a.aligned(b)
     for i, j in np.ndindex(shape):
         correlations = fit.correlation(i, j), held_out.correlation(i, j)
         partners[i, j] = np.arange(a.d_model) if matching == "index" else match(correlations[0], assignment)
         unrelated, unrelated_match = _by_chance(a.scores[i], moments, (i, j), assignment, rotation_null)
         names = {
             "model_a": a.label, "layer_a": a.layers[i], "model_b": b.label, "layer_b": b.layers[j],
-            "matching": matching,
+            "matching": matching, "same_depth": "yes" if partner_of_layer.get(i) == j else "no",
         }  # fmt: skip
         by_match = "random_bases" if rotation_null else "permutation"
         for one in _statistics(a, b, (i, j), partners[i, j], k, unrelated, n_permutations, seed):

@@ -138,8 +138,25 @@ def _typed_layers(layer: int | str | Sequence[int]) -> str:
     return str(layer) if isinstance(layer, int | str) else ",".join(map(str, layer))
 
 
-def aligned(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
-    """Pair each layer of one run with the other run's layer nearest in relative depth; return pairs of indices."""
-    depth_a, depth_b = max(max(a), 1), max(max(b), 1)
-    nearest = [min(range(len(b)), key=lambda j: (abs(b[j] / depth_b - layer / depth_a), j)) for layer in a]
-    return list(enumerate(nearest))
+def aligned(a: Sequence[int], b: Sequence[int], n_blocks: tuple[int, int]) -> list[tuple[int, int]]:
+    """Pair the layers of two runs that are at the same relative depth, the layer's number over the number of blocks.
+
+    Two layers are paired if each is the other's nearest, the lower one of two as near, and they are apart by less than
+    half a block of the model with fewer blocks. So layers of two models of one depth are paired if their numbers are
+    equal, and no layer has two partners.
+
+    Args:
+        a: Layer numbers of one run.
+        b: Layer numbers of the other.
+        n_blocks: Number of blocks of the model of each.
+
+    Returns:
+        Pairs of indices into `a` and `b`.
+    """
+
+    def apart(i: int, j: int) -> int:
+        return abs(a[i] * n_blocks[1] - b[j] * n_blocks[0])
+
+    of_a = [min((apart(i, j), b[j], j) for j in range(len(b)))[2] for i in range(len(a))]
+    of_b = [min((apart(i, j), a[i], i) for i in range(len(a)))[2] for j in range(len(b))]
+    return [(i, j) for i, j in enumerate(of_a) if of_b[j] == i and 2 * apart(i, j) < max(*n_blocks, 1)]

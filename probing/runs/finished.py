@@ -28,17 +28,19 @@ from probing.errors import RunError, UserError
 from probing.models import (
     ModelSource,
     length_limits,
+    load_config,
     load_tokenizer,
     site_in_names,
     site_of,
 )
+from probing.models.layers import aligned
 from probing.probes.erasure import transformed
 from probing.probes.intercept import with_constant
 from probing.probes.penalty_path import training_of
 from probing.probes.recipe import Training
 from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
-from probing.results.shown import layers_named
+from probing.results.shown import count, layers_named
 from probing.runs.checks import has_intercept, leaves_out_first, read_transforms, reads_transformed
 from probing.runs.dictionaries import site_read
 from probing.runs.places import model_of, task_of, texts_of_runs
@@ -84,8 +86,9 @@ def open_runs(made: Sequence[Run], matching: str, given: Sequence[Any] = ()) -> 
         given: Texts that have moved; each is taken for every text of a run with the same content.
 
     Raises:
-        UserError: If the model or the corpus of one has changed or is gone, a given text is that of no run, or neurons
-            of different sites or layers of different widths are to be matched by the index of their neurons.
+        UserError: If the model or the corpus of one has changed or is gone, a given text is that of no run, two runs
+            have no layers of the same relative depth, or neurons of different sites or layers of different widths are
+            to be matched by the index of their neurons.
     """
     sources = [model_of(run) for run in made]
     sites = {run.folder.name: site_of(run.config) for run in made}
@@ -100,12 +103,31 @@ def open_runs(made: Sequence[Run], matching: str, given: Sequence[Any] = ()) -> 
         raise UserError(
             f"`--matching index`: neurons are matched by index only between equal widths, and {found}; use correlation."
         )
+    _check_depths(made, sources)
     labels, texts = _labels(made, sources), texts_of_runs(made, given)
     # The runs themselves have reported the repeated sentences of their corpora.
     return [
         Finished(run, label, source, [replace(corpus, n_repeated=0) for corpus in text.corpora], text.splits)
         for run, label, source, text in zip(made, labels, sources, texts, strict=True)
     ]
+
+
+def _check_depths(made: Sequence[Run], sources: Sequence[ModelSource]) -> None:
+    """Refuse to compare two runs none of whose layers are at the same relative depth.
+
+    Raises:
+        UserError: If there are two such runs.
+    """
+    blocks = [load_config(source).num_hidden_layers for source in sources] if len(made) > 1 else []
+    for one, other in itertools.combinations(zip(made, blocks, strict=False), 2):
+        if not aligned(one[0].layers, other[0].layers, (one[1], other[1])):
+            found = " and ".join(
+                f"`{run.folder}` has {layers_named(run.layers)} of {count(n, 'block')}" for run, n in (one, other)
+            )
+            raise UserError(
+                f"`compare`: {found}; expected a layer of each at the same relative depth, because rankings of other "
+                "layers differ in one model, too. Fit both with such layers, as `--layer all` does."
+            )
 
 
 def _labels(made: Sequence[Run], sources: Sequence[ModelSource]) -> list[str]:

@@ -314,6 +314,12 @@ SENTENCES: dict[str, Sentence] = {
         "A layer of the run has the flag `uninformative`.",
         _COMPARE,
     ),
+    "unpaired": Sentence(
+        "{other} has no partner for {layers} of {label}: only layers of the same relative depth are paired.",
+        "Two layers are paired if each is the other's nearest in relative depth, its number over the number of blocks, "
+        "and they differ by less than half a block of the model with fewer blocks.",
+        _COMPARE,
+    ),
     "basis_compared": Sentence(
         "Rankings are of the bases of these runs. Where neurons are matched by correlation, chance is that of {n} "
         "random bases of the second run if this is above that of permuted neurons.",

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import hypergeom, kstest
 
@@ -290,10 +292,21 @@ def test_the_interval_holds_the_value_and_stays_in_range() -> None:
     (a,) = scorings(1)
     draws = a * np.random.default_rng(1).uniform(0.5, 1.5, (50, N))
     for found in agree(a, a, draws=(draws, draws[::-1])).values():
-        assert found.low <= found.value <= found.high + 1e-12 <= 1 + 2e-12
+        assert found.low <= found.value <= found.high <= 1 + 1e-12
     for found in agree(a, a, draws=(draws, draws)).values():
         assert found.low == pytest.approx(1)
     assert all(np.isnan([found.low, found.high]).all() for found in agree(a, a).values())
+
+
+@given(st.integers(0, 2**16), st.integers(3, 40), st.integers(2, 120), st.floats(0, 3))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_a_value_lies_in_its_own_interval(seed: int, n: int, n_draws: int, noise: float) -> None:
+    generator = np.random.default_rng(seed)
+    a, b = generator.exponential(size=(2, n))
+    draws = [side * np.exp(noise * generator.standard_normal((n_draws, n)) * (generator.random((n_draws, 1)) < 0.1))
+             for side in (a, b)]  # fmt: skip
+    for one in agreement(a, b, k=min(10, n), draws=(draws[0], draws[1]), permutations=1):
+        assert one.low <= one.value <= one.high
 
 
 def test_holm_equals_its_definition() -> None:

@@ -23,7 +23,7 @@ from probing.page.answers import answer
 from probing.page.sources import source_of
 from probing.results.shown import ends
 from probing.statistics.intervals import difference_interval
-from probing.studies.compare.tables import everywhere_sentence, unread_lines, verdicts
+from probing.studies.compare.tables import everywhere_sentence, unpaired_lines, unread_lines, verdicts
 from probing.studies.fit.command import _report
 from probing.tables import probes
 from probing.tables.columns import UNINFORMATIVE
@@ -403,13 +403,25 @@ def test_of_runs_that_are_not_to_be_read_nothing_is_said_of_signals(kind: str, i
     assert said("everywhere", everywhere_sentence(rows, {}, 10))
 
 
+@pytest.mark.parametrize(("of_b", "n_lines"), [((0, 1, 2), 0), ((2,), 1), ((1, 3), 2)])
+def test_layers_without_one_of_the_same_depth_are_named(of_b: Sequence[int], n_lines: int) -> None:
+    rows = [
+        {"model_a": "a", "layer_a": i, "model_b": "b", "layer_b": j, "same_depth": "yes" if i == j else "no"}
+        for i in range(3)
+        for j in of_b
+    ]
+    lines = unpaired_lines(rows)
+    assert len(lines) == n_lines
+    assert all(said("unpaired", line) for line in lines)
+
+
 def verdict_on(strengths: Sequence[float], flag: str = "") -> str:
     """Return the verdict on two runs whose neurons' contributions have a part in common, in each of their layers."""
     generator, rows = np.random.default_rng(0), []
     for layer, strength in enumerate(strengths):
         shared = strength * generator.standard_normal(60)
         a, b = (shared + generator.standard_normal(60) for _ in range(2))
-        layers = {"model_a": "a", "layer_a": layer, "model_b": "b", "layer_b": layer}
+        layers = {"model_a": "a", "layer_a": layer, "model_b": "b", "layer_b": layer, "same_depth": "yes"}
         found = agreement(a, b, k=10)
         rows += [{**layers, **vars(one), "p_value": min(len(strengths) * one.p_value, 1.0)} for one in found]
     flags = [{"layer": layer, "flag": flag} for layer in range(len(strengths))]
@@ -557,7 +569,13 @@ SPEAKERS = {
     "probing/studies/fit/command.py": {"_report"},
     "probing/studies/compare/command.py": {"_said"},
     "probing/evidence/by_class.py": {"position_line"},
-    "probing/studies/compare/tables.py": {"unread_lines", "everywhere_sentence", "agreement_tables", "_verdict"},
+    "probing/studies/compare/tables.py": {
+        "unread_lines",
+        "unpaired_lines",
+        "everywhere_sentence",
+        "agreement_tables",
+        "_verdict",
+    },
     "probing/studies/compare/recipe_tables.py": {"conclusions", "_verdict", "_options"},
     "probing/tables/probes.py": {
         "neurons_table",

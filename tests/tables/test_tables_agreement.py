@@ -44,7 +44,7 @@ def rows_of(pair: tuple[str, str]) -> list[dict[str, object]]:
     return [
         {"model_a": pair[0], "model_b": pair[1], "matching": "index", "statistic": statistic, "layer_a": i,
          "layer_b": j, "value": 0.5 + 0.1 * i if i == j else 0.99, "p_value": 0.01 if i else 0.2, "chance_low": 0.0,
-         "chance_high": 0.2, "n_neurons": 60, "null": "shuffled_labels"}
+         "chance_high": 0.2, "n_neurons": 60, "null": "shuffled_labels", "same_depth": "yes" if i == j else "no"}
         for i in range(3) for j in range(3) for statistic in ("overlap", "spearman")
     ]  # fmt: skip
 

@@ -13,6 +13,7 @@ from probing.cli.options import WandbOptions
 from probing.cli.python_calls import configured
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
+from probing.results.schema import Row
 from probing.runs.call import Call, Measured
 from probing.runs.folder import RunFolder
 from probing.runs.loading import load_fit_of_classes, load_run
@@ -22,7 +23,13 @@ from probing.runs.study import Result
 from probing.runs.tuned import is_of_tunings
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.progress import stage
-from probing.studies.compare.tables import everywhere_sentence, sites_lines, unread_lines, verdicts
+from probing.studies.compare.tables import (
+    everywhere_sentence,
+    sites_lines,
+    unpaired_lines,
+    unread_lines,
+    verdicts,
+)
 from probing.tasks import short_name
 
 # More draws than this would take long to train and hardly sharpen the p-values.
@@ -138,11 +145,12 @@ def _compare_recipes(call: Call, given: Sequence[str], name: str | None) -> Resu
         return call.write_into(RunFolder(call.place, name, "compare-finetune"), lambda _: found)
 
 
-def _said(opened: Sequence[Any], common: Any, top: int) -> list[str]:
+def _said(opened: Sequence[Any], rows: Sequence[Row], common: Any, top: int) -> list[str]:
     """Return what a neuron is in the compared runs, and what is said of neurons at the top of all of them.
 
     Args:
         opened: The runs, each a `probing.runs.finished.Finished`.
+        rows: Rows of `agreement.csv`.
         common: The `probing.studies.compare.common_neurons.Common` of the runs.
         top: Number of first neurons that count as the top.
     """
@@ -155,6 +163,7 @@ def _said(opened: Sequence[Any], common: Any, top: int) -> list[str]:
     return [
         *sites_lines({one.label: site_of(one.run.config) for one in opened}),
         everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread),
+        *unpaired_lines(rows),
         *unread,
         say("basis_compared", n=BASES),
         *([few] if few else []),
@@ -199,7 +208,7 @@ def _measured(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], commo
         "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
         "top_everywhere": common.summary(),
         "verdicts": verdicts(rows, {one.label: one.run.accuracy for one in opened}, top),
-        "said": _said(opened, common, top),
+        "said": _said(opened, rows, common, top),
     }
     runs = {one.label: one.run for one in opened}
     tables = {"agreement": rows, "top_everywhere": common.rows}

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from probing.comparison.nulls import Chance, label_chance
 from probing.comparison.pairs import Pair, Ranked
-from probing.models.layers import aligned
 from probing.statistics.rank_similarity import neuron_ranks
 
 
@@ -77,16 +76,16 @@ def _of_first(
         k: Size of the top.
 
     Returns:
-        Shape (n_layers, n_rankings, d_model) of the first run.
+        Shape (n_layers, n_rankings, d_model) of the first run; False in layers without a partner in the run.
     """
     top = (ranks := neuron_ranks(scores)) <= min(k, ranks.shape[-1])
     if run == 0:
         return top
-    found = []
-    for i, j in aligned(ranked[0].layers, ranked[run].layers):
+    found = np.zeros((len(ranked[0].layers), scores.shape[1], ranked[0].d_model), dtype=bool)
+    for i, j in ranked[0].aligned(ranked[run]).items():
         partner = pairs[run].partners[i, j]
-        found.append(top[j][:, partner] & (partner >= 0))
-    return np.stack(found)
+        found[i] = top[j][:, partner] & (partner >= 0)
+    return found
 
 
 def _row(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], i: int, neuron: int) -> dict[str, Any]:
@@ -95,7 +94,7 @@ def _row(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], i: int, neuron: in
     row: dict[str, Any] = {"layer": first.layers[i], "neuron": int(neuron), "rank": _rank(first, i, neuron)}
     unseen = [first.label] if _is_unseen(first, i, neuron) else []
     for other, pair in pairs.items():
-        one, j = ranked[other], dict(aligned(first.layers, ranked[other].layers))[i]
+        one, j = ranked[other], first.aligned(ranked[other])[i]
         partner = int(pair.partners[i, j, neuron])
         row |= {f"{one.label} layer": one.layers[j], f"{one.label} neuron": partner}
         row |= {f"{one.label} rank": _rank(one, j, partner)}

@@ -6,9 +6,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from probing.models.layers import aligned, what_is_a_neuron
+from probing.models.layers import what_is_a_neuron
 from probing.results.schema import Column, Row, Schema, Type, layer_number, number, text, whole
-from probing.results.shown import count, ends, two_decimals
+from probing.results.shown import count, ends, layers_named, two_decimals
 from probing.runtime.plain_tables import plain_table
 from probing.tables.columns import UNINFORMATIVE
 from probing.tables.evidence_sentences import ALPHA, SAME, say
@@ -50,8 +50,23 @@ def _by_pair(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 def same_depth(rows: Sequence[Row]) -> list[tuple[int, int]]:
     """Return the layers of a pair of runs that are at the same relative depth."""
-    layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
-    return [(layers_a[i], layers_b[j]) for i, j in aligned(layers_a, layers_b)]
+    return list(dict.fromkeys((row["layer_a"], row["layer_b"]) for row in rows if row["same_depth"] == "yes"))
+
+
+def unpaired_lines(rows: Sequence[Row]) -> list[str]:
+    """Name the layers of each run that have no layer of the same relative depth in another run.
+
+    Args:
+        rows: Rows of `agreement.csv`.
+    """
+    lines = []
+    for (a, b), of_pair in _by_pair(rows).items():
+        pairs = same_depth(of_pair)
+        for side, label, other in ((0, a, b), (1, b, a)):
+            layers = {row[f"layer_{'ab'[side]}"] for row in of_pair} - {layers[side] for layers in pairs}
+            if layers:
+                lines.append(say("unpaired", label=label, layers=layers_named(sorted(layers)), other=other))
+    return lines
 
 
 def verdicts(rows: Sequence[Row], accuracy_of_run: Mapping[str, Sequence[Row]], top: int) -> dict[str, str]:
@@ -202,6 +217,7 @@ AGREEMENT = Schema("agreement", "a row per pair of runs, pair of layers and stat
     text("model_a", "The first run."), whole("layer_a", "Its layer."),
     text("model_b", "The second run."), whole("layer_b", "Its layer."),
     text("matching", "How neurons are paired: index or correlation."),
+    text("same_depth", "Whether the two layers are of the same relative depth: yes or no."),
     text("statistic", "What is measured of the two rankings."),
     value("Its value"),
     number("p_value", "Share of the null's draws that agree at least as much, corrected for the pairs of layers."),

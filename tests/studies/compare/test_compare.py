@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from conftest import BARE, BARE_ARGS, ROOT
@@ -167,8 +169,8 @@ def test_layers_that_differ_do_not_make_strangers_of_one_model(
     runs: Path, checkpoints: dict[str, Path], corpus_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options: dict[str, Any] = {"corpus": str(corpus_file), "runs": str(runs), **QUICKLY}
-    fit(model=str(checkpoints["bert"]), name="low", layer=0, **options)
-    fit(model=str(checkpoints["bert"]), name="high", layer=1, **options)
+    fit(model=str(checkpoints["bert"]), name="low", layer="0,1", **options)
+    fit(model=str(checkpoints["bert"]), name="high", layer="1,2", **options)
     compare([str(runs / "low"), str(runs / "high")], null_draws=1, runs=str(runs), name="lh", wandb=NO_WANDB)
     assert "lineage" not in capsys.readouterr().err
 
@@ -237,10 +239,57 @@ def test_a_run_whose_corpus_changed_is_refused(runs: Path, checkpoints: dict[str
 
 
 def test_layers_of_the_same_relative_depth_are_aligned() -> None:
-    assert aligned([0, 1, 2, 3], [0, 1, 2, 3]) == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert aligned([0, 3, 6], [0, 6, 12]) == [(0, 0), (1, 1), (2, 2)]
-    assert aligned([0, 6, 12], [0, 1, 2, 3, 4, 5, 6]) == [(0, 0), (1, 3), (2, 6)]
-    assert aligned([2], [0, 1, 2, 3]) == [(0, 3)]
+    assert aligned([0, 1, 2, 3], [0, 1, 2, 3], (3, 3)) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    assert aligned([0, 3, 6], [0, 6, 12], (6, 12)) == [(0, 0), (1, 1), (2, 2)]
+    assert aligned([0, 6, 12], [0, 1, 2, 3, 4, 5, 6], (12, 6)) == [(0, 0), (1, 3), (2, 6)]
+    assert aligned([2], [0, 1, 2, 3], (3, 3)) == [(0, 2)]
+    assert aligned([0, 1, 2, 3, 4, 5, 6], [6], (6, 6)) == [(6, 0)]
+    assert aligned([3], [6], (6, 6)) == []
+    assert aligned([3], [6], (6, 12)) == [(0, 0)]
+    assert aligned([1], [0, 1], (12, 6)) == []  # halfway between the two
+    assert aligned(range(5), range(7), (4, 6)) == [(0, 0), (1, 1), (2, 3), (3, 4), (4, 6)]
+
+
+_LAYERS = st.integers(1, 24).flatmap(
+    lambda n: st.tuples(st.just(n), st.lists(st.integers(0, n), min_size=1, unique=True).map(sorted))
+)
+
+
+@given(_LAYERS, _LAYERS)
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_layers_with_a_partner_are_at_one_depth_and_the_order_of_runs_is_no_matter(
+    one: tuple[int, list[int]], other: tuple[int, list[int]]
+) -> None:
+    (n_a, a), (n_b, b) = one, other
+    pairs = aligned(a, b, (n_a, n_b))
+    assert all(abs(a[i] / n_a - b[j] / n_b) < 0.5 / min(n_a, n_b) for i, j in pairs)
+    assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
+    if n_a == n_b:
+        assert [a[i] for i, _ in pairs] == sorted({*a} & {*b})
+    if n_a < n_b and len(a) == n_a + 1 and len(b) == n_b + 1:  # each layer of the model with fewer blocks has one
+        assert len(pairs) == len(a)
+    assert {(j, i) for i, j in pairs} == {*aligned(b, a, (n_b, n_a))}
+
+
+@pytest.mark.slow
+def test_runs_of_other_layers_are_compared_where_they_have_one_depth_and_refused_where_nowhere(
+    checkpoints: dict[str, Path], runs: Path
+) -> None:
+    options: dict[str, Any] = {"corpus": load_run(runs / "bert").config["corpus"], "runs": str(runs), **QUICKLY}
+    fit(model=str(checkpoints["bert"]), name="last", layer=2, **options)
+    written = {"runs": str(runs), "quiet": True, "wandb": NO_WANDB}
+    made = compare([runs / "bert", runs / "last"], null_draws=1, name="of-last", **written)
+    assert {(row["layer_a"], row["layer_b"]) for row in made.agreement if row["same_depth"] == "yes"} == {(2, 2)}
+    assert "10 of the first 10 neurons are in common" in made.answer()[0]
+    assert " of 1 pair of layers)" in made.answer()[0]
+    (line,) = [line for line in made.conclusions() if "no partner" in line]
+    assert line.startswith("last has no partner for layers 0, 1 and 3 of bert: only")
+    assert {row["layer"] for row in made.top_everywhere} == {2}
+    fit(model=str(checkpoints["bert"]), name="first", layer=1, **options)
+    before = {path.name for path in runs.iterdir()}
+    with pytest.raises(UserError, match=r"first` has layer 1 of 3 blocks and .*last` has layer 2 of 3"):
+        compare([runs / "first", runs / "last"], **written)
+    assert {path.name for path in runs.iterdir()} == before
 
 
 @pytest.mark.slow
