@@ -130,7 +130,7 @@ class WandbOptions:
 
     Args:
         mode: `online`, `offline` or `disabled`; `auto` takes `$WANDB_MODE` if set, otherwise online if there is an API
-            key and offline if not.
+            key and offline if not, and follows `wandb offline` and `wandb disabled` in any case.
         project: Project that the run belongs to; `$WANDB_PROJECT` by default, or else `probing`.
         entity: User or team that owns the project; `$WANDB_ENTITY` by default, or else your own default entity.
         group: Name under which runs are shown together, such as the name of their sweep.

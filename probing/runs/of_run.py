@@ -13,6 +13,7 @@ from probing.models import site_of
 from probing.runs.checks import has_intercept
 from probing.runs.places import TEXTS, is_model_of, model_of, texts_of
 from probing.runs.run import Run
+from probing.tracking import least, resolve_mode
 
 
 def read_as_run(
@@ -63,7 +64,7 @@ def tracked_like(run: Run, options: WandbOptions) -> WandbOptions:
     """Return how results that are added to a run are tracked: with the mode `auto`, no further than the run itself.
 
     A run that was made with the mode `offline` or `disabled` is thereby not uploaded in part. The variable `WANDB_MODE`
-    takes precedence.
+    takes precedence; what is switched off stays so.
 
     Args:
         run: The run.
@@ -71,4 +72,6 @@ def tracked_like(run: Run, options: WandbOptions) -> WandbOptions:
     """
     made = run.config.get("wandb", {}).get("mode")
     is_open = options.mode == "auto" and not os.environ.get("WANDB_MODE")
-    return replace(options, mode=made) if is_open and made in ("offline", "disabled") else options
+    if not is_open or made not in ("offline", "disabled"):
+        return options
+    return replace(options, mode=least([made, resolve_mode("auto")]))

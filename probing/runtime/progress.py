@@ -20,6 +20,7 @@ from probing.runtime.stages import Cost, Overview, Stage
 from probing.runtime.terminal import in_notebook
 
 _overview: ContextVar[Overview | None] = ContextVar("overview", default=None)
+_is_part: ContextVar[bool] = ContextVar("is_part", default=False)
 
 
 @contextmanager
@@ -31,7 +32,11 @@ def overview(quiet: bool, briefly: bool = False) -> Iterator[None]:
         briefly: Whether only long stages are said where nothing is shown.
     """
     if _overview.get() is not None:
-        yield
+        is_part = _is_part.set(True)
+        try:
+            yield
+        finally:
+            _is_part.reset(is_part)
         return
     speaks = is_main_process() and not quiet
     line = _line() if speaks else None
@@ -40,6 +45,11 @@ def overview(quiet: bool, briefly: bool = False) -> Iterator[None]:
         yield
     finally:
         _overview.reset(before)
+
+
+def is_part() -> bool:
+    """Whether this is a command inside another one."""
+    return _is_part.get()
 
 
 def _line() -> Any:

@@ -7,7 +7,7 @@ precaution is for.
 """
 
 from probing.tracking.client import one_service
-from probing.tracking.mode import resolve_mode
+from probing.tracking.mode import least, resolve_mode
 from probing.tracking.tracker import Tracker
 
-__all__ = ["Tracker", "one_service", "resolve_mode"]
+__all__ = ["Tracker", "least", "one_service", "resolve_mode"]

@@ -84,6 +84,26 @@ def _remove_left(place: Path) -> None:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
+def refused_variables() -> dict[str, str]:
+    """Return the variables of the environment that the client refuses, each with its reason."""
+    from wandb import Settings
+
+    refused = {}
+    for variable, value in sorted(os.environ.items()):
+        try:
+            Settings().update_from_env_vars({variable: value})
+        except Exception as error:
+            refused[variable] = reason_of(error)
+    return refused
+
+
+def reason_of(error: Exception) -> str:
+    """Return what the client says is wrong, or the first line of an error, or its type's name if it has no message."""
+    wrong = [str(one["msg"]) for one in error.errors()] if hasattr(error, "errors") else []  # of pydantic
+    first_line = ("; ".join(wrong) or str(error) or type(error).__name__).splitlines()[0]
+    return first_line.removeprefix("Value error, ").rstrip(" .")[:200]
+
+
 # A call of the logger.
 Call = Callable[["WandbLogger"], None]
 

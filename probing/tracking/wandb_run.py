@@ -15,12 +15,15 @@ from subprocess import Popen
 from typing import TYPE_CHECKING, Any
 
 from probing.cli.options import WandbOptions
+from probing.runtime.progress import is_part
 from probing.tracking.client import (
     Call,
     background_process,
     close_service,
     guarded_logger,
     own_temporary_folder,
+    reason_of,
+    refused_variables,
     variables,
     within,
 )
@@ -37,6 +40,9 @@ PROJECT = "probing"
 
 # The mode that replaces one that fails.
 _FALLBACK: dict[Mode, Mode] = {"online": "offline", "offline": "disabled"}
+
+# The folder of the run that has the id of the environment, by the id.
+_FOLDER_OF_ID: dict[str, Path] = {}
 
 # Most seconds lost to a server that is absent or slow. Connecting, finishing and writing a second, offline copy have
 # limits of their own; logging the results has the rest.
@@ -82,8 +88,9 @@ class WandbRun:
         self._warned = False
         self._mode = resolve_mode(options.mode)
         self._run: Run | None = None
-        # A sweep's agent sets the id. A run that replaces a failed one has the same id.
-        self._id = (None if light else os.environ.get("WANDB_RUN_ID")) or token_hex(6)
+        self._is_part = light or is_part()
+        # A run that replaces a failed one has the same id.
+        self._id = self._id_of_environment() or token_hex(6)
         self._url: str | None = None
         self._run_folder = ""
         self._failure: Exception | None = None  # the error that ended the logging to the current run
@@ -98,6 +105,13 @@ class WandbRun:
         self._log_s = _LOSS_S - _FINISH_S - _COPY_S - (time.monotonic() - start)
         if failure:
             self._report(failure)
+
+    def _id_of_environment(self) -> str | None:
+        """Return `$WANDB_RUN_ID`, which a sweep's agent sets, for one run of this process: that of the command."""
+        run_id = os.environ.get("WANDB_RUN_ID")
+        if not run_id or self._is_part or _FOLDER_OF_ID.setdefault(run_id, self._folder) != self._folder:
+            return None
+        return run_id
 
     @property
     def mode(self) -> Mode:
@@ -195,7 +209,7 @@ class WandbRun:
                 entity=self._options.entity or os.environ.get("WANDB_ENTITY") or None,
                 group=self._options.group,
                 tags=self._options.tags or None,
-                name=self._options.name or (None if self._light else os.environ.get("WANDB_NAME")) or self._name,
+                name=self._options.name or (None if self._is_part else os.environ.get("WANDB_NAME")) or self._name,
                 notes=self._options.notes,
                 job_type=self._options.job_type,
                 config=self._config,
@@ -276,16 +290,24 @@ class WandbRun:
         if self._warned:
             return
         self._warned = True
+        reason = self._reason(failure)
         if self._mode == "offline":
             self._warn(
-                f"W&B is logged offline ({_reason(failure)}): the results on disk are complete,"
+                f"W&B is logged offline ({reason}): the results on disk are complete,"
                 f" and `wandb sync wandb/{self._run_folder}` in the run's folder uploads them."
             )
         else:
             self._warn(
-                f"W&B is off for this run ({_reason(failure)}): the results on disk are complete"
+                f"W&B is off for this run ({reason}): the results on disk are complete"
                 " without it, and `--wandb.mode disabled` leaves it out."
             )
+
+    def _reason(self, failure: Exception) -> str:
+        """Return why W&B failed: the variables of the environment that it refuses, or else the error."""
+        refused: dict[str, str] = {}
+        with self._environment(), suppress(Exception):
+            refused = refused_variables()
+        return "; ".join(f"${variable}: {why}" for variable, why in refused.items()) or reason_of(failure)
 
     def _clear_failed_start(self, before: Container[Path]) -> None:
         """Remove everything of a run that did not start, but no earlier logs."""
@@ -324,9 +346,3 @@ class WandbRun:
         }
         with variables(ours):
             yield
-
-
-def _reason(error: Exception) -> str:
-    """Return an error's first line, or its type's name if it has no message."""
-    first_line = (str(error) or type(error).__name__).splitlines()[0]
-    return first_line.rstrip(" .")[:200]

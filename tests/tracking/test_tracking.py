@@ -186,6 +186,62 @@ def test_the_mode_that_a_logger_of_lightning_leaves_behind_is_understood(
     assert resolve_mode("auto") == "online"
 
 
+@pytest.mark.parametrize(
+    ("settings", "environment", "expected"),
+    [
+        ({"wandb": "mode = offline"}, {}, "offline"),
+        ({"wandb": "mode = disabled"}, {}, "disabled"),
+        ({"wandb": "disabled = true"}, {}, "disabled"),
+        ({"wandb": "disabled = true\nmode = dryrun"}, {}, "offline"),
+        ({"wandb": "mode = online"}, {}, "online"),
+        ({"wandb": "project = p"}, {}, "online"),
+        ({".wandb": "mode = offline"}, {}, "offline"),
+        ({"config": "mode = offline"}, {}, "offline"),
+        ({"config": "mode = offline", "wandb": "mode = online"}, {}, "online"),
+        ({"config": "mode = offline", "wandb": "mode = disabled"}, {}, "disabled"),
+        ({"elsewhere/wandb": "mode = disabled"}, {"WANDB_DIR": "elsewhere"}, "disabled"),
+        ({"wandb": "mode = offline"}, {"WANDB_MODE": "online"}, "offline"),
+        ({"wandb": "mode = offline"}, {"WANDB_MODE": "disabled"}, "disabled"),
+        ({"wandb": "mode = disabled"}, {"WANDB_MODE": "offline"}, "disabled"),
+        ({}, {"WANDB_DISABLED": "true"}, "disabled"),
+        ({}, {"WANDB_DISABLED": "false"}, "online"),
+    ],
+)
+def test_what_is_switched_off_is_not_sent_unless_the_option_says_so(
+    settings: dict[str, str], environment: dict[str, str], expected: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for place, content in settings.items():
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "settings").write_text(f"[default]\n{content}\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for variable, value in {"WANDB_API_KEY": "k", "WANDB_CONFIG_DIR": str(tmp_path / "config"), **environment}.items():
+        monkeypatch.setenv(variable, value)
+    assert resolve_mode("auto") == expected
+    assert resolve_mode("online") == "online"
+
+
+@pytest.mark.slow
+def test_a_folder_that_the_client_has_switched_off_is_followed_and_switched_on_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    for command, expected in {"offline": "offline", "disabled": "disabled", "online": "online"}.items():
+        subprocess.run([sys.executable, "-m", "wandb", command], check=True, capture_output=True)
+        assert resolve_mode("auto") == expected
+
+
+def test_a_settings_file_with_another_mode_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "settings").write_text("[default]\nmode = of\n", encoding="utf-8")
+    with pytest.raises(
+        UserError, match=r"`mode` in wandb.settings is 'of': expected online, offline or disabled; corr"
+    ):
+        resolve_mode("auto")
+
+
 def test_importing_the_module_loads_no_heavy_library() -> None:
     code = "import sys, probing.tracking; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
@@ -521,6 +577,17 @@ def test_two_trackers_in_one_process_are_two_runs(tmp_path: Path) -> None:
     assert len(one.rows("layer")) == len(two.rows("layer")) == 2
 
 
+def test_the_id_of_the_environment_is_that_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_RUN_ID", "for-one")
+    ids = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        track(tmp_path / name, mode="offline").finish()
+        (run,) = read_offline_runs(tmp_path / name)
+        ids.append(run.run["id"])
+    assert ids[0] == "for-one" != ids[1]
+
+
 def test_a_run_that_the_user_has_open_is_neither_used_nor_closed(tmp_path: Path) -> None:
     import wandb
 
@@ -649,6 +716,21 @@ def test_when_not_even_offline_works_the_run_goes_on_without(folder: Path) -> No
     assert tracker.logger is None
     (warning,) = warnings
     assert warning.startswith("W&B is off for this run")
+
+
+def test_variables_that_the_client_refuses_are_named_all_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = {"TAGS": 65 * "x", "QUIET": "maybe", "RESUME": "sometimes", "BASE_URL": "nowhere", "RUN_ID": "a/b"}
+    for variable, value in {**bad, "NOTES": "good"}.items():
+        monkeypatch.setenv(f"WANDB_{variable}", value)
+    warnings: list[str] = []
+    tracker = track(folder, warnings.append, mode="offline")
+    log_all(tracker, folder)
+    tracker.finish()
+    (warning,) = warnings
+    assert {part.split(":")[0] for part in warning.split("$")[1:]} == {f"WANDB_{variable}" for variable in bad}
+    assert "$WANDB_QUIET: Input should be a valid boolean, unable to interpret input; $WANDB_RESUME: " in warning
 
 
 @pytest.mark.patient

@@ -232,7 +232,11 @@ def test_a_name_that_another_sweep_has_begun_under_is_refused(
 
 
 @pytest.mark.slow
-def test_trials_that_ask_for_more_are_fits_of_their_own(tmp_path: Path, data: dict[str, Any]) -> None:
+def test_trials_that_ask_for_more_are_fits_of_their_own(
+    tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in {"MODE": "offline", "RUN_ID": "asked", "NAME": "named"}.items():
+        monkeypatch.setenv(f"WANDB_{variable}", value)
     points = {"probe.solver": ["adam", "lbfgs"], "controls": ["shuffled"], "layer": [0], "probe.l2": [1e-2]}
     made = sweep(str(write(tmp_path / "s.yaml", points=points)), fit=data, runs=str(tmp_path / "runs"), quiet=True)
     adam, lbfgs = (load_run(folder) for folder in sorted((made.folder / "trials").iterdir()))
@@ -241,6 +245,11 @@ def test_trials_that_ask_for_more_are_fits_of_their_own(tmp_path: Path, data: di
     assert (adam.folder / "figures" / "accuracy.png").is_file()
     assert adam.config["runs"] == "runs"  # not the sweep's own folder, which was renamed
     assert made.sweep[0]["probe.solver"] == "adam"
+    tracked = [run for one in (adam, lbfgs, made) for run in read_offline_runs(one.folder)]
+    assert [run.run["name"] for run in tracked] == [adam.folder.name, lbfgs.folder.name, "named"]
+    ids = [run.run["id"] for run in tracked]
+    assert ids[2] == "asked"  # the sweep's own run
+    assert len({*ids}) == 3
 
 
 @pytest.mark.slow
