@@ -306,7 +306,7 @@ def _conclude(
         "timings": {"total_s": time.perf_counter() - start},
         "said": [
             *([f"{problem}; so trials are ranked by their accuracy."] if problem else []),
-            *table.conclusion(rows, best, options.varied, metric, definition.goal),
+            *table.conclusion(rows, outcomes, options.varied, metric, definition.goal),
         ],
     }  # fmt: skip
     (folder / "results.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")

@@ -76,11 +76,23 @@ def value_of(rows: Sequence[Mapping[str, Any]], metric: str | None) -> float:
         metric: Name of the metric; the best accuracy if None.
     """
     metric = metric or BEST_ACCURACY
-    column, layer = column_of(metric), layer_of(metric)
     if metric in _OF_THE_BEST:
         return float(summary_of(rows)[metric])
-    if layer is not None:
-        rows = [row for row in rows if row["layer"] == layer]
-    elif not metric.startswith("by_layer/") and len(rows) > 1:
-        return math.nan  # of several layers, none is meant
-    return float(rows[-1].get(str(column), math.nan)) if rows else math.nan
+    rows = rows_of(rows, metric)
+    return float(rows[-1].get(str(column_of(metric)), math.nan)) if rows else math.nan
+
+
+def rows_of(rows: Sequence[Mapping[str, Any]], metric: str | None) -> list[Mapping[str, Any]]:
+    """Return the rows of the layer that a metric is of, or of all layers with the best accuracy.
+
+    Args:
+        rows: A row per layer, as in `accuracy.csv`.
+        metric: Name of the metric; the best accuracy if None.
+    """
+    if metric is None or metric in _OF_THE_BEST:
+        best = summary_of(rows)[BEST_ACCURACY]
+        return [row for row in rows if row["accuracy"] == best]
+    if (layer := layer_of(metric)) is not None:
+        return [row for row in rows if row["layer"] == layer]
+    # Of several layers, `test/accuracy` means none.
+    return list(rows[-1:]) if metric.startswith("by_layer/") or len(rows) == 1 else []

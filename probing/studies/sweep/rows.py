@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from probing.results.shown import count
 from probing.runs.run import Run
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
-from probing.studies.sweep.metric import BEST_ACCURACY, value_of
+from probing.studies.sweep.metric import BEST_ACCURACY, rows_of, value_of
+from probing.tables.columns import UNINFORMATIVE
 from probing.tracking.results import summary_of
 
 # Options that change the neurons themselves: rankings of trials that differ in them cannot be compared.
@@ -95,19 +97,34 @@ def not_measured(outcomes: Sequence[Outcome], metric: str | None) -> str | None:
 
 
 def best(outcomes: Sequence[Outcome], metric: str | None, goal: str) -> Outcome:
-    """Return the trial with the best metric, the first of equals; without a metric, it is the highest accuracy."""
+    """Return the trial with the best metric, the lowest cross-entropy of equals, and the first if that is equal, too.
+
+    Without a metric, it is the highest accuracy.
+    """
     sign = -1 if metric is not None and goal == "minimize" else 1
-    return max(outcomes, key=lambda one: value if (value := sign * metric_of(one, metric)) == value else -np.inf)
+    known = [one for one in outcomes if not math.isnan(metric_of(one, metric))]
+    return min(known or outcomes, key=lambda one: (-sign * metric_of(one, metric), cross_entropy_of(one, metric)))
+
+
+def cross_entropy_of(one: Outcome, metric: str | None) -> float:
+    """Return the cross-entropy of the layer that a trial's metric is of, infinity where there is none."""
+    found = [row.get("cross_entropy", math.nan) for row in rows_of(one.accuracy, metric)]
+    return min((value for value in found if not math.isnan(value)), default=math.inf)
+
+
+def _is_above_constant(one: Outcome, metric: str | None) -> bool:
+    """Whether the probe of the layer that a metric is of is shown to predict better than a constant answer."""
+    return any(UNINFORMATIVE not in row.get("flag", "") for row in rows_of(one.accuracy, metric) or one.accuracy)
 
 
 def conclusion(
-    rows: Sequence[Mapping[str, Any]], winner: Outcome, varied: Sequence[str], metric: str | None, goal: str
+    rows: Sequence[Mapping[str, Any]], outcomes: Sequence[Outcome], varied: Sequence[str], metric: str | None, goal: str
 ) -> list[str]:
     """Return sentences on how far rankings agree between trials, and on which trial is best.
 
     Args:
         rows: A row for each trial and layer.
-        winner: The best trial.
+        outcomes: Finished trials.
         varied: Names of the options that differ between trials.
         metric: Metric by which it is the best.
         goal: Whether the metric was to be low (`minimize`) or high (`maximize`).
@@ -121,13 +138,28 @@ def conclusion(
                 f"Rankings of trials that differ only in {name} have a rank correlation of {np.mean(values):.2f} on "
                 f"average ({min(values):.2f} to {max(values):.2f}) and share {TOP * shared:.1f} of the top {TOP}."
             )
-    n = len({row["trial"] for row in rows})
+    winner, n = best(outcomes, metric, goal), len(outcomes)
     wanted = "highest" if metric is None else {"minimize": "lowest", "maximize": "highest"}[goal]
     point = ", ".join(f"{name} {value}" for name, value in winner.point.items()) or winner.name
     line = f"Best of {n} trials: {point}, with the {wanted} {metric or BEST_ACCURACY}, {metric_of(winner, metric):.4g}"
     if n > 1:
         line += "; it was chosen on the sentences it is measured on, so expect a slightly worse value on others"
-    return [*lines, f"{line}."]
+    lines.append(f"{line}.")
+    tied = [one for one in outcomes if metric_of(one, metric) == metric_of(winner, metric)]
+    if len(tied) > 1:
+        least, most = cross_entropy_of(winner, metric), max(cross_entropy_of(one, metric) for one in tied)
+        why = (
+            "the first of them is named"
+            if least == most
+            else (f"the one with the lowest cross-entropy is named, {least:.3f} nats; the highest is {most:.3f}")
+        )
+        lines.append(f"{len(tied)} trials have this {metric or BEST_ACCURACY}: {why}.")
+    if not _is_above_constant(winner, metric):
+        n_above = sum(_is_above_constant(one, metric) for one in outcomes)
+        others = f"; {count(n_above, 'other trial')} {'is' if n_above == 1 else 'are'}" if n_above else ""
+        subject = "The best trial is not shown" if n_above else "No trial is shown" if n > 1 else "It is not shown"
+        lines.append(f"{subject} to predict better than a constant answer{others}: do not read its ranking.")
+    return lines
 
 
 def _neighbours(outcomes: Sequence[Outcome], name: str) -> dict[Any, list[Outcome]]:

@@ -26,7 +26,7 @@ def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric:
     column = (column_of(metric) if metric else None) or "accuracy"
     column = column if rows and column != "layer" and column in rows[0] else "accuracy"
     sign = 1 if column != "accuracy" and goal == "minimize" else -1
-    ranked = sorted(rows, key=lambda row: sign * row[column])[:BEST]
+    ranked = sorted(rows, key=lambda row: (sign * row[column], row.get("cross_entropy", 0)))[:BEST]
     shown = list(dict.fromkeys([*varied, "layer"]))
     extra = [name for name in dict.fromkeys([column, "cross_entropy"]) if name != "accuracy" and name in rows[0]]
     table = plain_table(f"The best {len(ranked)} of {len(rows)} rows by {column}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from pathlib import Path
@@ -221,6 +222,42 @@ def test_the_best_is_by_the_files_metric_and_goal() -> None:
     adam = table.Outcome("a", {}, [{"layer": 6, "accuracy": 0.5, "validation_cross_entropy": 2.5}], {})
     assert table.metric_of(adam, "val/layer_06/cross_entropy") == 2.5
     assert math.isnan(table.metric_of(made[0], "val/layer_06/cross_entropy"))
+
+
+def trial_of(name: str, accuracy: float, *entropies: float, flag: str = "") -> table.Outcome:
+    """Return a trial whose layers, from 0 on, have one accuracy and these cross-entropies."""
+    rows = [{"layer": k, "accuracy": accuracy, "cross_entropy": nats, "flag": flag} for k, nats in enumerate(entropies)]
+    return table.Outcome(name, {"seed": name}, rows, {})
+
+
+@pytest.mark.parametrize("metric", [None, "best_accuracy", "by_layer/accuracy", "layer_01/accuracy"])
+def test_of_trials_that_tie_the_best_has_the_lowest_cross_entropy(metric: str | None) -> None:
+    made = [trial_of("a", 0.5, 1.834, 1.834), trial_of("b", 0.5, 0.971, 0.971), trial_of("c", 0.4, 0.1, 0.1)]
+    for order in itertools.permutations(made):
+        assert table.best(order, metric, "maximize").name == "b"
+        said = table.conclusion([], order, ["seed"], metric, "maximize")
+        assert said[0].startswith("Best of 3 trials: seed b, ")
+        name = metric or "best_accuracy"
+        assert f"2 trials have this {name}: the one with the lowest cross-entropy is named, 0.971 nats; the " in said[1]
+        assert said[1].endswith("highest is 1.834.")
+        assert len(said) == 2
+    assert table.best([made[2], made[0]], "by_layer/accuracy", "minimize").name == "c"
+    assert "the first of them is named" in table.conclusion([], [made[0]] * 2, [], metric, "maximize")[1]
+    assert len(table.conclusion([], [made[0], trial_of("e", 0.7, 2.0, 2.0)], [], "by_layer/accuracy", "maximize")) == 1
+
+
+def test_trials_that_are_no_better_than_a_constant_answer_are_no_recommendation() -> None:
+    weak = [trial_of(name, 0.5, 0.8, flag="uninformative") for name in "ab"]
+    last = table.conclusion([], weak, [], None, "maximize")[-1]
+    assert last == "No trial is shown to predict better than a constant answer: do not read its ranking."
+    last = table.conclusion([], weak[:1], [], None, "maximize")[-1]
+    assert last == "It is not shown to predict better than a constant answer: do not read its ranking."
+    last = table.conclusion([], [*weak, trial_of("c", 0.4, 0.6)], [], None, "maximize")[-1]
+    assert last == (
+        "The best trial is not shown to predict better than a constant answer; 1 other trial is: do not read its "
+        "ranking."
+    )
+    assert "constant" not in " ".join(table.conclusion([], [*weak, trial_of("c", 0.6, 0.6)], [], None, "maximize"))
 
 
 def test_a_metric_that_no_trial_has_never_wins() -> None:
