@@ -17,6 +17,9 @@ from probing.tasks import Labels, Task
 # Columns that every CoNLL-U file has.
 _OF_TREEBANKS = frozenset(COLUMNS)
 
+# Columns that a task of their name reads.
+_TASKS = ("label", "upos", "xpos", "deprel")
+
 
 def number_in(value: object, column: str, corpus: str) -> float | None:
     """Return a value of a column as a number, or None where there is none.
@@ -109,8 +112,11 @@ def _there(corpus: Corpus, asked: str) -> str:
             "the corpus has none; give a .conllu file, or for the task label a .tsv or .jsonl file of words and labels"
         )
     own = [name for name in corpus.columns if name not in _OF_TREEBANKS]
-    example = f"; for the labels of {own[0]}, give `--task column --task_args.column {own[0]}`" if own else ""
-    return f"the corpus has {', '.join(corpus.columns)}{example or '; give one of them with `--task_args.column`'}"
+    name = next(iter(own or corpus.columns))
+    task = name if name in _TASKS else f"column --task_args.column {name}"
+    return (
+        f"the corpus has {', '.join(corpus.columns)}; {f'for the labels of {name}, ' * bool(own)}give `--task {task}`"
+    )
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,7 @@ class Given:
         if name in self._types:
             return True
         few = f", which has {', '.join(self._types)}" if len(self._types) < 10 else ""
-        near = meant(name, self._types, source.before)
+        near = meant(name, self._types, self._owner, source.before)
         self._problems.append(f"{source.name(name)} is not an option of {self._owner}{near or few}")
         return False
 

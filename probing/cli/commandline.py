@@ -14,6 +14,7 @@ from textwrap import fill
 from typing import Any
 
 from probing.cli.arguments import PRINT_CONFIG, Parser, parse, with_underscores
+from probing.cli.elsewhere import COMMANDS_ELSEWHERE
 from probing.cli.option_types import option_types
 from probing.cli.python_calls import unchecked
 from probing.cli.yaml_files import as_text
@@ -206,7 +207,7 @@ def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
         return 0
     if args and args[0] not in ("-h", "--help"):
         typed = " ".join(arg for arg in args[:2] if arg == args[0] or not arg.startswith("-"))
-        near = did_you_mean(typed, commands) or did_you_mean(args[0], commands)
+        near = did_you_mean(typed, commands) or did_you_mean(args[0], commands, elsewhere=COMMANDS_ELSEWHERE)
         message = f"probing: there is no command `{typed}`{near}; commands are {', '.join(commands)}"
         complain(one_line(message))
         return USER_ERROR

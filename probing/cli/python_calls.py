@@ -64,7 +64,7 @@ def _bound(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
     """
     known = signature(function).parameters
     problems = [
-        f"got an unexpected keyword argument {name!r}{meant(name, option_types(function))}"
+        f"got an unexpected keyword argument {name!r}{meant(name, option_types(function), function.__name__)}"
         for name in keywords
         if name not in known
     ]

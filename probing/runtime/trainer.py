@@ -26,11 +26,16 @@ _HONOURED_BY_ADAM = HONOURED | {
     "precision", "min_epochs", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches",
     "limit_train_batches", "limit_val_batches", "check_val_every_n_epoch",
 }  # fmt: skip
-# What `pretrain` honours, whose steps are counted by an option of its own.
+# What `pretrain` and `finetune` honour, whose steps are counted by options of their own.
 _HONOURED_BY_PRETRAINING = {
     "accelerator", "strategy", "devices", "num_nodes", "deterministic", "benchmark", "enable_progress_bar",
     "detect_anomaly", "precision", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "logger",
 }  # fmt: skip
+# Arguments that are options of the commands that train models, by what they are for.
+_INSTEAD = {
+    "pretraining": {"max_epochs": "--training.steps", "max_steps": "--training.steps"},
+    "tuning": {"max_epochs": "--tuning.epochs"},
+}
 _YES_OR_NO = {"deterministic", "benchmark", "enable_progress_bar", "enable_checkpointing", "detect_anomaly"}
 # Integer options and their least values; -1 epochs means no limit.
 _AT_LEAST = {
@@ -48,18 +53,19 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
 
     Args:
         options: Arguments of the Trainer, by name.
-        solver: What they are for: `lbfgs` or `adam`, which honours more arguments, or `pretraining`.
+        solver: What they are for: `lbfgs` or `adam`, which honours more arguments, `pretraining` or `tuning`.
 
     Raises:
         UserError: If one is unknown, cannot be honoured by the solver, or has a value that Lightning refuses.
     """
     known = set(inspect.signature(pl.Trainer).parameters)
-    honoured = {"adam": _HONOURED_BY_ADAM, "pretraining": _HONOURED_BY_PRETRAINING}.get(solver, HONOURED)
-    where = "in pretraining" if solver == "pretraining" else f"with the solver {solver}"
+    of_models = dict.fromkeys(_INSTEAD, _HONOURED_BY_PRETRAINING)
+    honoured = {"adam": _HONOURED_BY_ADAM, **of_models}.get(solver, HONOURED)
+    where, instead = f"in {solver}" if solver in _INSTEAD else f"with the solver {solver}", _INSTEAD.get(solver, {})
     problems = [
         f"`--trainer.{name}` is not an argument of Lightning's Trainer{did_you_mean(str(name), honoured, '--trainer.')}"
         if name not in known
-        else f"`--trainer.{name}` cannot be used {where}"
+        else f"`--trainer.{name}` cannot be used {where}" + (f"; give `{instead[name]}`" if name in instead else "")
         for name in options
         if name not in honoured
     ]

@@ -22,12 +22,16 @@ from conftest import ROOT
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse, with_underscores
 from probing.cli.commandline import load_command, run, without_display
+from probing.cli.elsewhere import COMMANDS_ELSEWHERE, ELSEWHERE
+from probing.cli.option_types import option_types
 from probing.cli.options import ProbeOptions
 from probing.commands.cache import prune
 from probing.errors import UserError
+from probing.runs.call import only_accelerator
 from probing.runs.known_studies import STUDIES
 from probing.runs.registry import study_of
 from probing.runtime.processes import interrupts_pass
+from probing.runtime.trainer import check_trainer_options
 from probing.studies.compare.command import compare
 from probing.studies.fit.command import fit
 from probing.studies.pretrain.command import pretrain
@@ -329,3 +333,98 @@ def test_the_page_of_the_api_has_every_study() -> None:
 @pytest.mark.parametrize("name", [name for name in COMMANDS if " " not in name])
 def test_every_command_is_a_function_of_the_package(name: str) -> None:
     assert getattr(importlib.import_module("probing"), name) is load_command(COMMANDS[name])
+
+
+# --- hints ---
+
+
+HINT = re.compile(r"--([a-z_.0-9]+)`")
+OPTIONS = {name: option_types(load_command(where)) for name, where in COMMANDS.items()}
+WORDS = {part for options in OPTIONS.values() for option in options for part in (option, option.rpartition(".")[2])}
+OF_TRAINER = {
+    "accelerator": "cpu", "devices": 1, "num_nodes": 1, "strategy": "auto", "max_epochs": 3, "precision": "32-true",
+    "accumulate_grad_batches": 2, "gradient_clip_val": 1.0,
+}  # fmt: skip
+
+
+def mistakes(name: str) -> list[str]:
+    """Return what may be typed for an option of a command: words of others, and slips in its own."""
+    own = sorted(OPTIONS[name])
+    slips = [word[:k] + word[k + 1 :] for word in own for k in (1, len(word) // 2)] + [f"{word}s" for word in own]
+    return [word for word in {*ELSEWHERE, *WORDS, *slips} if word not in own and re.fullmatch(r"[a-z_0-9]+", word)]
+
+
+def takes(name: str, option: str) -> bool:
+    """Whether a command takes an option; of the Trainer's arguments, whether its own check takes it."""
+    if not option.startswith("trainer."):
+        return option in OPTIONS[name]
+    given = {(word := option.partition(".")[2]): OF_TRAINER[word]}
+    try:
+        if name != "extract" and not study_of(name).in_several_processes:
+            only_accelerator(given, name)
+        check_trainer_options(given, {"pretrain": "pretraining", "finetune": "tuning"}.get(name, "lbfgs"))
+    except UserError:
+        return False
+    return "trainer" in OPTIONS[name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_hint_names_only_what_the_command_takes(name: str) -> None:
+    words = mistakes(name)
+    with pytest.raises(UserError) as refused:
+        parse(name, load_command(COMMANDS[name]), [f"--{word}=1" for word in words])
+    said = [part for part in str(refused.value).split("; ") if "is not an option of" in part]
+    hints = {hint for part in said if "did you mean" in part for hint in HINT.findall(part.partition("did you ")[2])}
+    assert {hint for hint in hints if not takes(name, hint)} == set()
+    assert hints
+    assert len(said) > 50
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (["finetune", "--epochs", "3"], "(did you mean `--tuning.epochs`?)"),
+        (["finetune", "--lr", "1e-4"], "(did you mean `--tuning.learning_rate`?)"),
+        (["pretrain", "--batch_size", "3"], "(did you mean `--training.batch_size`?)"),
+        (["fit", "--epochs", "3"], "(did you mean `--trainer.max_epochs`?)"),
+        (["series", "--gpus", "2"], "(did you mean `--trainer.accelerator`?)"),
+        (["geometry", "--run", "runs/A"], "(did you mean `--from_run`?)"),
+        (["rank", "--run", "runs/A"], "(did you mean `--folder`?)"),
+        (["disable", "--head", "3"], "(did you mean `--units`?)"),
+        (["attention", "--heads", "3"], "(did you mean `--layer`?)"),
+        (["fit", "--heads", "3"], "(did you mean `--site`?)"),
+        (["train"], "(did you mean `fit` or `pretrain` or `finetune`?)"),
+        (["ablate", "--layer", "3"], "(did you mean `disable`?)"),
+    ],
+)
+def test_what_others_call_it_is_told(typed: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(COMMANDS, typed) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_commands_of_others_stand_for_commands_that_there_are() -> None:
+    assert {name for names in COMMANDS_ELSEWHERE.values() for name in names.split(",")} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize(("solver", "option"), [("tuning", "--tuning.epochs"), ("pretraining", "--training.steps")])
+def test_passes_of_a_training_of_models_are_an_option_of_its_own(solver: str, option: str) -> None:
+    with pytest.raises(UserError, match=f"`--trainer.max_epochs` cannot be used in {solver}; give `{option}`"):
+        check_trainer_options({"max_epochs": 3}, solver)
+    assert option.removeprefix("--") in OPTIONS[{"tuning": "finetune", "pretraining": "pretrain"}[solver]]
+
+
+def test_options_that_messages_name_are_options() -> None:
+    known = {option for options in OPTIONS.values() for option in options} | {f"trainer.{one}" for one in OF_TRAINER}
+    known |= {option.partition(".")[0] for option in known} | {"config", "print_config", "help", "version"}
+    named = set()
+    for file in (ROOT / "probing").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = re.findall(r"`--([a-z][a-z_0-9.]*)(?=[ `=])(?!=)", node.value)
+                named |= {
+                    (file.name, option)
+                    for option in found
+                    if option.split(".")[0] not in ("task_args", "trainer", "fit")
+                }
+    assert len(named) > 100
+    assert {pair for pair in named if pair[1] not in known} == set()

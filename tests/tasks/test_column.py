@@ -59,8 +59,16 @@ def test_what_is_unspecified_is_no_label() -> None:
 
 
 def test_a_column_that_is_not_there_names_those_that_are() -> None:
-    with pytest.raises(UserError, match=r"`--corpus bank.conllu`: .* column xpos and the corpus has upos, feats; give"):
+    with pytest.raises(
+        UserError, match=r"`--corpus bank.conllu`: .* column xpos and the corpus has upos, feats; give `--task upos`"
+    ):
         FineGrainedTag().labels(TOKENS, CORPUS)
+    for column, task in {"label": "label", "tone": "column --task_args.column tone"}.items():
+        words = Corpus("words.tsv", CORPUS.sentences, words=CORPUS.words, columns={column: CORPUS.columns["upos"]})
+        with pytest.raises(
+            UserError, match=f"the corpus has {column}; for the labels of {column}, give `--task {task}`"
+        ):
+            UniversalPartOfSpeech().labels(TOKENS, words)
     with pytest.raises(UserError, match=r"`--corpus plain`: .* column deprel and the corpus has none; give a .conllu"):
         DependencyRelation().labels(TOKENS, Corpus("plain", ("unlikely dogs", "he barks")))
     with pytest.raises(UserError, match=r"`--task column` needs the column's name"):

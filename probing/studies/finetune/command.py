@@ -82,7 +82,7 @@ def finetune(
         from probing.studies.finetune.experiment import Asked, carry_out, jobs_of
         from probing.studies.finetune.results import measured
 
-        check_trainer_options(trainer or {}, "pretraining")
+        check_trainer_options(trainer or {}, "tuning")
         check_several(trainer or {}, name is not None)
         source = find_model(model, revision, None)
         named = name or free_name(call.place, f"{source.short_name}-finetune")
