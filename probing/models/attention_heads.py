@@ -163,6 +163,23 @@ def read_heads(
         encoder(**inputs)
 
 
+class SoftmaxWatch(TorchFunctionMode):
+    """Sees where torch computes a softmax or a fused attention in this thread.
+
+    Args:
+        see: Called before each.
+    """
+
+    def __init__(self, see: Callable[[], None]) -> None:
+        super().__init__()
+        self.see = see
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("softmax", "scaled_dot_product_attention"):
+            self.see()
+        return func(*args, **(kwargs or {}))
+
+
 class AttentionWatch(TorchFunctionMode):
     """Sees each attention that torch computes in this thread, before it is used.
 

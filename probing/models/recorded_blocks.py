@@ -25,13 +25,17 @@ class Call:
 
 @dataclass
 class Block:
-    """One call of a block: its number from 1, its input and output, and the calls of linear maps in it, in order."""
+    """One call of a block: its number from 1, its input and output, and the calls of linear maps in it, in order.
+
+    `attended` is the number of calls before its first softmax or fused attention; None without any.
+    """
 
     number: int
     module: nn.Module
     given: Tensor
     made: Tensor | None = None
     calls: list[Call] = field(default_factory=list)
+    attended: int | None = None
 
     @property
     def rows(self) -> torch.Size:
@@ -60,6 +64,8 @@ class Block:
 
 def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[Block]:
     """Run the encoder on two sequences and record its blocks with the gradients' graph."""
+    from probing.models.attention_heads import SoftmaxWatch
+
     blocks: list[Block] = []
     inside: list[Block] = []  # the block that is running, if any
 
@@ -73,6 +79,10 @@ def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[
     def leave(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         blocks[-1].made = vectors_in(made)
         inside.clear()
+
+    def attend() -> None:
+        if inside and inside[0].attended is None:
+            inside[0].attended = len(inside[0].calls)
 
     def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
         given: Any = vectors_given(args, kwargs)
@@ -89,7 +99,8 @@ def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[
     matrices = [module for module in encoder.modules() if _weight_of(module) is not None]
     handles += [module.register_forward_hook(note, with_kwargs=True) for module in matrices]
     try:
-        encoder(**examination_inputs(encoder, pad_token_id))
+        with SoftmaxWatch(attend):
+            encoder(**examination_inputs(encoder, pad_token_id))
     finally:
         for handle in handles:
             handle.remove()

@@ -164,15 +164,15 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
         encoder: The encoder.
         anatomy: Its structure; its blocks are known.
         modules: The modules, blocks or parts of blocks or neither.
-        see: Called with each tensor as soon as it is computed, without what the model itself pads behind the sentences;
-            the model may change the tensor in place afterwards.
+        see: Called with each tensor as soon as it is computed, without what the model itself pads behind the sentences,
+            of shape (batch, sequence, width) if it is of each token; the model may change it in place afterwards.
     """
-    block, is_inside, calls, length = 0, False, dict[nn.Module, int](), 0
+    block, is_inside, calls, shape = 0, False, dict[nn.Module, int](), torch.Size()
 
     def start(module: nn.Module, args: Any, kwargs: Any) -> None:
-        nonlocal block, is_inside, length
+        nonlocal block, is_inside, shape
         block, is_inside = 0, False
-        length = (args[0] if args else kwargs["input_ids"]).shape[1]
+        shape = (args[0] if args else kwargs["input_ids"]).shape
         calls.clear()
 
     def enter(*_: Any) -> None:
@@ -190,7 +190,9 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
         calls[module] = number + 1
         sides: tuple[tuple[Side, Any], ...] = (("given", vectors_given(args, kwargs)), ("made", made))
         for side, vectors in sides:
-            if (value := vectors_of_tokens(vectors, length)) is not None:
+            if (value := vectors_of_tokens(vectors, shape[1])) is not None:
+                if value.dim() == 2 and len(value) == shape.numel():  # all tokens in one row (OPT)
+                    value = value.unflatten(0, shape)
                 see(Tap(block if is_inside else 0, module, number, side), value)
 
     blocks = list(dict.fromkeys(_blocks(anatomy)))

@@ -4,12 +4,13 @@ Names play no role; the number of heads is read from the configuration, and chec
 linear map, and what a map computes is read from gradients during one forward pass. A gradient is exactly 0 where there
 is no path, so the rules are about structure and need no tolerance:
 
-- The attention output projection is the first linear map of a block whose input for a token depends on other tokens.
-  The inputs of the maps before it (queries, keys, values) depend on their own token only. The projection is accepted
-  only if its input is a concatenation of heads. The query of a head decides which tokens all neurons of this head read,
-  and it affects no other head. So both halves of every slice, one slice per head, must be computed from outputs of
-  earlier maps that the two halves share and from which no other slice is computed. A norm over the queries of all
-  heads (OLMo 2) makes every head depend on all queries; then the input must be attention times values.
+- The attention output projection is the first linear map of a block whose input for a token depends on other tokens,
+  after a softmax: recurrent blocks (RecurrentGemma, Mamba 2) have no attention. The inputs of the maps before it
+  (queries, keys, values) depend on their own token only. The projection is accepted only if its input is a
+  concatenation of heads. The query of a head decides which tokens all neurons of this head read, and it affects no
+  other head. So both halves of every slice, one slice per head, must be computed from outputs of earlier maps that the
+  two halves share and from which no other slice is computed. A norm over the queries of all heads (OLMo 2) makes every
+  head depend on all queries; then the input must be attention times values.
 - The second matrix of the MLP is the linear map whose input has, as its i-th unit, a nonlinear function of the i-th
   output of an earlier map (of two outputs where there is a gate) at the same token and of nothing else that this map
   computes. Blocks with experts, stacks of matrices of which each token uses some, have none.
@@ -172,6 +173,8 @@ def _attention(block: Block, n_heads: int | None, seen: Sequence[nn.Module]) -> 
     if call is None or not block.writes_to_the_residual_stream(call):
         what = "the first linear map that reads other tokens is not one that adds its output to the residual stream"
         raise _NotFound(f"in block {number}, {what}")
+    if block.attended is None or block.attended > block.calls.index(call):
+        raise _NotFound(f"block {number} first mixes tokens by something else than attention, a softmax over them")
     earlier = [other.made for other in block.calls[: block.calls.index(call)]]
     if not n_heads:
         raise _NotFound("its configuration has no `num_attention_heads`")

@@ -153,8 +153,9 @@ class Readers:
             UserError: If the model's blocks or heads cannot be told.
         """
         device = next(encoder.parameters()).device
+        model = LaterBlocks.of(encoder, pad_token_id, name)
         copies = copies_for_readers(encoder, device)
-        return cls([(one, LaterBlocks.of(one, pad_token_id, name)) for one in copies], pad_token_id, device)
+        return cls([(one, model.of_copy(one)) for one in copies], pad_token_id, device)
 
     @property
     def model(self) -> LaterBlocks:

@@ -4,22 +4,39 @@ The blocks below are not computed. Everything else of the forward pass is the mo
 from block to block in addition to the hidden states, and what follows the last block. While the pass runs, the
 `forward` of the blocks is replaced; that of the blocks below only returns the given hidden states. The original
 `forward` is restored afterwards, also after an error.
+
+Some families need more of the blocks below than their hidden states, such as keys and values that blocks share (Gemma
+4) or what each router passes to the next (ZAYA). Before a block is first used, the intact model is therefore run from
+it on a few tokens; where its last layer is not the model's own, the blocks below are computed, too. In others the
+module that receives the hidden states is a part of the layer (XLM): the outputs of its heads can be replaced, while
+what concerns a whole layer is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from probing.errors import UserError
-from probing.models.anatomy import Anatomy, Enough, examine, replaced_forward, until_enough
+from probing.models.anatomy import Anatomy, Enough, examine, hidden_states, of_copy, replaced_forward, until_enough
 from probing.models.attention_heads import AttentionWatch, Heads, find_heads
-from probing.models.examination import run, vectors_given, with_vectors
+from probing.models.examination import (
+    SAME,
+    examination_inputs,
+    largest_change,
+    run,
+    vectors_given,
+    vectors_in,
+    with_the_same_weights,
+    with_vectors,
+)
 
 Change = Callable[[Tensor], Tensor]
 
@@ -32,11 +49,18 @@ class LaterBlocks:
         encoder: The encoder, in evaluation mode.
         anatomy: Its structure.
         heads: Its heads.
+        pad_token_id: Id of the padding token.
+        are_layers: Whether blocks do all that leads from one layer to the next, so that each receives what the last one
+            made, and nothing but a norm follows the last one.
+        exact: For each block that was used, whether it can be run without those below; copies share what is known.
     """
 
     encoder: nn.Module
     anatomy: Anatomy
     heads: Heads
+    pad_token_id: int
+    are_layers: bool = True
+    exact: dict[int, bool] = field(default_factory=dict)
 
     @classmethod
     def of(cls, encoder: nn.Module, pad_token_id: int, name: str) -> LaterBlocks:
@@ -63,7 +87,35 @@ class LaterBlocks:
                 f"`--model {name}` ({config.model_type}): no head or layer of it can be disabled, because {lacking}; "
                 "choose another model."
             )
-        return cls(encoder, anatomy, heads)
+        found = cls(encoder, anatomy, heads, pad_token_id)
+        return replace(found, are_layers=found._copy()._hand_on())
+
+    def of_copy(self, copy: nn.Module) -> LaterBlocks:
+        """Return the same of a copy of the encoder, whose blocks need no examination of their own."""
+        return replace(self, encoder=copy, anatomy=of_copy(self.anatomy, self.encoder, copy))
+
+    def runs_from(self, block: int) -> bool:
+        """Whether the intact model, run from a block on, has the last layer that the whole model has."""
+        if block not in self.exact:
+            self.exact[block] = replace(self._copy(), exact={block: True})._is_exact(block)
+        return self.exact[block]
+
+    def check_layers(self, option: str, what: str, name: str) -> None:
+        """Refuse what needs whole layers, where blocks are parts of them.
+
+        Args:
+            option: The option, as typed.
+            what: What it does.
+            name: The model's name as the user typed it.
+
+        Raises:
+            UserError: If a block is a part of a layer.
+        """
+        if not self.are_layers:
+            raise UserError(
+                f"`{option}` {what}, and a layer of {name} ({self.encoder.config.model_type}) is spread over several "  # type: ignore[union-attr]
+                "modules, so that it is not known where it ends; leave this out, or choose another model."
+            )
 
     @property
     def width(self) -> int:
@@ -148,17 +200,50 @@ class LaterBlocks:
             raise Enough
 
         def see(probabilities: Tensor, found: Tensor) -> None:
-            values.append(found)
+            values[:] = [found]
 
         changed = self._running_from(block, states, beside, lambda number, given: None, {block: note})
         with until_enough([]), changed, AttentionWatch(see, inputs["input_ids"].shape):
             self.encoder(**inputs)
-        return outputs[0], values[0]
+        return outputs[0], values[-1]
 
     @property
     def _blocks(self) -> tuple[nn.Module, ...]:
         assert self.anatomy.blocks is not None  # checked by `of`
         return self.anatomy.blocks
+
+    def _copy(self) -> LaterBlocks:
+        """Return a copy to be run on a few tokens, because some models keep state."""
+        return self.of_copy(with_the_same_weights(self.encoder))
+
+    @torch.inference_mode()
+    def _is_exact(self, block: int) -> bool:
+        """Whether a run that begins at a block ends in the last layer of the whole run."""
+        inputs, last = examination_inputs(self.encoder, self.pad_token_id), self.anatomy.n_layers
+        states = hidden_states(self.encoder, self.anatomy, [block - 1, last], **inputs)
+        try:
+            found = self.run(inputs, block, states[block - 1], self.beside_states(inputs), [last])[last]
+        except Exception:  # what a block below would have left for this one is not there
+            return False
+        there = inputs["attention_mask"].bool()
+        return largest_change(found[there], states[last][there]) <= SAME
+
+    @torch.inference_mode()
+    def _hand_on(self) -> bool:
+        """Whether each block receives what the one below made, and what follows the last one needs nothing else."""
+        inputs, calls = examination_inputs(self.encoder, self.pad_token_id), list[tuple[Any, Any]]()
+
+        def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+            calls.append((vectors_given(args, kwargs), vectors_in(made)))
+
+        blocks = dict.fromkeys(self._blocks)
+        with until_enough([block.register_forward_hook(note, with_kwargs=True) for block in blocks]):
+            last = run(self.encoder, inputs).last
+        n_layers, output = len(calls), calls[-1][1]
+        after = self.run(inputs, n_layers + 1, output, self.beside_states(inputs), [n_layers])[n_layers]
+        there = inputs["attention_mask"].bool()
+        pairs = [(made, given) for (_, made), (given, _) in pairwise(calls)]
+        return all(torch.equal(made[there], given[there]) for made, given in [*pairs, (after, last)])
 
     @contextmanager
     def _running_from(
@@ -170,14 +255,18 @@ class LaterBlocks:
         changes: Mapping[int, Change],
         entering: Mapping[int, Change] = MappingProxyType({}),
     ) -> Iterator[None]:
-        """Skip the blocks below one, give it its hidden states, and change what blocks and projections receive."""
+        """Skip the blocks below one, give it its hidden states, and change what blocks and projections receive.
+
+        The blocks below are run where it needs more of them than hidden states.
+        """
         number = 0  # of the block that is running
         waiting = dict(changes)
+        first = block if not 1 < block <= self.anatomy.n_layers or self.runs_from(block) else 1
 
         def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal number
             number += 1
-            if number == block:
+            if number == block and (first == block or self.are_layers):
                 args, kwargs = with_vectors(args, kwargs, states)
             given: Any = vectors_given(args, kwargs)
             enter(number, given)
@@ -200,7 +289,7 @@ class LaterBlocks:
                 own = module.forward
 
                 def forward(*args: Any, own: Callable[..., Any] = own, **kwargs: Any) -> Any:
-                    if number >= block:
+                    if number >= first:
                         return own(*args, **kwargs)
                     return states if beside is None else (states, *beside)
 

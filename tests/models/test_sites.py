@@ -58,6 +58,35 @@ def test_a_site_is_found_in_every_block_or_refused(checkpoints: dict[str, Path],
     assert found.n_heads == (N_HEADS if site == "attention" else None)
 
 
+_HYBRID: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "pad_token_id": 0,
+}  # fmt: skip
+_MAMBA = {"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1}
+# Which blocks of hybrid models have attention: those of the others are recurrent.
+RECURRENT: dict[str, dict[str, Any]] = {
+    "recurrent_gemma": {"head_dim": 8, "lru_width": 32, "block_types": ["recurrent", "recurrent", "attention"]},
+    "bamba": {**_MAMBA, "attn_layer_indices": []},
+}
+
+
+@pytest.mark.parametrize(("family", "has_attention"), [*((one, False) for one in RECURRENT), ("gpt_oss", True)])
+def test_a_recurrent_block_has_no_heads(family: str, has_attention: bool) -> None:
+    from transformers import CONFIG_MAPPING, AutoModel
+
+    make: Any = CONFIG_MAPPING[family]
+    own = RECURRENT.get(family, {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2})
+    encoder: Any = AutoModel.from_config(make(**_HYBRID, **own)).eval()
+    encoder.config.use_cache = False
+    if has_attention:  # a softmax over tokens and a sink
+        assert find_site(encoder, examine(encoder), "attention").n_heads == 4
+        return
+    with pytest.raises(
+        UserError, match=r"`--site attention`.* block 1 first mixes tokens by something else than attention"
+    ):
+        find_site(encoder, examine(encoder), "attention")
+
+
 @pytest.mark.parametrize("site", SITES)
 def test_finding_a_site_leaves_the_model_as_it_was(
     checkpoints: dict[str, Path], sentences: list[str], site: SiteName

@@ -16,6 +16,7 @@ from probing.disabling.passes import replacing, uniform_outputs
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
+from probing.models.examination import with_the_same_weights
 from probing.readouts.later_blocks import LaterBlocks
 
 pytestmark = pytest.mark.numeric
@@ -126,3 +127,107 @@ def test_uniform_is_the_attention_map_replaced(
             for layer in later:
                 assert (found[layer] - expected[layer])[mask].abs().max() < 1e-5
                 assert (states[layer] - expected[layer])[mask].abs().max() > 1e-4
+
+
+# --- blocks that do not end in what the next one needs ---
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
+_XLM = {"vocab_size": 64, "emb_dim": 32, "n_layers": 4, "n_heads": 4, "n_words": 64, "pad_index": 0}
+# Of XLM and FlauBERT, the residual and the feed-forward part are outside of the module that is given the states; the
+# last two blocks of Gemma 4 take keys and values of those below; ZAYA's routers pass on what is no hidden state.
+MORE_THAN_STATES: dict[str, dict[str, Any]] = {
+    "xlm": _XLM, "flaubert": _XLM,
+    "gemma4_text": {
+        **_SIZES, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 16, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8,
+        "per_layer_config": {},
+    },
+    "zaya": {**_SIZES, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 1},
+}  # fmt: skip
+
+
+def of_config(family: str) -> tuple[LaterBlocks, dict[str, Tensor]]:
+    from transformers import CONFIG_MAPPING, AutoModel
+
+    make: Any = CONFIG_MAPPING[family]
+    encoder: Any = AutoModel.from_config(make(**MORE_THAN_STATES[family])).eval()
+    encoder.config.use_cache = False
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in (one for one in encoder.parameters() if one.ndim > 1):
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    inputs = {"input_ids": 5 + torch.arange(18).view(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
+    inputs["attention_mask"][1, 6:] = 0
+    return LaterBlocks.of(encoder, 0, family), inputs
+
+
+@pytest.mark.parametrize("family", MORE_THAN_STATES)
+@torch.inference_mode()
+def test_where_a_block_needs_more_than_hidden_states_the_later_layers_are_still_those_of_the_whole_model(
+    family: str,
+) -> None:
+    model, inputs = of_config(family)
+    last, there = model.anatomy.n_layers, inputs["attention_mask"].bool()
+    states, beside = all_layers(model, inputs), model.beside_states(inputs)
+    for block in range(1, last + 1):
+        later = range(block, last + 1)
+        found = model.run(inputs, block, states[block - 1], beside, later)
+        # What a hook on the output projection of the whole model changes.
+        projection = model.encoder.get_submodule((model.heads.projections or ())[block - 1])
+        zeroed: list[Tensor] = []
+
+        def without_head_1(module: Any, args: Any, zeroed: list[Tensor] = zeroed) -> tuple[Tensor, ...]:
+            zeroed.append(args[0].clone())
+            return (torch.cat([torch.zeros_like(args[0][..., :8]), args[0][..., 8:]], -1), *args[1:])
+
+        handle = projection.register_forward_pre_hook(without_head_1)
+        expected = all_layers(model, inputs)
+        handle.remove()
+        change = replacing(model.columns(1), Tensor([0]))
+        changed = model.run(inputs, block, states[block - 1], beside, later, change)
+        for layer in later:
+            torch.testing.assert_close(found[layer][there], states[layer][there], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(changed[layer][there], expected[layer][there], rtol=1e-5, atol=1e-5)
+        assert (expected[last] - states[last])[there].abs().max() > 1e-3
+        outputs, values = model.outputs_of_heads(inputs, block, states[block - 1], beside)
+        torch.testing.assert_close(outputs[there], zeroed[0][there], rtol=1e-5, atol=1e-5)
+        assert values.shape == (2, model.heads.n_heads, 9, 8)
+    assert not model.runs_from(last)
+
+
+@pytest.mark.parametrize("family", MORE_THAN_STATES)
+@torch.inference_mode()
+def test_states_are_replaced_where_blocks_are_whole_layers_and_refused_elsewhere(family: str) -> None:
+    model, inputs = of_config(family)
+    if family in ("xlm", "flaubert"):
+        with pytest.raises(UserError, match=f"`--neurons 3` changes states, and a layer of {family} .* is spread over"):
+            model.check_layers("--neurons 3", "changes states", family)
+        return
+    model.check_layers("--neurons 3", "changes states", family)
+    last, there = model.anatomy.n_layers, inputs["attention_mask"].bool()
+    states, beside = all_layers(model, inputs), model.beside_states(inputs)
+    for block in range(2, last + 1):
+        other = states[block - 1] * 0.5
+        assert model.anatomy.blocks is not None
+        handle = model.anatomy.blocks[block - 1].register_forward_pre_hook(
+            lambda module, args, other=other: (other, *args[1:])
+        )
+        expected = all_layers(model, inputs)[last]
+        handle.remove()
+        found = model.run(inputs, block, other, beside, [last])[last]
+        torch.testing.assert_close(found[there], expected[there], rtol=1e-5, atol=1e-5)
+        assert (found - states[last])[there].abs().max() > 1e-3
+
+
+def test_a_block_is_checked_once_for_all_copies(checkpoints: dict[str, Path]) -> None:
+    model, inputs = loaded(checkpoints["bert"])
+    copy = model.of_copy(with_the_same_weights(model.encoder))
+    with torch.inference_mode():
+        states = all_layers(model, inputs)
+        assert model.exact == {}
+        model.run(inputs, 3, states[2], model.beside_states(inputs), [3])
+    assert copy.exact == {3: True}
+    assert copy.are_layers

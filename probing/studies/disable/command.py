@@ -164,7 +164,29 @@ def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokeniz
         _bits(config["quantise"]),
     )
     frozen = None if isinstance(made, Tuned) else _frozen(made, source)
-    return asked, Subject(source, corpora, splits, split_seed, frozen, data)
+    subject = Subject(source, corpora, splits, split_seed, frozen, data)
+    return _of_layers(asked, subject, config), subject
+
+
+def _of_layers(asked: Any, subject: Any, config: dict[str, Any]) -> Any:
+    """Return what is asked without skipped layers, unless these were typed, where a layer is more than its block.
+
+    Raises:
+        UserError: If something else is asked that needs whole layers.
+    """
+    name, skips = subject.source.model.name, "skip" in asked.kinds and "layers" in asked.units
+    needs = {
+        "--prune weights": (asked.prune_weights, "prunes all matrices of a layer"),
+        f"--quantise {config['quantise']}": (asked.bits, "rounds what enters a layer and all of its matrices"),
+        "--kinds skip": (skips and config["kinds"] != "all", "takes whole layers out"),
+    }
+    for option, (is_asked, what) in needs.items():
+        if is_asked:
+            subject.model.check_layers(option, what, name)
+    if not skips or subject.model.are_layers:
+        return asked
+    subject.source.say(f"no layer is skipped: a layer of {name} is spread over several modules")
+    return replace(asked, kinds=[kind for kind in asked.kinds if kind != "skip"])
 
 
 def _pruned(typed: bool | str | list[str]) -> list[str]:

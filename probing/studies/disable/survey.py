@@ -34,7 +34,7 @@ from probing.studies.disable.weights import N_FILES, WeightPruning
 from probing.tasks import Labels
 
 # Increased whenever the meaning of what is stored changes.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)

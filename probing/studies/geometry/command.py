@@ -278,6 +278,7 @@ def _changing(
         later = range(min(ranked) + 1, source.config.num_hidden_layers + 1)
         frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, later, "from_run")
     subject = Subject(whole, corpora, splits, split_seed, frozen, *reads)
+    subject.model.check_layers(stream.typed, "changes what enters a layer", source.model.name)
     stores = subject.read()
     asked = Asked(
         ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"],

@@ -12,7 +12,8 @@ import pytest
 
 from conftest import BARE
 from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
-from families import masked_lm
+from families import masked_lm, save_at_random
+from family_tokenizers import make_tokenizer
 from probing import Result, UserError, WandbOptions, disable, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
@@ -262,3 +263,26 @@ def test_sentence_similarity_and_word_senses_are_read_from_the_last_layer(
         (readout, "heads", order) for readout in readouts for order in ("importance", "reverse")
     }  # fmt: skip
     assert sum("Spearman's correlation (STS12) of layer 3" in line for line in conclusions(made.by_name)) == 3
+
+
+def test_runs_of_different_layers_have_the_same_intact_accuracy_where_a_layer_is_more_than_its_block(
+    place: Path, tmp_path: Path, corpus_file: Path, long_sentences: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import CONFIG_MAPPING, AutoModel
+
+    tokenizer = make_tokenizer("wordpiece", long_sentences)
+    make: Any = CONFIG_MAPPING["xlm"]
+    config = make(vocab_size=len(tokenizer), emb_dim=16, n_layers=3, n_heads=2, pad_index=0)
+    model = save_at_random(tmp_path / "xlm", AutoModel.from_config(config), tokenizer)
+    options: dict[str, Any] = {"units": "layers", "quiet": False}
+    first, last = (disabled(place, model, corpus_file, layer=layer, name=f"xlm{layer}", **options) for layer in (1, 3))
+    assert first.results["intact_accuracy"]["3"] == last.results["intact_accuracy"]["3"]
+    assert {row["kind"] for row in last.disabled} == {"uniform", "zero", "mean", "resample"}
+    assert "no layer is skipped: a layer of" in capsys.readouterr().err
+    for own, said in (
+        ({"kinds": "skip"}, "`--kinds skip` takes whole layers out, and a layer of"),
+        ({"prune": "weights"}, "`--prune weights` prunes"),
+        ({"quantise": 4}, "`--quantise 4` rounds"),
+    ):
+        with pytest.raises(UserError, match=said):
+            disabled(place, model, corpus_file, layer=1, **{**options, **own})

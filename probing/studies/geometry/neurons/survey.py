@@ -38,7 +38,7 @@ from probing.studies.geometry.neurons.sets import (
 from probing.studies.geometry.neurons.stream import NeuronPasses, Values
 
 # Increased whenever the meaning of what is stored changes.
-FORMAT = 1
+FORMAT = 2
 # Most tokens of the test sentences that drawn sets are read on: there are many of them, and their effects, unlike those
 # of the neurons that were asked for, need no intervals.
 DRAWN_TOKENS = 5_000

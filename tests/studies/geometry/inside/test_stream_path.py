@@ -40,7 +40,7 @@ def test_first_tokens_are_those_of_sentences_and_words_are_neither_first_nor_spe
     assert (causal["words"] | causal["first"]).all()
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "gpt2", "llama"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "mpnet", "gpt2", "llama", "opt"])
 def test_means_of_terms_add_up_and_those_of_layers_are_the_hidden_states_of_each_sentence(family: str) -> None:
     encoder, tokens = make_wide(family), make_wide_tokens()
     sites, means = measured(encoder)
