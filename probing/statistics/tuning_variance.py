@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import chdtri, fdtri, stdtrit
 
 from probing.statistics.intervals import LEVEL, MIN_SENTENCES
 
@@ -31,12 +31,14 @@ class Spread:
         variances: Variance that each source gives to the score of a single training: `seed` and `order` alone, and
             `rest`, what they do together beyond the sum of both, each on a test part without end; and `test`, the
             choice of test clusters. A source that was not varied is NaN.
+        ends: Ends of the interval of each of these variances; few trainings leave it wide.
     """
 
     mean: float
     low: float
     high: float
     variances: Mapping[str, float]
+    ends: Mapping[str, tuple[float, float]]
 
     @property
     def sds(self) -> dict[str, float]:
@@ -48,6 +50,17 @@ class Spread:
         """Share of each source in the sum of their variances; NaN where the sum is 0."""
         total = sum(value for value in self.variances.values() if value == value)
         return {name: value / total if total else math.nan for name, value in self.variances.items()}
+
+    @property
+    def share_ends(self) -> dict[str, tuple[float, float]]:
+        """Interval of each share: the least of a source beside the most of the others, and the other way round."""
+        known = {name: ends for name, ends in self.ends.items() if not math.isnan(ends[0])}
+        found = dict.fromkeys(self.ends, (math.nan, math.nan))
+        for name, own in known.items():
+            others = [sum(ends[side] for other, ends in known.items() if other != name) for side in (1, 0)]
+            wholes = [end + other for end, other in zip(own, others, strict=True)]
+            found[name] = (own[0] / wholes[0] if wholes[0] else 0.0, own[1] / wholes[1] if wholes[1] else 1.0)
+        return found
 
 
 def spread(numerators: Floats, denominators: Floats, level: float = LEVEL) -> Spread:
@@ -70,8 +83,45 @@ def spread(numerators: Floats, denominators: Floats, level: float = LEVEL) -> Sp
     # What trainings differ by on the same few clusters is in part the choice of these.
     variances = {name: max(value - of_clusters[name] / n, 0.0) for name, value in seen.items()}
     test = float((pseudo**2).sum(2).mean()) / max(n - 1, 1) / n
+    test = test if n > 1 else math.nan
     low, high = _interval(scores, of_clusters, n, level)
-    return Spread(float(scores.mean()), low, high, {**variances, "test": test if n > 1 else math.nan})
+    ends = {**_ends_of_variances(scores, of_clusters, n, level), "test": (test, test)}
+    return Spread(float(scores.mean()), low, high, {**variances, "test": test}, ends)
+
+
+def _ends_of_variances(
+    scores: Floats, of_clusters: Mapping[str, float], n: int, level: float
+) -> dict[str, tuple[float, float]]:
+    """Return the interval of Williams (1962) and Tukey (1951) of each source's variance; NaN where it did not vary.
+
+    What else is in a source's mean square, of the residual and of the test clusters, is its noise.
+    """
+    n_seeds, n_orders = scores.shape
+    rows, columns, rest = _mean_squares(scores)
+    free_of_rest = (n_seeds - 1) * (n_orders - 1)
+    of_rest, free_of_noise = (rest, free_of_rest) if free_of_rest else (0.0, n - 1)
+    return {
+        name: _ends_of_variance(
+            square, free, size, max(noise + size * of_clusters[name] / n, 0.0), free_of_noise, (1 - level) / 2
+        )
+        for name, square, free, size, noise, free_of_noise in (
+            ("seed", rows, n_seeds - 1, n_orders, of_rest, free_of_noise),
+            ("order", columns, n_orders - 1, n_seeds, of_rest, free_of_noise),
+            ("rest", rest, free_of_rest, 1, 0.0, n - 1),
+        )
+    }
+
+
+def _ends_of_variance(
+    square: float, free: int, size: int, noise: float, free_of_noise: int, tail: float
+) -> tuple[float, float]:
+    if not free or free_of_noise < 1:
+        return math.nan, math.nan
+    low, high = (
+        max(free * (square - float(fdtri(free, free_of_noise, 1 - p)) * noise) / (size * float(chdtri(free, p))), 0.0)
+        for p in (tail, 1 - tail)
+    )
+    return low, high
 
 
 def _mean_squares(scores: Floats) -> tuple[float, float, float]:

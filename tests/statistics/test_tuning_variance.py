@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from probing.statistics.tuning_variance import independent_difference, paired_difference, spread
+from probing.studies.finetune.tables import _variance
 
 pytestmark = pytest.mark.numeric
 
@@ -172,3 +173,45 @@ def test_trainings_that_happen_to_score_alike_on_other_clusters_are_not_known_to
     for compared in (paired_difference, independent_difference):
         difference = compared(np.ones((2, 2, 60)), right, np.ones(60))
         assert 0.2 < difference.low < 0.45 < difference.mean < 0.55 < difference.high
+
+
+@pytest.mark.parametrize(
+    ("n_seeds", "n_orders", "of_seed"), [(3, 1, 0.2), (5, 1, 0.2), (3, 2, 0.2), (3, 3, 0.6), (5, 2, 0)]
+)
+def test_the_share_of_the_seed_lies_in_its_interval_which_few_tunings_leave_wide(
+    n_seeds: int, n_orders: int, of_seed: float
+) -> None:
+    """The interval has the planted share in 95 of 100 draws or more, though the share itself is often told as 0."""
+    generator, n, covered, widths = np.random.default_rng(4), 200, [], []
+    rest = 0.1 if n_orders > 1 else 0.0
+    of_test = (1 - of_seed - rest) * n
+    for _ in range(200):
+        normal = generator.standard_normal
+        scores = math.sqrt(of_seed) * normal((n_seeds, 1, 1)) + math.sqrt(rest) * normal((n_seeds, n_orders, 1))
+        found = spread(scores + math.sqrt(of_test) * normal((1, 1, n)), np.ones(n))
+        low, high = found.share_ends["seed"]
+        assert low <= found.shares["seed"] <= high
+        covered.append(low <= of_seed <= high)
+        widths.append(high - low)
+    assert np.mean(covered) >= 0.93
+    assert np.median(widths) > 0.2
+
+
+def test_many_tunings_tell_the_share_of_the_seed() -> None:
+    generator, n = np.random.default_rng(5), 200
+    scores = generator.standard_normal((200, 1, 1)) + math.sqrt(n) * generator.standard_normal((1, 1, n))
+    low, high = spread(scores, np.ones(n)).share_ends["seed"]
+    assert 0.35 < low < 0.5 < high < 0.65
+    none = spread(np.full((3, 2, n), 0.5), np.ones(n))
+    assert none.share_ends["seed"] == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("ends", "is_open"), [((0.0, 0.83), True), ((0.0, 0.12), False), ((0.31, 0.9), False)])
+def test_a_sentence_on_the_seed_says_what_so_few_tunings_cannot_tell(ends: tuple[float, float], is_open: bool) -> None:
+    row = {
+        "answer": "pretrained", "share_seed": ends[0], "share_seed_low": ends[0], "share_seed_high": ends[1],
+        "share_test": 1 - ends[0], "share_test_low": 0.9, "share_test_high": 1.0, "sd_seed": 0.0, "sd_test": 0.02,
+    }  # fmt: skip
+    said = _variance(row, "pairs")
+    assert f"{ends[0]:.0%} ({ends[0]:.0%} to {ends[1]:.0%}) is of the seed and " in said
+    assert said.endswith("; so few tunings cannot tell whether a fifth of it is of the seed.") is is_open

@@ -189,6 +189,8 @@ def _of_start(scores: Scores, jobs: Sequence[Job], start: str, found: Spread) ->
         **scores.correlations(*(job for job in jobs if job.start == start)),
         **{f"sd_{name}": value for name, value in found.sds.items()},
         **{f"share_{name}": value for name, value in found.shares.items()},
+        **{f"share_{name}_{end}": ends[side] for name, ends in found.share_ends.items()
+           for side, end in enumerate(("low", "high"))},
     }  # fmt: skip
 
 

@@ -39,6 +39,9 @@ SHORT = {
     SECOND: "second sentence",
 }  # fmt: skip
 
+# Share of the variance from which on a source of it matters.
+_MUCH = 0.2
+
 _CORRELATIONS = (
     number(
         "pearson",
@@ -76,7 +79,8 @@ SCORES = Schema("scores", "a row per start, and one per baseline", (
     *_CORRELATIONS,
     *(number(f"sd_{name}", f"Standard deviation of one tuning's score that is due to {words}.", f"sd of {name}", ".4f")
       for name, words in SOURCES.items()),
-    *(number(f"share_{name}", f"Share of {words} in the variance of one tuning's score.", f"share of {name}", ".0%")
+    *(number(f"share_{name}", f"Share of {words} in the variance of one tuning's score.", f"share of {name}", ".0%",
+             interval=f"share_{name}")
       for name, words in SOURCES.items()),
 ))  # fmt: skip
 DIFFERENCES = Schema("differences", "a row per pair of answers", (
@@ -225,13 +229,19 @@ def _variance(row: Row, examples: str) -> str:
     if len(there) < 2:
         return ""
     called = {**SOURCES, "test": f"the choice of test {examples}"}
-    listed_shares = listed([f"{share:.0%} is of {called[name]}" for name, share in there.items()])
+    ends_of = {name: ends(row, f"share_{name}") for name in there}
+    between = {name: f" ({of[0]:.0%} to {of[1]:.0%})" if (of := ends_of[name]) else "" for name in there}
+    listed_shares = listed([f"{share:.0%}{between[name]} is of {called[name]}" for name, share in there.items()])
+    open_ones = [called[name] for name, of in ends_of.items() if of and of[0] <= _MUCH <= of[1]]
+    cannot = (
+        f"; so few tunings cannot tell whether a fifth of it is of {' or of '.join(open_ones)}" if open_ones else ""
+    )
     sd = sum(row[f"sd_{name}"] ** 2 for name in there) ** 0.5
     lacking = [SOURCES[name] for name in ("seed", "order") if name not in there]
     unknown = f"; {listed(lacking)} was not varied" if lacking else ""
     return (
         f"Of {CALLED[row['answer']]}, the score of one tuning varies by {sd:.4f} (sd), and of that variance "
-        f"{listed_shares}{unknown}."
+        f"{listed_shares}{unknown}{cannot}."
     )
 
 
