@@ -40,7 +40,7 @@ CONTROLS: Mapping[str, Control] = {
         "token alone",
         "the token alone",
         "The same probe on the input embedding of each token instead of its hidden state: what can be read from the "
-        "token alone. For sentences the embeddings are pooled.",
+        "token alone. Words are known by all their pieces; for sentences the embeddings are pooled.",
     ),
     "permuted_positions": Control(
         "tokens permuted",

@@ -20,7 +20,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.examples import Activations, Examples, Sides
 from probing.data.given_values import permuted_within
-from probing.data.words import SentenceVectors, exchanged
+from probing.data.words import SentenceVectors, exchanged, pool_words, type_keys, word_keys
 from probing.models import load_encoder, load_tokenizer, word_folding
 from probing.models.residual_stream import word_table
 from probing.results.shown import count
@@ -95,11 +95,9 @@ def token_types(tokens: Tokens) -> NDArray[np.uint64]:
     Returns:
         Shape (n_tokens,); the same type has the same number in every table.
     """
-    begins = tokens.first_pieces | tokens.special
-    first, word = np.flatnonzero(begins), begins.cumsum() - 1
-    indices = mix((np.arange(tokens.n_tokens) - first[word]).astype(np.uint64))
-    of_word = np.add.reduceat(mix(indices + tokens.input_ids.astype(np.uint64)), first)
-    return of_word[word] + indices
+    indices = np.arange(tokens.n_tokens)
+    of_word = indices - np.maximum.accumulate(np.where(tokens.first_pieces | tokens.special, indices, 0))
+    return word_keys(tokens) + mix(of_word.astype(np.uint64))
 
 
 # Number of draws of the control task's labels; a single draw may be easier or harder than most.
@@ -174,8 +172,8 @@ def control_tasks(
     """
     counts = sides.train.counts(len(sides.classes))
     below = np.cumsum(counts / counts.sum())
-    main = _types(sides.train.store.tokens, corpora[0], fold)
-    last = main if len(corpora) == 1 else _types(sides.test.store.tokens, corpora[-1], fold)
+    main = _types(sides.train.store.tokens, corpora[0], fold, sides.of_words)
+    last = main if len(corpora) == 1 else _types(sides.test.store.tokens, corpora[-1], fold, sides.of_words)
 
     def labelled(examples: Examples, draw: int) -> Examples:
         types, of_token = last if examples is sides.test else main
@@ -187,15 +185,17 @@ def control_tasks(
     return [sides.each(partial(labelled, draw=draw)) for draw in range(n_draws)]
 
 
-def _types(tokens: Tokens, corpus: Corpus, fold: Callable[[str], str]) -> tuple[list[str], NDArray[np.intp]]:
-    """Return the word types and the index of each token's type; without a word list, token ids are the types.
+def _types(
+    tokens: Tokens, corpus: Corpus, fold: Callable[[str], str], of_words: bool
+) -> tuple[list[str], NDArray[np.intp]]:
+    """Return the word types and the index of each token's type; without a word list, those of `type_keys`.
 
     Words that are folded to the same type are several entries with the same name.
     """
-    if corpus.words is None:
-        ids, of_token = np.unique(tokens.input_ids, return_inverse=True)
-        return [str(i) for i in ids], of_token
     words = corpus.words
+    if words is None:
+        keys, of_token = np.unique(type_keys(tokens, of_words), return_inverse=True)
+        return [str(key) for key in keys], of_token
     pairs = zip(tokens.sentences.tolist(), tokens.words.tolist(), strict=True)
     found, of_token = np.unique([words[i][word] if word >= 0 else "" for i, word in pairs], return_inverse=True)
     return [fold(str(word)) for word in found], of_token
@@ -224,17 +224,64 @@ class TokenRows:
         return self.table[torch.from_numpy(self.tokens.input_ids[rows].astype(np.int64))]
 
 
+# Fewest training examples of a word of several pieces that has a vector of its own, as one of a single piece has.
+LEAST_OF_WORD = 5
+
+
+class WordRows(TokenRows):
+    """Behaves like a store with a single layer, in which every piece of a word has the same vector: that of the word.
+
+    It is the mean of its pieces' rows, which a linear probe reads as a sum over the pieces, on words that training
+    lacks, too. What pieces mean together is no such sum, so that frequent words of several have random vectors added.
+
+    Args:
+        store: The store whose tokens are used.
+        table: Input embedding, shape (n_vocabulary, d_embedding).
+        frequent: The keys of such words, ascending, shape (n_frequent,); see `word_keys`.
+    """
+
+    def __init__(self, store: Activations, table: Tensor, frequent: NDArray[np.uint64]) -> None:
+        super().__init__(store, table)
+        drawn = [np.random.default_rng(key).standard_normal(table.shape[1]) for key in frequent.tolist()]
+        none = torch.zeros(1, table.shape[1])
+        self.added = torch.cat([none, torch.from_numpy(np.array(drawn)).float() * table.std(0)] if drawn else [none])
+        keys, index = word_keys(self.tokens), np.zeros(self.tokens.n_tokens, dtype=np.int64)
+        known = np.isin(keys, frequent)
+        index[known] = np.searchsorted(frequent, keys[known]) + 1
+        self.index_of_added = index
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the vectors of a shard's tokens, shape (n, d_embedding)."""
+        rows, embeddings = self.shard_tokens(self.plan.shards[shard]), super().read(layer, shard)
+        words = self.tokens.words[rows]
+        (means,) = pool_words([embeddings], words, self.tokens.sentences[rows]).hidden_states
+        embeddings[torch.from_numpy(words >= 0)] = means[self.tokens.first_pieces[rows].cumsum()[words >= 0] - 1]
+        return embeddings + self.added[torch.from_numpy(self.index_of_added[rows])]
+
+
+def _frequent_words(train: Examples) -> NDArray[np.uint64]:
+    """Return the keys of the words of several pieces that have `LEAST_OF_WORD` training examples, ascending."""
+    tokens = train.store.tokens
+    several = (train.labels >= 0) & ~(tokens.first_pieces & tokens.last_pieces)
+    keys, counts = np.unique(word_keys(tokens)[several], return_counts=True)
+    return keys[counts >= LEAST_OF_WORD]
+
+
 def token_identity(sides: Sides, encoder: nn.Module) -> Sides:
-    """Return the sides with each token's input embedding as its activations.
+    """Return the sides with each token's input embedding as its activations; of words, those of `WordRows`.
 
     Where examples are sentences, the embeddings are pooled; by their mean where the model's vectors are those of the
     first token, whose embedding is the same in every sentence.
     """
     words: Any = word_table(encoder)
     table = words.weight.detach().float()
+    frequent = _frequent_words(sides.train) if sides.of_words else None
+
+    def rows(base: Activations) -> Activations:
+        return TokenRows(base, table) if frequent is None else WordRows(base, table, frequent)
 
     def embedded(examples: Examples) -> Examples:
-        store = exchanged(examples.store, lambda base: TokenRows(base, table))
+        store = exchanged(examples.store, rows)
         if isinstance(store, SentenceVectors) and store.pooling == "cls":
             store = SentenceVectors(store.base, "mean")
         return replace(examples, store=store)

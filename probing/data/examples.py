@@ -127,6 +127,7 @@ class Examples:
             each sentence. None where examples are tokens.
         given: Number of each token's value of what is held fixed, -1 without one, shape (n_tokens,); None if nothing
             is.
+        of_words: Whether examples are words, so that all pieces of a word identify it, whichever is read.
     """
 
     store: Activations
@@ -140,6 +141,7 @@ class Examples:
     n_unlabelled: int = 0
     n_special: int = 0
     given: NDArray[np.int64] | None = None
+    of_words: bool = False
 
     @property
     def targets(self) -> NDArray[np.float64]:
@@ -208,6 +210,11 @@ class Sides:
     def numbers(self) -> bool:
         """Whether numbers are predicted, and not classes."""
         return self.train.values is not None
+
+    @property
+    def of_words(self) -> bool:
+        """Whether examples are words on every side."""
+        return self.train.of_words and self.validation.of_words and self.test.of_words
 
     def each(self, change: Callable[[Examples], Examples]) -> Sides:
         """Return the sides with their examples changed."""

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.examples import Examples, Sides
+from probing.data.words import type_keys
 from probing.errors import UserError
 from probing.statistics.separation import strata_with_several
-from probing.tasks import TokenTask, has_label, labels_of, unit_of
+from probing.tasks import TokenTask, has_label, labels_of, labels_words, unit_of
 from probing.tasks.given import HeldFixed
 
 
@@ -32,7 +33,7 @@ def values_of(given: HeldFixed, tokens: Tokens, corpus: Corpus, task: TokenTask)
     """
     other = given.task_in(corpus, task)
     if other is None:
-        return _pieces(tokens) if task.word_means else tokens.input_ids.astype(np.int64)
+        return np.unique(type_keys(tokens, labels_words(task, tokens, corpus)), return_inverse=True)[1]
     labels = labels_of(other, tokens, corpus)
     if not has_label(labels).any():
         unit = unit_of(other)
@@ -56,16 +57,6 @@ def numbered(labels: NDArray[Any]) -> NDArray[np.int64]:
     """Return the number of each label among the distinct ones, -1 where one is missing."""
     found, known = np.full(len(labels), -1), has_label(labels)
     found[known] = np.unique(labels[known], return_inverse=True)[1]
-    return found
-
-
-def _pieces(tokens: Tokens) -> NDArray[np.int64]:
-    """Return a number for the pieces of each word at its first piece, -1 elsewhere, shape (n_tokens,)."""
-    of_words, begins = tokens.input_ids[~tokens.special], np.flatnonzero(tokens.first_pieces[~tokens.special])
-    numbers: dict[bytes, int] = {}
-    found = np.full(tokens.n_tokens, -1)
-    words = np.split(of_words, begins[1:]) if len(begins) else []
-    found[tokens.first_pieces] = [numbers.setdefault(ids.tobytes(), len(numbers)) for ids in words]
     return found
 
 

@@ -30,6 +30,7 @@ from probing.tasks import (
     classes_of,
     has_label,
     labels_of,
+    labels_words,
     predicts_numbers,
     sentences_of,
     unit_of,
@@ -199,7 +200,7 @@ def label(
         )  # fmt: skip
     return Examples(
         store, labels, len(found.dropped), task.word_means, documents, values=values,
-        n_unlabelled=found.n_unlabelled, n_special=found.n_special,
+        n_unlabelled=found.n_unlabelled, n_special=found.n_special, of_words=labels_words(task, store.tokens, corpus),
     )  # fmt: skip
 
 

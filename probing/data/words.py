@@ -20,6 +20,23 @@ if TYPE_CHECKING:
     from probing.data.examples import Activations
 
 
+def type_keys(tokens: Tokens, of_words: bool) -> NDArray[np.integer]:
+    """Return what identifies each token, the same in every table: its id, or of words all pieces; shape (n_tokens,)."""
+    return word_keys(tokens) if of_words else tokens.input_ids
+
+
+def word_keys(tokens: Tokens) -> NDArray[np.uint64]:
+    """Return a number for all pieces of each token's word, in order, the same in every table; shape (n_tokens,).
+
+    A special token is a word of its own.
+    """
+    begins = tokens.first_pieces | tokens.special
+    first, word = np.flatnonzero(begins), begins.cumsum() - 1
+    indices = mix((np.arange(tokens.n_tokens) - first[word]).astype(np.uint64))
+    found: NDArray[np.uint64] = np.add.reduceat(mix(indices + tokens.input_ids.astype(np.uint64)), first)[word]
+    return found
+
+
 class Words(NamedTuple):
     """The words of some sentences.
 

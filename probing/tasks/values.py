@@ -13,7 +13,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.corpus.rows import check_label, label_of, text_of
 from probing.errors import UserError
-from probing.tasks.base import Labels, SentenceTask, TokenTask, predicts_numbers
+from probing.tasks.base import Labels, SentenceTask, TokenTask, has_label, predicts_numbers
 
 # Kinds of numpy arrays in words, for messages.
 _KINDS = {"c": "complex numbers", "S": "bytes", "M": "dates", "m": "durations"}
@@ -183,6 +183,17 @@ def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[
 def unit_of(task: TokenTask) -> str:
     """Return what has a label: a token, or a sentence."""
     return "sentence" if isinstance(task, SentenceTask) else "token"
+
+
+def labels_words(task: TokenTask, tokens: Tokens, corpus: Corpus) -> bool:
+    """Return whether a task labels words, so that no word has two labels and no special token one."""
+    if isinstance(task, SentenceTask):
+        return False
+    if task.word_means:
+        return True
+    labelled = has_label(labels_of(task, tokens, corpus))
+    of_words = np.bincount(tokens.first_pieces.cumsum()[labelled & ~tokens.special])
+    return not labelled[tokens.special].any() and of_words.max(initial=0) == 1
 
 
 def sentences_of(task: TokenTask, tokens: Tokens) -> NDArray[np.integer[Any]]:

@@ -20,9 +20,10 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words
 from probing.corpus.splits import Split
 from probing.data.control_names import CONTROLS, chosen_controls
-from probing.data.controls import CONTROL_DRAWS, control_tasks, shuffled, token_identity, with_activations
+from probing.data.controls import CONTROL_DRAWS, WordRows, control_tasks, shuffled, token_identity, with_activations
 from probing.data.examples import read
 from probing.data.labelling import choose_classes, label
+from probing.data.words import word_keys
 from probing.errors import UserError
 from probing.evidence.table import collect_evidence
 from probing.models import load_tokenizer, resolve_model, word_folding
@@ -30,8 +31,9 @@ from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import train_controls, train_probes
 from probing.runs.results import Measured
+from probing.tables.controls import side_of
 from probing.tables.schema import GIVEN, NEURONS
-from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
+from synthetic import LIGHTNING_WARNINGS, SPLITS, Data, make_splits, make_store, make_tokens, positional, sides
 from written import columns_of
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
@@ -288,6 +290,77 @@ def test_token_identity_reads_the_embeddings_rows(planted: Data) -> None:
         assert torch.equal(batch.hidden_states[0], encoder.table(ids).detach())
     assert isinstance(found, Data)
     assert found.fit()[0].metrics["accuracy"] < 0.3  # random tokens tell no position
+
+
+def in_two_pieces(folder: Path, pieces: Any, shuffle: bool) -> tuple[Data, Any]:
+    """Return words of two pieces whose label no piece tells, in a layer that knows each word, and an encoder."""
+    generator = np.random.default_rng(0)
+    n_sentences, n_words = 300, 6
+    chosen = generator.integers(36, size=(n_sentences, n_words))
+    label_of = np.array(["A", "B"])[generator.permutation(np.arange(36) % 2)]
+    labels = label_of[chosen]
+    labels = generator.permutation(labels.ravel()).reshape(labels.shape) if shuffle else labels
+    ids = np.full((n_sentences, 2 * n_words + 2), 1)
+    ids[:, 1:-1:2], ids[:, 2:-1:2] = 2 + chosen // 6, 8 + chosen % 6
+    of = np.tile([-1, *np.repeat(np.arange(n_words), 2), -1], (n_sentences, 1))
+    tokens = Tokens(
+        np.full(n_sentences, ids.shape[1], np.int32), ids.ravel().astype(np.int32), of.ravel().astype(np.int16)
+    )
+    words = [tuple(f"w{i}-{k}" for k, i in enumerate(row)) for row in chosen]
+    corpus = from_words("pairs", words, {"upos": [tuple(row) for row in labels.tolist()]})
+    states = np.zeros((n_sentences, ids.shape[1], 36), dtype=np.float32)
+    for place in (1, 2):
+        states[np.arange(n_sentences)[:, None], 2 * np.arange(n_words) + place, chosen] = 1
+    store, task = make_store(folder / "store", [states.reshape(-1, 36)], tokens), UniversalPartOfSpeech(pieces=pieces)
+    splits = make_splits(n_sentences)
+    classes = choose_classes(tokens, corpus, task, splits)
+    train, validation, test = (label(store, corpus, task, splits, classes, side) for side in SPLITS)
+    torch.manual_seed(0)
+    encoder, table = torch.nn.Module(), torch.nn.Embedding(20, 60)
+    encoder.get_input_embeddings = lambda: table  # type: ignore[assignment]
+    return Data(train, validation, test, classes, False), encoder
+
+
+@pytest.mark.parametrize("pieces", ["first", "last", "mean"])
+def test_a_label_that_is_a_function_of_whole_words_is_not_above_the_token_alone(pieces: Any, tmp_path: Path) -> None:
+    planted, encoder = in_two_pieces(tmp_path, pieces, shuffle=False)
+    training = Training(Penalty(0, 1e-4), Lbfgs(1e-5))
+    (fit,) = train_probes(planted, [0], training)
+    controls = train_controls({"token": [token_identity(planted, encoder)]}, [0], training)
+    evidence = collect_evidence(planted.train, planted.test, [0], [fit.moments], 3)
+    (row,) = Measured(planted, [fit], evidence, controls).accuracy()
+    assert row["accuracy"] > 0.95
+    assert side_of(row, "token") != "above"
+
+
+def test_the_token_alone_tells_nothing_of_shuffled_labels_of_words(tmp_path: Path) -> None:
+    planted, encoder = in_two_pieces(tmp_path, "first", shuffle=True)
+    found = token_identity(planted, encoder)
+    assert isinstance(found, Data)
+    assert found.fit(l2=1e-4)[0].metrics["accuracy"] < 0.57  # of 360 test words; .5 by chance, sd .026
+
+
+def test_the_mean_of_the_pieces_is_read_on_words_that_training_lacks(tmp_path: Path) -> None:
+    planted, encoder = in_two_pieces(tmp_path, "last", shuffle=False)
+    table = encoder.get_input_embeddings().weight.detach()
+    tokens = planted.test.store.tokens
+    rare = WordRows(planted.test.store, table, np.zeros(0, np.uint64))
+    states = torch.cat([rare.read(0, shard.index) for shard in rare.plan.shards]).numpy()
+    embeddings = table[tokens.input_ids.astype(np.int64)].numpy()
+    expected = embeddings.copy()
+    for row in np.flatnonzero(tokens.first_pieces):
+        expected[row : row + 2] = embeddings[row : row + 2].mean(0)
+    np.testing.assert_allclose(states, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_without_a_word_list_words_of_several_pieces_are_types_of_the_control_task(tmp_path: Path) -> None:
+    planted, _ = in_two_pieces(tmp_path, "first", shuffle=False)
+    texts = Corpus("running", ("",) * planted.train.store.tokens.n_sentences)
+    draw = control_tasks(planted, [texts], str, seed=0)[0].train
+    kept = draw.labels >= 0
+    first, word = draw.store.tokens.input_ids[kept], word_keys(draw.store.tokens)[kept]
+    assert all(len(np.unique(draw.labels[kept][word == key])) == 1 for key in np.unique(word))
+    assert all(len(np.unique(draw.labels[kept][first == key])) == 2 for key in np.unique(first))
 
 
 def test_activations_of_other_tokens_are_refused(planted: Data, tmp_path: Path) -> None:

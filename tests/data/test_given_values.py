@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from probing.builtin_tasks.position import Position
 from probing.builtin_tasks.sentence_label import SentenceLabel
 from probing.builtin_tasks.upos import UniversalPartOfSpeech
@@ -15,7 +17,9 @@ from probing.builtin_tasks.upos import UniversalPartOfSpeech
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words
 from probing.data.given_values import check_given, permuted_within, values_of, with_given
+from probing.data.words import type_keys
 from probing.errors import UserError
+from probing.tasks import labels_of, labels_words
 from probing.tasks.given import HeldFixed
 from synthetic import make_store, make_tokens, sides
 
@@ -31,9 +35,44 @@ OF_WORDS = UniversalPartOfSpeech()
 
 def test_a_token_is_its_id_and_a_word_its_pieces() -> None:
     token = HeldFixed("token", None)
-    assert values_of(token, TOKENS, CORPUS, Position()).tolist() == IDS
-    of_means = UniversalPartOfSpeech(pieces="mean")
-    assert values_of(token, TOKENS, CORPUS, of_means).tolist() == [-1, 0, -1, -1, 1, -1, -1, 1, 2, -1, -1]
+    assert values_of(token, TOKENS, CORPUS, Position()).tolist() == np.unique(IDS, return_inverse=True)[1].tolist()
+    for pieces in ("first", "last", "mean"):
+        found = values_of(token, TOKENS, CORPUS, UniversalPartOfSpeech(pieces=pieces))
+        words = [found[at].tolist() for at in ([1, 2, 3], [4], [7], [8, 9])]
+        unlikely, dogs, dogs_again, unly = (set(word) for word in words)
+        assert [len(word) for word in (unlikely, dogs, unly)] == [1, 1, 1]
+        assert dogs == dogs_again
+        assert len(unlikely | dogs | unly) == 3
+
+
+@given(st.lists(st.lists(st.lists(st.integers(5, 7), min_size=1, max_size=3), max_size=4), min_size=1, max_size=5),
+       st.sampled_from(["first", "last", "mean"]))  # fmt: skip
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_two_words_are_the_same_exactly_if_all_their_pieces_are(sentences: list[Any], pieces: Any) -> None:
+    """Against words in a dictionary, in the stratum and by the keys that the controls use."""
+    ids = [id for words in sentences for id in (1, *(piece for word in words for piece in word), 2)]
+    of = [k for words in sentences for k in (-1, *(k for k, word in enumerate(words) for _ in word), -1)]
+    lengths = [sum(map(len, words)) + 2 for words in sentences]
+    tokens = Tokens(np.array(lengths, np.int32), np.array(ids, np.int32), np.array(of, np.int16))
+    texts = [tuple("-".join(map(str, word)) for word in words) for words in sentences]
+    corpus = replace(CORPUS, words=tuple(texts), sentences=(" ",) * len(texts),
+                     columns={"upos": tuple(("X",) * len(words) for words in texts)})  # fmt: skip
+    labelled = np.flatnonzero(labels_of(task := UniversalPartOfSpeech(pieces=pieces), tokens, corpus) != "")
+    expected: dict[str, int] = {}
+    words = [expected.setdefault(word, len(expected)) for words in texts for word in words]
+    for values in (values_of(HeldFixed("token"), tokens, corpus, task), type_keys(tokens, of_words=True)):
+        found = values[labelled]
+        assert len(found) == len(words)
+        same = [[one == other for other in words] for one in words]
+        assert (found[:, None] == found[None]).tolist() == same
+
+
+def test_a_task_that_labels_several_pieces_of_a_word_or_special_tokens_is_of_tokens() -> None:
+    assert not labels_words(Position(), TOKENS, CORPUS)
+    single = Tokens(np.array([3, 3], np.int32), np.array([1, 5, 2] * 2, np.int32), np.array([-1, 0, -1] * 2, np.int16))
+    assert labels_words(Position(), single, CORPUS)
+    assert not labels_words(Position(special_tokens="include"), single, CORPUS)
+    assert not labels_words(SentenceLabel(), single, replace(CORPUS, sentence_columns={"label": ("a", "b")}))
 
 
 @pytest.mark.parametrize("pieces", ["first", "last", "mean"])
@@ -123,6 +162,6 @@ def test_a_task_that_cannot_be_loaded_is_named_as_it_was_typed() -> None:
 
 def test_a_label_of_sentences_is_that_of_all_their_tokens() -> None:
     corpus = Corpus("topics", ("a", "b"), sentence_columns={"label": ("x", "y")})
-    for given in (HeldFixed("sentence_label", SentenceLabel()), HeldFixed("label")):
-        assert values_of(given, TOKENS, corpus, Position()).tolist() == [0] * 6 + [1] * 5
-        assert values_of(given, TOKENS, corpus, SentenceLabel()).tolist() == [0, 1]
+    for fixed in (HeldFixed("sentence_label", SentenceLabel()), HeldFixed("label")):
+        assert values_of(fixed, TOKENS, corpus, Position()).tolist() == [0] * 6 + [1] * 5
+        assert values_of(fixed, TOKENS, corpus, SentenceLabel()).tolist() == [0, 1]
