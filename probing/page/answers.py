@@ -10,7 +10,7 @@ from probing.runs.checks import has_intercept
 from probing.tables.answers import accuracies
 from probing.tables.columns import R2, score_of
 from probing.tables.conclusions import basis, conclusion, given_words, held_fixed, overlaps, scope
-from probing.tables.controls import held_against_by_layer
+from probing.tables.controls import held_against_by_layer, why_leading
 from probing.tables.evidence_sentences import say
 from probing.tables.probes import transform_sizes
 
@@ -75,7 +75,7 @@ def answer(subject: Subject) -> str:
     """Return the answer of a run, in a paragraph."""
     over = scope(subject.run.results, subject.run.config.get("test_corpus"))
     sentences = [accuracies(subject.run.accuracy), held_against_by_layer(subject.run.accuracy, subject.task), over]
-    sentences.append(_on_neurons(subject, subject.layers[-1]))
+    sentences += [why_leading(subject.run.accuracy), _on_neurons(subject, subject.leading)]
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:
         sentences.append(say("stopped_short_report", layers=layers_named(short)))

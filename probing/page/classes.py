@@ -22,7 +22,7 @@ IN_TABLE = 60
 
 
 def classes_section(subject: Subject, number: int) -> Html | None:
-    """Return the classes of each layer, those of the last one open; nothing for a run without their scores.
+    """Return the classes of each layer, those of the leading one open; nothing for a run without their scores.
 
     Args:
         subject: The run.
@@ -31,12 +31,12 @@ def classes_section(subject: Subject, number: int) -> Html | None:
     scores, confusions = subject.run.class_scores, subject.run.confusions
     if not scores or not confusions:
         return None
-    parts, are_names = [], bool(subject.run.scores_of(subject.layers[-1]))
+    parts, are_names = [], bool(subject.run.scores_of(subject.leading))
     for layer in subject.layers:
         own = [[row for row in rows if row["layer"] == layer] for rows in (scores, confusions)]
         table = [as_in_terminal(classes_table(own[0], IN_TABLE))] if are_names else []
         summary = element("summary", f"Layer {layer}: what the probe takes each class for")
-        parts.append(element("details", summary, *table, _map(subject, *own), open=layer == subject.layers[-1]))
+        parts.append(element("details", summary, *table, _map(subject, *own), open=layer == subject.leading))
     return element("section", element("h2", f"Classes of {subject.label}"), *parts, id=f"classes-{number}")
 
 

@@ -241,11 +241,11 @@ def shown_columns(subject: Subject) -> list[Column]:
 
 
 def first_rows(subject: Subject, caption: str) -> Html:
-    """Return the last layer's first neurons as a table, which the script extends."""
+    """Return the leading layer's first neurons as a table, which the script extends."""
     columns = shown_columns(subject)
     head = [element("th", column.words, scope="col", title=column.meaning, data_key=column.name) for column in columns]
     head.append(element("th", "flag", scope="col", class_="words", title="a warning about the rank", data_key="flag"))
-    body = [_row(row, columns) for row in subject.ranked[subject.layers[-1]][:FIRST]]
+    body = [_row(row, columns) for row in subject.ranked[subject.leading][:FIRST]]
     return element(
         "table", element("caption", caption), element("thead", element("tr", *head)), element("tbody", *body),
         class_="neurons",

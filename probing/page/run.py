@@ -106,7 +106,8 @@ def neurons_section(subject: Subject, number: int, room: int, room_of_each: int)
     one_by_one = neurons_one_by_one(subject, f"neurons-{number}", room_of_each)
     classes = class_data(subject, max(0, room - len(one_by_one or "")))
     data = {
-        "task": subject.task, "layers": subject.layers, "layerNames": [*map(str, subject.layers)],
+        "task": subject.task, "layers": subject.layers, "leading": subject.leading,
+        "layerNames": [*map(str, subject.layers)],
         "width": subject.d_model, "classes": subject.classes,
         "flags": FLAGS, "far": FAR, "unresolved": UNRESOLVED,
         "negligible": NEGLIGIBLE, "byClass": classes, **packed_rows(subject),
@@ -130,7 +131,7 @@ def neurons_section(subject: Subject, number: int, room: int, room_of_each: int)
 
 
 def heads_section(subject: Subject, number: int) -> Html | None:
-    """Return the heads of each layer, those of the last one open; nothing where the neurons belong to no head.
+    """Return the heads of each layer, those of the leading one open; nothing where the neurons belong to no head.
 
     Args:
         subject: The run.
@@ -143,7 +144,7 @@ def heads_section(subject: Subject, number: int) -> Html | None:
     for layer in subject.layers:
         shown = heads_table([row for row in rows if row["layer"] == layer])
         summary = element("summary", str(shown.title))
-        parts.append(element("details", summary, as_in_terminal(shown), open=layer == subject.layers[-1]))
+        parts.append(element("details", summary, as_in_terminal(shown), open=layer == subject.leading))
     return element("section", element("h2", f"Heads of {subject.label}"), *parts, id=f"heads-{number}")
 
 
@@ -183,7 +184,7 @@ def _map(subject: Subject) -> Html:
 
 def _listing(subject: Subject) -> Html:
     what = what_is_a_neuron(site_of(subject.run.config))
-    caption = f"First neurons of layer {subject.layers[-1]}, by contribution; {what}"
+    caption = f"First neurons of layer {subject.leading}, by contribution; {what}"
     return element(
         "div",
         _filters(subject),
@@ -193,9 +194,9 @@ def _listing(subject: Subject) -> Html:
 
 
 def _detail(subject: Subject, per_layer: int) -> Html:
-    """Return the details of one neuron: the last layer's first, until the script shows the picked one."""
-    layer = subject.layers[-1]
-    top, by_class = subject.ranked[layer][0], subject.by_class[-1]
+    """Return the details of one neuron: the leading layer's first, until the script shows the picked one."""
+    layer = subject.leading
+    top, by_class = subject.ranked[layer][0], subject.by_class[subject.layers.index(layer)]
     of_numbers = subject.score is R2
     by = "" if of_numbers else f", by {subject.task}"
     about = f"Mean contribution to {subject.score.contribution}{by}; the line is the layer's mean."
@@ -224,9 +225,7 @@ def _detail(subject: Subject, per_layer: int) -> Html:
 
 
 def _filters(subject: Subject) -> Html:
-    layers = [
-        element("option", layer, value=int(layer), selected=layer == subject.layers[-1]) for layer in subject.layers
-    ]
+    layers = [element("option", layer, value=int(layer), selected=layer == subject.leading) for layer in subject.layers]
     flags = [("any or none", ""), ("no flag", "none"), *((name, name) for name in FLAGS)]
     chosen = element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")
     typed = element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")

@@ -20,6 +20,7 @@ from probing.runs.loading import load_run
 from probing.runs.run import Run, load_fit
 from probing.runs.study import Result
 from probing.tables.columns import Score, score_of
+from probing.tables.controls import leading
 from probing.tasks import short_name, task_in_words
 
 # Columns that a ranked table must have for a page to be made of it.
@@ -59,6 +60,11 @@ class Subject:
     def layers(self) -> list[int]:
         """Layer numbers, ascending."""
         return [row["layer"] for row in self.run.accuracy]
+
+    @property
+    def leading(self) -> int:
+        """The layer whose neurons are shown first."""
+        return int(leading(self.run.accuracy)["layer"])
 
     @property
     def classes(self) -> list[int | str]:

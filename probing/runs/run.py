@@ -76,30 +76,31 @@ class Fit(Study):
     }
 
     def tables(self, made: Result) -> list[Any]:
-        """Return the accuracy of each layer, and the first neurons of the last one."""
+        """Return the accuracy of each layer, and the first neurons of the leading one."""
         from probing.tables.classes import classes_table
+        from probing.tables.controls import leading
         from probing.tables.probes import accuracy_table, neurons_table
 
-        last = made.accuracy[-1]["layer"]
-        ranked = [row for row in made.neurons if row["layer"] == last]
+        layer = leading(made.accuracy)["layer"]
+        ranked = [row for row in made.neurons if row["layer"] == layer]
         tables = [accuracy_table(made.accuracy), neurons_table(ranked[:10], site_of(made.config))]
         assert isinstance(made, Run)
-        return tables + [classes_table(scores) for scores in [made.scores_of(last)] if scores]
+        return tables + [classes_table(scores) for scores in [made.scores_of(layer)] if scores]
 
     def conclusions(self, made: Result) -> list[str]:
         """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
         from probing.evidence.by_class import position_line
         from probing.tables.bases import bases_lines
         from probing.tables.conclusions import ranking_conclusions
-        from probing.tables.controls import not_above
+        from probing.tables.controls import leading, not_above, why_leading
         from probing.tables.probes import penalty_lines
 
         assert isinstance(made, Run)
-        last, task = made.accuracy[-1]["layer"], task_in_words(made.config)
-        at_positions = position_line([row for row in made.positions if row["layer"] == last])
+        layer, task = leading(made.accuracy)["layer"], task_in_words(made.config)
+        at_positions = position_line([row for row in made.positions if row["layer"] == layer])
         return [
             *penalty_lines(made.results.get("penalty", {})), *filter(None, [at_positions]), *not_above(made.accuracy),
-            *bases_lines(made.bases, task),
+            *bases_lines(made.bases, task), *filter(None, [why_leading(made.accuracy)]),
             *ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config),
         ]  # fmt: skip
 
@@ -346,9 +347,12 @@ class Run(Result):
         return "numbers" in self.results
 
     def _repr_html_(self) -> str:
-        last = self.accuracy[-1]["layer"]
-        said = (element("p", text) for text in (what_is_a_neuron(site_of(self.config)), str(self.folder)))
-        return joined(Html(self.accuracy._repr_html_()), Html(self.top(last)._repr_html_()), *said)
+        from probing.tables.controls import leading, why_leading
+
+        texts = (what_is_a_neuron(site_of(self.config)), why_leading(self.accuracy), str(self.folder))
+        said = (element("p", text) for text in texts if text)
+        layer = leading(self.accuracy)["layer"]
+        return joined(Html(self.accuracy._repr_html_()), Html(self.top(layer)._repr_html_()), *said)
 
 
 def load_fit(folder: str | Path) -> Run:

@@ -10,7 +10,7 @@ from probing.results.shown import in_brackets, interval, layers_named
 from probing.tables.classes import worst_class
 from probing.tables.columns import R2, UNINFORMATIVE, score_of
 from probing.tables.conclusions import basis, conclusion, given_words, held_fixed, overlaps, scope
-from probing.tables.controls import held_against_by_layer
+from probing.tables.controls import held_against_by_layer, leading, why_leading
 from probing.tables.evidence_sentences import say
 
 Rows = Sequence[Row]
@@ -46,7 +46,7 @@ def _share(row: Row) -> str:
 
 
 def answer(accuracy: Rows, neurons: Rows, task: str, config: Mapping[str, Any]) -> list[str]:
-    """Return how well the task is read, of a single layer which neuron contributes most, and the controls beside it.
+    """Return how well the task is read, the controls beside it, and which neuron contributes most in the leading layer.
 
     Args:
         accuracy: Rows of `accuracy.csv`.
@@ -54,8 +54,9 @@ def answer(accuracy: Rows, neurons: Rows, task: str, config: Mapping[str, Any]) 
         task: Name of the task.
         config: The resolved configuration.
     """
-    of_neuron = conclusion(neurons, task, accuracy[0], given_words(config)) if len(accuracy) == 1 else ""
-    said = [accuracies(accuracy), of_neuron, held_against_by_layer(accuracy, task)]
+    row = leading(accuracy)
+    of_neuron = conclusion([one for one in neurons if one["layer"] == row["layer"]], task, row, given_words(config))
+    said = [accuracies(accuracy), why_leading(accuracy), of_neuron, held_against_by_layer(accuracy, task)]
     return [sentence for sentence in said if sentence]
 
 

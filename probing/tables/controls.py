@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
+from probing.results.schema import Row
 from probing.results.shown import ends, layers_named, listed
-from probing.tables.columns import R2, controls_of, score_of
+from probing.tables.columns import R2, UNINFORMATIVE, controls_of, score_of
 from probing.tables.evidence_sentences import say
 
 
@@ -90,6 +91,49 @@ def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 beside = say(side, names=say("the_control", control=words))
                 found.append(say("not_above", layers=layers_named(layers), what=what, side=beside))
     return found
+
+
+# Controls that are other probes of what can be read, and no floors.
+_NO_FLOORS = ("untransformed", "others_clipped")
+
+
+def _strongest_floor(row: Row) -> tuple[str, float]:
+    """Return the floor with the highest score, in words, and its score; of R² without controls, a constant answer."""
+    score = score_of(row).name
+    # Of positions, a model without training is a ceiling; only labels that are such numbers have `within_one`.
+    ceilings = ("untrained",) if "within_one" in row else ()
+    floors = [name for name in controls_of([row]) if name not in _NO_FLOORS + ceilings]
+    constant = {"a constant answer": 0.0} if score == R2.name else {}
+    scores = {**constant, **{_called(name): float(row[f"{name}_{score}"]) for name in floors}}
+    return max(scores.items(), key=lambda item: item[1], default=("nothing", 0.0))
+
+
+def leading(rows: Sequence[Row]) -> Row:
+    """Return the row of the layer whose neurons are shown first: the one furthest above its strongest floor.
+
+    Layers whose ranking is not to be read come after all others. Of differences that are equal to three digits, the
+    last layer is taken.
+
+    Args:
+        rows: Rows of `accuracy.csv`, ascending by layer.
+    """
+    return max(reversed(rows), key=lambda row: (row.get("flag") != UNINFORMATIVE, _above_floor(row)))
+
+
+def _above_floor(row: Row) -> float:
+    return round(row[score_of(row).name] - _strongest_floor(row)[1], 3)
+
+
+def why_leading(rows: Sequence[Row]) -> str:
+    """Say which of several layers has its neurons shown first, and why; an empty text for a single layer."""
+    if len(rows) == 1:
+        return ""
+    row = leading(rows)
+    floor, value = _strongest_floor(row)
+    among = say("among_readable") if any(one.get("flag") == UNINFORMATIVE for one in rows) else ""
+    what = "R²" if score_of(row) is R2 else "accuracy"
+    apart = _above_floor(row)
+    return say("leading", layer=row["layer"], what=what, apart=apart, floor=floor, value=value, among=among)
 
 
 # Results of comparing a score with that of a control, by the names of their words in `SENTENCES`.

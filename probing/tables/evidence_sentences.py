@@ -61,6 +61,17 @@ SENTENCES: dict[str, Sentence] = {
         "Flag `uninformative` in some of several layers.",
         _WHOLE_LAYER,
     ),
+    "leading": Sentence(
+        "Neurons are those of layer {layer}, whose {what} is furthest above its strongest floor, by {apart:.3f} "
+        "({floor}, {value:.3f}){among}.",
+        "Several layers. Floors are the majority class or a constant answer and all controls but the randomly "
+        "initialised model, where labels are positions, and those of `--transform`; of equal differences, the last "
+        "layer's; layers with the flag `uninformative` come last.",
+        _WHOLE_LAYER,
+    ),
+    "among_readable": Sentence(
+        ", of the layers whose ranking may be read", "Some layers have the flag `uninformative`.", _PARTS
+    ),
     "led_by_means": Sentence(
         "In {layers} the first neuron contributes mostly by its mean (flag `offset`), in place of an intercept: --sort "
         "centred ranks without means, --probe.bias true trains with an intercept.",

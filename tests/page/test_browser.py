@@ -11,14 +11,18 @@ import pytest
 
 from probing import load_run, report
 from report_runs import make_run, make_survey
+from written import read_csv, write_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def folder(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with all that a page shows."""
-    return make_run(checkpoints["bert"], corpus_file, tmp_path_factory.mktemp("runs"), "whole")
+    """A finished run with all that a page shows, in which layer 2 leads."""
+    made = make_run(checkpoints["bert"], corpus_file, tmp_path_factory.mktemp("runs"), "whole")
+    first, *others = read_csv(made / "accuracy.csv")
+    write_csv(made / "accuracy.csv", [{**first, "accuracy": 0.0}, *others])
+    return made
 
 
 @pytest.fixture(scope="module")

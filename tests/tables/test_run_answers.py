@@ -9,7 +9,7 @@ import pytest
 from probing.runtime.terminal import render
 from probing.tables.answers import accuracies, answer, distrust
 from probing.tables.columns import UNINFORMATIVE
-from probing.tables.controls import held_against, held_against_by_layer
+from probing.tables.controls import held_against, held_against_by_layer, leading, why_leading
 from probing.tables.probes import layers_table
 
 
@@ -37,7 +37,48 @@ def neurons(number: int, flags: list[str]) -> list[dict[str, Any]]:
 def test_the_answer_begins_with_how_well_the_task_is_read(scores: list[float], said: str) -> None:
     rows = [layer(i, score) for i, score in enumerate(scores)]
     assert said in accuracies(rows)
-    assert answer(rows, neurons(0, [""]), "position", {})[0] == accuracies(rows) if len(rows) > 1 else True
+    ranked = [{"layer": i, "contribution": 0.0} for i in range(len(rows))]
+    assert answer(rows, ranked, "position", {})[0] == accuracies(rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "first", "why"),
+    [
+        # The highest accuracy, unless a floor rises with it; the strongest floor counts, and in each layer its own.
+        ([{}, {"accuracy": 0.8}, {}], 1, "by 0.700 (the majority class, 0.100)."),
+        ([{}, {"accuracy": 0.8, "token_accuracy": 0.75}, {"token_accuracy": 0.2}], 0, "(the majority class, 0.100)."),
+        ([{"token_accuracy": 0.45}] * 2 + [{"token_accuracy": 0.2, "shuffled_accuracy": 0.3}], 2, "(labels shuffled"),
+        # Equal to three digits: the last one.
+        ([{"accuracy": 0.5004}, {}, {}], 2, "by 0.400"),
+        # What is not to be read comes last, and leads where nothing else is there.
+        ([{}, {}, {"accuracy": 0.9, "flag": UNINFORMATIVE}], 1, "0.100), of the layers whose ranking may be read."),
+        ([{"flag": UNINFORMATIVE}, {"flag": UNINFORMATIVE, "accuracy": 0.6}], 1, "layer 1"),
+        # A model without training is a ceiling of positions, and a floor of other labels.
+        ([{"untrained_accuracy": 0.1, "within_one": 1}, {"accuracy": 0.6, "untrained_accuracy": 0.9, "within_one": 1}],
+         1, "by 0.500 (the majority class"),
+        ([{"untrained_accuracy": 0.2}, {"accuracy": 0.6, "untrained_accuracy": 0.55}], 0, "initialised model, 0.2"),
+        # The probe of states as they are is another way of reading, and no floor.
+        ([{"untransformed_accuracy": 0.2}, {"accuracy": 0.6, "untransformed_accuracy": 0.59}], 1, "the majority class"),
+    ],
+)  # fmt: skip
+def test_the_layer_that_is_furthest_above_its_strongest_floor_leads(
+    changes: list[dict[str, Any]], first: int, why: str
+) -> None:
+    names = {name for change in changes for name in change if name.endswith("_accuracy")}
+    rows = [layer(i, 0.5, **dict.fromkeys(names, 0.0)) | change for i, change in enumerate(changes)]
+    assert leading(rows)["layer"] == first
+    assert f"Neurons are those of layer {first}, " in why_leading(rows)
+    assert why in why_leading(rows)
+    ranked = [{"layer": i, "contribution": 0.0} for i in range(len(rows))]
+    assert f"Layer {first}: no neuron contributes" in " ".join(answer(rows, ranked, "position", {}))
+
+
+def test_without_controls_numbers_are_held_against_a_constant_answer_and_one_layer_leads_silently() -> None:
+    rows = [{"layer": i, "r2": r2, "flag": ""} for i, r2 in enumerate([0.1, 0.4, 0.2])]
+    assert why_leading(rows).endswith(
+        "whose R² is furthest above its strongest floor, by 0.400 (a constant answer, 0.000)."
+    )
+    assert why_leading(rows[:1]) == ""
 
 
 @pytest.mark.parametrize(("low", "high", "is_said"), [(-0.4, -0.2, True), (-0.1, 0.1, False), (0.1, 0.2, False)])

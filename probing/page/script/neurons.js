@@ -15,7 +15,8 @@ class RunView {
     this.setUpTable();
     this.setUpMap();
     this.setUpClasses();
-    this.picked = this.table.find(this.data.layers.at(-1), this.table.values.neuron[(this.data.layers.length - 1) * this.data.width]);
+    const { layers, leading, width } = this.data;
+    this.picked = this.table.find(leading, this.table.values.neuron[layers.indexOf(leading) * width]);
     this.pick(this.picked);
     this.showRows();
   }

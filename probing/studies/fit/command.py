@@ -242,6 +242,7 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
     from probing.tables import answers, probes
     from probing.tables.bases import bases_lines, bases_table
     from probing.tables.classes import classes_table
+    from probing.tables.controls import leading
 
     rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
     if quiet:
@@ -250,10 +251,10 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
     else:
         said = answers.answer(rows, neurons, task, run.config)
         terminal.tell(*said)
-        last = rows[-1]["layer"]
-        scores = run.scores_of(last)
-        removed = sum(bool(row.get("removed")) for row in run.top(last, len(neurons)))
-        ranked = probes.neurons_table(run.top(last, by=sort), site_of(run.config), removed, sort, verbose)
+        layer = leading(rows)["layer"]
+        scores = run.scores_of(layer)
+        removed = sum(bool(row.get("removed")) for row in run.top(layer, len(neurons)))
+        ranked = probes.neurons_table(run.top(layer, by=sort), site_of(run.config), removed, sort, verbose)
         if verbose:
             terminal.show(ranked, probes.accuracy_table(run.results["layers"]))
             if scores:
@@ -261,10 +262,10 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
             if {*controls_of(rows)} - {"majority"}:
                 terminal.show(probes.controls_table(rows))
         else:
-            terminal.show(ranked if len(rows) == 1 else probes.layers_table(rows, neurons, sort))
-        if heads := [row for row in run.heads if row["layer"] == last]:
+            terminal.show(ranked, *[probes.layers_table(rows, neurons, sort)] * (len(rows) > 1))
+        if heads := [row for row in run.heads if row["layer"] == layer]:
             terminal.show(probes.heads_table(heads))
-        if bases := [row for row in run.bases if row["layer"] == last]:
+        if bases := [row for row in run.bases if row["layer"] == layer]:
             terminal.show(bases_table(bases))
             terminal.tell(*[] if verbose else bases_lines(bases, task))
         if verbose:
