@@ -251,6 +251,18 @@ def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequ
         return np.zeros(0)
     classes = classes_of(task, labels[in_train[sentences_of(task, tokens)]], int(in_train.sum()))
     if len(classes) < 2:
+        trained = labels[in_train[sentences_of(task, tokens)]]
+        of_train = np.unique(trained[has_label(trained)])
+        if len(of_train) == 1:
+            raise UserError(
+                f"`--corpus`: all labels of the {int(in_train.sum())} training {corpus.unit} are {of_train[0]}, and a "
+                "probe needs two classes; give text with another label, too."
+            )
+        if (most := getattr(task, "max_position", None)) is not None and (of_train > most).any():
+            raise UserError(
+                f"`--task_args.max_position {most}` leaves {len(classes)} classes with enough examples, and a probe "
+                "needs two; raise it, or leave it out."
+            )
         lines = ", one a line in a text file," if corpus.seconds is None else ""
         raise UserError(
             f"`--corpus`: {int(in_train.sum())} training {corpus.unit} leave {len(classes)} classes with enough "
@@ -310,21 +322,28 @@ def say_what_is_not_read(corpora: Sequence[Corpus], task: TokenTask, say: Callab
 
 
 def say_what_is_no_class(
-    sides: Mapping[Split, Classified], in_training: set[Any], unit: str, say: Callable[[str], None]
-) -> None:
-    """Report how many tokens or sentences have a label that is no class: too rare in training, or not there.
+    sides: Mapping[Split, Classified], in_training: set[Any], unit: str, say: Callable[[str], None],
+    most: int | None = None,
+) -> None:  # fmt: skip
+    """Report how many tokens or sentences have a label that is no class: above a limit, too rare, or not in training.
 
     Args:
         sides: What was found on each side.
         in_training: All labels of the training side.
         unit: What has a label.
         say: Function that takes one-line messages.
+        most: Highest number that can be a class, as `--task_args.max_position` says it; None without a limit.
     """
     dropped = {side: found.dropped.tolist() for side, found in sides.items()}
+
+    def is_beyond(label: Any) -> bool:
+        return most is not None and label > most
+
     kinds = {
-        "do not occur in training": lambda label: label not in in_training,
+        f"are above `--task_args.max_position {most}`": is_beyond,
+        "do not occur in training": lambda label: label not in in_training and not is_beyond(label),
         "are too rare to be classes (`--task_args.min_count` sets how often one must occur in training)":
-            lambda label: label in in_training,
+            lambda label: label in in_training and not is_beyond(label),
     }  # fmt: skip
     for why, is_of in kinds.items():
         out = {side: [label for label in labels if is_of(label)] for side, labels in dropped.items()}

@@ -183,7 +183,7 @@ def example_checks(
                 raise _no_examples(task, n_there, corpora[part].unit, side, classes, found.dropped, probe)
             found_on[side] = found
         unit = unit_of(task) if corpora[part].seconds is None else corpora[part].unit[:-1]
-        say_what_is_no_class(found_on, in_training, unit, say)
+        say_what_is_no_class(found_on, in_training, unit, say, getattr(task, "max_position", None))
         if part == 0:
             announce(tokens, len(classes), n_of["train"])
 

@@ -22,9 +22,15 @@ from probing.data.examples import (
     read_clusters,
     read_shard,
 )
-from probing.data.labelling import choose_classes, label
+from probing.data.labelling import (
+    choose_classes,
+    class_of_tokens,
+    label,
+    labels_in_training,
+    say_what_is_no_class,
+)
 from probing.errors import UserError
-from synthetic import CORPUS, make_splits, make_store, make_tokens, sides
+from synthetic import CORPUS, SPLITS, make_splits, make_store, make_tokens, sides
 
 pytestmark = pytest.mark.numeric
 
@@ -148,6 +154,30 @@ def test_classes_are_chosen_on_training_sentences_alone(store: ActivationStore) 
 def test_too_few_examples_name_the_option_that_lowers_the_bar(store: ActivationStore) -> None:
     with pytest.raises(UserError, match=r"`--corpus`: 42 training sentences leave 0 classes.*--task_args.min_count"):
         choose_classes(store.tokens, CORPUS, Position(min_count=1000), make_splits(60))
+
+
+def test_a_limit_that_leaves_one_class_is_named_and_so_is_a_single_label(store: ActivationStore) -> None:
+    limited = r"`--task_args.max_position 1` leaves 1 classes with enough examples, .*; raise it, or leave it out"
+    with pytest.raises(UserError, match=limited):
+        choose_classes(store.tokens, CORPUS, Position(max_position=1), make_splits(60))
+    alone = replace(store.tokens, words=np.where(store.tokens.positions == 1, 0, -1).astype(np.int16))
+    with pytest.raises(
+        UserError, match=r"all labels of the 42 training sentences are 1, .* give text with another label"
+    ):
+        choose_classes(alone, CORPUS, Position(), make_splits(60))
+
+
+def test_labels_above_a_limit_are_left_out_by_it_and_not_as_rare(store: ActivationStore) -> None:
+    splits = make_splits(60)
+    for task in (Position(max_position=3, min_count=1), Position(min_count=30)):
+        classes = choose_classes(store.tokens, CORPUS, task, splits)
+        found = {side: class_of_tokens(store.tokens, CORPUS, task, splits, classes, side) for side in SPLITS}
+        said: list[str] = []
+        there = labels_in_training(store.tokens, CORPUS, task, splits)
+        say_what_is_no_class(found, there, "token", said.append, task.max_position)
+        limited = [line for line in said if "are above `--task_args.max_position 3`" in line]
+        rare = [line for line in said if "too rare" in line]
+        assert (len(limited), len(rare)) == ((1, 0) if task.max_position else (0, 1))
 
 
 def test_sentences_of_special_tokens_alone_are_refused(tmp_path: Path) -> None:
