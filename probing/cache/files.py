@@ -1,11 +1,10 @@
-"""Where the cache is, locks on its files, and safetensors files with the usual behaviour of files."""
+"""Where the cache is, and locks on its files."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from probing.errors import UserError, as_clause
@@ -90,23 +89,3 @@ class FileLease:
     def __del__(self) -> None:
         if hasattr(self, "_close"):
             self._close(self._descriptor)
-
-
-@contextmanager
-def tensor_file(path: Path) -> Iterator[Path]:
-    """Yield a path for safetensors to write to; then set the file's permissions by the umask.
-
-    By itself safetensors makes its files readable by the owner only, so that a cache could not be shared.
-
-    Raises:
-        OSError: If the file cannot be written; safetensors raises its own error type instead.
-    """
-    from safetensors import SafetensorError
-
-    path.touch()
-    mode = path.stat().st_mode
-    try:
-        yield path
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    path.chmod(mode)

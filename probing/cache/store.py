@@ -15,11 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.cache.files import FileLease, tensor_file
+from probing.cache.files import FileLease
 from probing.cache.plan import DTYPES, FORMAT, Plan, Shard, fingerprint
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.errors import RunError, UserError
+from probing.runtime.files import write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -206,14 +207,11 @@ class ActivationStore:
 
     def write_tensors(self, layer: int, shard: int, tensors: Mapping[str, Tensor]) -> None:
         """Store named tensors as one file: write to a temporary file, sync, rename, then record."""
-        from safetensors.torch import save_file
-
         path = self.path(layer, shard)
         self._mapped.pop((layer, shard), None)
         path.parent.mkdir(exist_ok=True)
         with _put(path) as partial:
-            with tensor_file(partial):
-                save_file(dict(tensors), partial)
+            write_tensors(partial, tensors)
             sha256 = _checksum(partial)
         self._append({"layer": layer, "shard": shard, "sha256": sha256, "plan": _plan_id(self.header)})
 

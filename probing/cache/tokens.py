@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cache.files import tensor_file
 from probing.cache.words_of_tokens import Assigned, assign, divided
 from probing.corpus import Corpus
 from probing.errors import UserError
+from probing.runtime.files import write_tensors
 
 # Sentences tokenised at a time; this bounds the memory of the tokenizer's objects.
 CHUNK = 1024
@@ -231,14 +231,10 @@ class Tokens:
 
     def save(self, path: Path) -> None:
         """Write the table as safetensors, or raise OSError if it cannot be written."""
-        from safetensors.numpy import save_file
-
         arrays: dict[str, NDArray[Any]] = {"lengths": self.lengths, "input_ids": self.input_ids, "words": self.words}
         arrays |= {name: values for name in _OPTIONAL if (values := getattr(self, name)) is not None}
-        with tensor_file(path):
-            # One entry alone, because the library writes several in any order, and the same table has the same bytes.
-            noted = json.dumps({"n_truncated": self.n_truncated, "added_texts": [*self.added_texts.items()]})
-            save_file(arrays, path, metadata={"noted": noted})
+        noted = json.dumps({"n_truncated": self.n_truncated, "added_texts": [*self.added_texts.items()]})
+        write_tensors(path, arrays, {"noted": noted})
 
     @classmethod
     def load(cls, path: Path) -> Tokens:

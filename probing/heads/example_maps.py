@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.runtime.files import write_tensors
+
 NAME = "examples.safetensors"
 Arc = tuple[int, int, str]
 
@@ -124,10 +126,6 @@ class Examples:
 
 def write_examples(folder: Path, examples: Examples) -> Path:
     """Write the examples into a run's folder, and return the path of the file."""
-    from safetensors.numpy import save_file
-
-    from probing.cache.files import tensor_file
-
     described = {
         "layers": list(examples.layers),
         "sentences": [asdict(one.of) for one in examples.examples],
@@ -135,8 +133,7 @@ def write_examples(folder: Path, examples: Examples) -> Path:
     }
     tensors = {f"attention/{i}": one.maps.astype(np.float16) for i, one in enumerate(examples.examples)}
     path = folder / NAME
-    with tensor_file(path):
-        save_file(tensors, path, metadata={name: json.dumps(value) for name, value in described.items()})
+    write_tensors(path, tensors, {name: json.dumps(value) for name, value in described.items()})
     return path
 
 

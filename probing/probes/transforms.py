@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.cache.files import tensor_file
+from probing.runtime.files import write_tensors
 from probing.statistics.moments import Covariance
 
 Kind = Literal["clip", "whiten", "standardise", "center", "all_but_the_top"]
@@ -249,8 +249,6 @@ def save(path: Path, transforms: Mapping[int, Transform]) -> None:
     Raises:
         OSError: If the file cannot be written.
     """
-    from safetensors.torch import save_file
-
     tensors = {
         f"{layer:02d}.{name}": getattr(transform, name).contiguous().clone()
         for layer, transform in transforms.items()
@@ -258,8 +256,7 @@ def save(path: Path, transforms: Mapping[int, Transform]) -> None:
     }
     (kind,) = {transform.kind for transform in transforms.values()}
     ranks = {layer: transform.rank for layer, transform in transforms.items()}
-    with tensor_file(path):
-        save_file(tensors, path, metadata={"kind": kind, "ranks": json.dumps(ranks)})
+    write_tensors(path, tensors, {"kind": kind, "ranks": json.dumps(ranks)})
 
 
 def load(path: Path) -> dict[int, Transform]:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.cache.files import tensor_file
 from probing.corpus import Corpus
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import constant_cross_entropy_by_sentence
@@ -35,6 +34,7 @@ from probing.results.schema import Row, with_layer_name
 from probing.results.shown import without_nan
 from probing.runs.contexts import contexts_of
 from probing.runs.numbers import MeasuredNumbers
+from probing.runtime.files import write_tensors
 from probing.runtime.installation import versions
 from probing.statistics.chance import correlation_of_neighbours
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval, widened
@@ -374,8 +374,6 @@ def _unit(examples: Examples) -> str:
 
 def _write_tensors(folder: Path, measured: AnyMeasured, task: str, model: str) -> list[Path]:
     """Write the weights of the probes, of the bootstrapped ones, and contributions; return the paths."""
-    from safetensors.torch import save_file
-
     metadata = {
         "layers": json.dumps([fit.layer for fit in measured.fits]),
         "classes": json.dumps(measured.sides.classes.tolist()),
@@ -392,6 +390,5 @@ def _write_tensors(folder: Path, measured: AnyMeasured, task: str, model: str) -
         tensors["replicates"] = {"weight": measured.replicates}
     paths = {name: folder / f"{name}.safetensors" for name in tensors}
     for name, content in tensors.items():
-        with tensor_file(paths[name]) as path:
-            save_file(content, path, metadata)
+        write_tensors(paths[name], content, metadata)
     return [*paths.values()]

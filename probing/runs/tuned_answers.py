@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cache.files import tensor_file
 from probing.corpus import Corpus
 from probing.data.examples import Examples
 from probing.errors import UserError
 from probing.runs.study import Result
 from probing.runs.tuned import checkpoint_name
-from probing.runtime.files import regular
+from probing.runtime.files import regular, write_tensors
 
 # Its file in the folder of a run, and what the names of its tensors of tunings begin with.
 ANSWERS, RIGHT = "answers.safetensors", "right/"
@@ -78,14 +77,11 @@ class TunedAnswers:
 
     def write(self, folder: Path) -> Path:
         """Write `answers.safetensors` into the folder of a run, and return its path."""
-        from safetensors.numpy import save_file
-
         tensors: dict[str, NDArray[Any]] = {
             "sentence": self.sentence, "labels": self.labels, "cluster": self.cluster, "of": self.of,
             **{f"{RIGHT}{name}": sums for name, sums in self.right.items()},
         }  # fmt: skip
-        with tensor_file(folder / ANSWERS) as path:
-            save_file(tensors, path)
+        write_tensors(path := folder / ANSWERS, tensors)
         return path
 
 

@@ -1,12 +1,14 @@
-"""Files that are read only if they are files, and files that are replaced atomically."""
+"""Files that are read only if they are files, files that are replaced atomically, and files of tensors."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def regular(path: Path) -> Path:
@@ -51,3 +53,46 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     finally:
         for left in (partial, old):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file: the same content has the same bytes, and the umask sets who may read it.
+
+    By itself safetensors writes the metadata in any order, and makes its files readable by the owner only, so that a
+    cache could not be shared.
+
+    Args:
+        path: Path of the file.
+        tensors: Tensors of torch, or arrays of NumPy, by name.
+        metadata: Texts by name.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    from safetensors import SafetensorError
+
+    if any(hasattr(tensor, "data_ptr") for tensor in tensors.values()):
+        from safetensors.torch import save_file
+    else:
+        from safetensors.numpy import save_file
+    path.touch()
+    mode = path.stat().st_mode
+    try:
+        save_file(dict(tensors), path, dict(metadata) if metadata else None)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    if len(metadata or ()) > 1:
+        _sort_metadata(path)
+    path.chmod(mode)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Sort the metadata of a safetensors file by name, in place: a length in eight bytes, then JSON, then the data."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= length  # the same characters in another order
+        file.seek(8)
+        file.write(text.ljust(length))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from rich.console import Console
 
@@ -39,10 +40,11 @@ class Made:
         place: Folder for all files.
         corpus: File with the sentences.
         sentences: The sentences.
+        mode: Mode of W&B.
     """
 
-    def __init__(self, place: Path, corpus: Path, sentences: list[str]) -> None:
-        self.place, self.corpus, self.sentences = place, str(corpus), sentences
+    def __init__(self, place: Path, corpus: Path, sentences: list[str], mode: str = "offline") -> None:
+        self.place, self.corpus, self.sentences, self.mode = place, str(corpus), sentences, mode
         self.model = str(masked_lm(place / "bert", "bert", sentences))
         self.done: dict[str, Result] = {}
         self.said: dict[str, tuple[str, str]] = {}
@@ -74,7 +76,7 @@ class Made:
         """Return what a command is called with."""
         place, model, corpus = self.place, self.model, self.corpus
         usual: dict[str, Any] = {
-            "quiet": True, "wandb": {"mode": "offline"}, "runs": str(place), "cache": str(place / "cache"),
+            "quiet": True, "wandb": {"mode": self.mode}, "runs": str(place), "cache": str(place / "cache"),
             "name": name.replace(" ", "-"),
         }  # fmt: skip
         read: dict[str, Any] = {**usual, "model": model, "corpus": corpus}
@@ -212,3 +214,56 @@ def test_quiet_says_results_alone(name: str, made: Made) -> None:
     assert err == ""
     assert f"Results: {one.folder}" in out
     assert not set("│┃━─") & set(out)
+
+
+# What differs from run to run: the times of stages, and the time in the names of runs that are given none.
+_TIMES = re.compile(rb'"timings": \{[^}]*\}|-\d{8}-\d{6}|\b\d+(\.\d+)? (s|min|h)\b')
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    """Return the bytes of every file of all runs and of their cache without times; a manifest is in any order."""
+    found = {}
+    for path in sorted(path for path in place.rglob("*") if path.is_file() and path.suffix != ".lock"):
+        content = path.read_bytes()
+        if path.suffix in (".json", ".html", ".yaml"):
+            content = _TIMES.sub(b"", content)
+        if path.name == "manifest.jsonl":
+            content = b"\n".join(sorted(content.splitlines()))
+        found[_TIMES.sub(b"", str(path.relative_to(place)).encode()).decode()] = content
+    return found
+
+
+def written_twice(
+    names: Sequence[str], place: Path, corpus: Path, sentences: list[str]
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """Return what commands write, and what they write at the same place another time."""
+    both = []
+    for folder in ("first", "second"):
+        made = Made(place / "runs", corpus, sentences, "disabled")
+        for name in names:
+            made(name)
+        made.place.rename(place / folder)
+        both.append(contents(place / folder))
+    return both[0], both[1]
+
+
+@pytest.mark.parametrize(
+    ("n_threads", "names"),
+    [
+        pytest.param(1, ["rank"], marks=pytest.mark.slow),
+        *[pytest.param(n, study_names(), marks=pytest.mark.several) for n in (1, 2)],
+    ],
+)
+def test_the_same_commands_write_the_same_bytes_but_for_times(
+    n_threads: int, names: list[str], corpus_file: Path, sentences: list[str], tmp_path: Path
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        first, second = written_twice(names, tmp_path, corpus_file, sentences)
+    finally:
+        torch.set_num_threads(before)
+    assert [*first] == [*second]
+    assert [name for name in first if first[name] != second[name]] == []
+    assert sum(name.endswith(".safetensors") for name in first) > 2
+    assert sum(name.endswith("results.json") for name in first) >= len({*names} - {"rank"})

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.files import tensor_file
 from probing.cache.source import ActivationSource
 from probing.cli.option_types import plain
 from probing.cli.options import WandbOptions
@@ -41,6 +40,7 @@ from probing.runs.checks import leaves_out_first
 from probing.runs.folder import RunFolder
 from probing.runs.places import read_from
 from probing.runs.results import Measured, write, write_summary
+from probing.runtime.files import write_tensors
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
 from probing.studies.sweep.trials import Trial, alike, by_seed
@@ -64,12 +64,9 @@ class Progress:
 
     def save(self, weight: Tensor) -> None:
         """Write the weights on raw hidden states, shape (n_problems, n_classes, d_model)."""
-        from safetensors.torch import save_file
-
         temporary = self.path.with_suffix(".new")
-        with tensor_file(temporary) as path:
-            own = {name: one.clone() for name, one in zip(self.names, weight.cpu(), strict=True)}
-            save_file(own, path, {"stack": self.stack})
+        own = {name: one.clone() for name, one in zip(self.names, weight.cpu(), strict=True)}
+        write_tensors(temporary, own, {"stack": self.stack})
         temporary.replace(self.path)
 
     def starts(self) -> dict[str, Tensor]:
