@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -31,13 +32,20 @@ def refuse(problems: Sequence[str]) -> None:
 
 @contextmanager
 def about_option(option: str) -> Iterator[None]:
-    """Let errors about `--model` name another option, which takes a model as well and always reads its weights."""
+    """Let errors about `--model` name another option, which takes a model as well and always reads its weights.
+
+    Args:
+        option: The option; with a value and a colon, such as "--run RUN:", the option of what the model was read for.
+    """
     try:
         yield
     except UserError as error:
         message = str(error).replace(", or use a randomly initialised model with `--random_weights`", "")
         message = message.replace("`model` ", f"`{option.strip('-')}` ")
-        raise UserError(message.replace("`--model ", f"`{option} ")) from None
+        typed, is_of_other, _ = option.partition(":")
+        raise UserError(
+            message.replace("`--model ", f"`{typed}`: its model `" if is_of_other else f"`{option} ")
+        ) from None
 
 
 def out_of_range(option: str, value: float | None, low: float, high: float = float("inf")) -> list[str]:
@@ -85,6 +93,57 @@ def _edits(a: str, b: str) -> int:
                 row[j] = min(row[j], before[j - 2] + 1)
         before = above
     return row[-1]
+
+
+@contextmanager
+def without_panics() -> Iterator[None]:
+    """Raise a RuntimeError where a library's Rust code panics, which is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(str(error)) from None
+
+
+@contextmanager
+def library_errors(sentence: Callable[[str], str]) -> Iterator[None]:
+    """Raise a UserError for whatever a library raises about a file from elsewhere.
+
+    Args:
+        sentence: Returns the message, given the error as a clause.
+    """
+    try:
+        with without_panics():
+            yield
+    except (UserError, RunError):
+        raise
+    except Exception as error:  # each library has types of its own
+        raise UserError(sentence(as_clause(error))) from None
+
+
+# What the machine lacks, by the number of a system's error; others are those of a program.
+_LACKS = {
+    "memory ran out": (errno.ENOMEM,),
+    "a file could not be written": (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE),
+    "a file could not be used": (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE),
+}
+# The same in the words of libraries that raise errors of their own.
+_LACKS_SAID = {
+    "memory ran out": re.compile(r"out of memory|n.t allocate memory|not enough memory|can't start new thread"),
+    "a file could not be written": re.compile(r"PytorchStreamWriter failed|inline_container|I/O error"),
+}
+
+
+def lack_of_machine(error: BaseException) -> str | None:
+    """Return in a clause what an error says the machine lacks, memory or room on a disk; None for any other error."""
+    said, number = str(error), getattr(error, "errno", None)
+    lacks = "memory ran out" if isinstance(error, MemoryError) else None
+    lacks = lacks or next((name for name, numbers in _LACKS.items() if number in numbers), None)
+    if not isinstance(error, OSError):
+        lacks = lacks or next((name for name, words in _LACKS_SAID.items() if words.search(said)), None)
+    where = f": {name}" if (name := getattr(error, "filename", None)) else ""
+    return lacks and f"{lacks} ({as_clause(error)}{where})"
 
 
 def as_clause(error: BaseException) -> str:

@@ -184,7 +184,7 @@ def _tensors(draw: random.Random, path: Path) -> None:
     name = draw.choice(sorted(tensors))
     value = tensors[name]
     how = draw.choice(["nan", "inf", "layer", "width", "flat", "scalar", "empty", "type", "name", "about"])
-    if how in ("nan", "inf") and value.size:
+    if how in ("nan", "inf") and value.size and value.dtype.kind == "f":
         value.flat[draw.randrange(value.size)] = float(how)
     elif how in ("layer", "width") and value.ndim:
         value = np.delete(value, 0, axis=0 if how == "layer" else -1)

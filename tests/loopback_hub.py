@@ -10,8 +10,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
+
+Hub = TypeVar("Hub", bound="LoopbackHub")
 
 
 class LoopbackHub(ThreadingHTTPServer):
@@ -23,6 +25,12 @@ class LoopbackHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
         self.asked: list[str] = []
+
+    def answer(
+        self, content: bytes, kind: str, headers: dict[str, str], status: int
+    ) -> tuple[bytes, dict[str, str], int]:
+        """Return the content, the headers and the status with which a request is answered."""
+        return content, headers, status
 
     @property
     def address(self) -> str:
@@ -114,6 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(b'{"error": "Repository not found"}', "application/json", {"X-Error-Code": "RepoNotFound"}, 404)
 
     def _send(self, content: bytes, kind: str, headers: dict[str, str], status: int = 200) -> None:
+        content, headers, status = self.server.answer(content, kind, headers, status)
         self.send_response(status)
         for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **headers}.items():
             self.send_header(name, value)
@@ -123,9 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def loopback_hub() -> Iterator[LoopbackHub]:
+def loopback_hub(kind: type[Hub]) -> Iterator[Hub]:
     """Serve until the end of the block."""
-    with LoopbackHub() as hub:
+    with kind() as hub:
         thread = threading.Thread(target=hub.serve_forever, daemon=True)
         thread.start()
         try:

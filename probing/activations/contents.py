@@ -117,6 +117,14 @@ def assemble(path: Path, format: str, arrays: Mapping[str, Source], first: First
             f"{path} has arrays of shape {tuple(shape)}: expected (n_rows, d_model) or (n_sentences, n_tokens, d_model)"
             " for each layer."
         )
+    for name, array in layers.items():
+        if np.dtype(array.dtype).kind not in "iuf":
+            raise UserError(
+                f"{path}: the layer {name} has values of type {array.dtype}: expected numbers; write activations as "
+                "floats."
+            )
+        if min(array.shape) < 0:
+            raise UserError(f"{path} is damaged: its layer {name} has the shape {tuple(array.shape)}; write it again.")
     axes = {name: tuple(array.shape[:-1]) for name, array in layers.items()}
     check_rows(path, axes)
     shape = next(iter(axes.values()))

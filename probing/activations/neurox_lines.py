@@ -39,7 +39,7 @@ def read_lines(path: Path, first: First | None) -> Activations:
                 continue
             try:
                 sentence, words, there, values = _sentence(json.loads(line))
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
                 raise UserError(
                     f"{path}: line {number} is no sentence of NeuroX ({type(error).__name__}: {error}); the file is "
                     "damaged or truncated, so copy or write it again."

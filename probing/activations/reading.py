@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from probing.activations.contents import Activations, First, assemble, check_rows, layer_key, natural
 from probing.activations.formats import FORMATS, Format
 from probing.activations.rows import LazyRows, Source
-from probing.errors import UserError, as_clause
+from probing.errors import UserError, as_clause, library_errors
 
 Made = TypeVar("Made")
 # Files that only unpickling could read.
@@ -71,21 +71,18 @@ def _checked(form: Format, path: Path, read: Callable[[], Made]) -> Made:
     Raises:
         UserError: If a package is missing, or the file is damaged or empty.
     """
-    try:
-        return read()
-    except ImportError as error:
-        if form.library is None:
-            raise
-        package, extra = form.library
-        raise UserError(
-            f"{path} needs the package {package}, which is not installed ({as_clause(error)}); it comes with "
-            f"`pip install 'neuron-probing[{extra}]'`."
-        ) from None
-    except (OSError, ValueError, EOFError, RuntimeError, KeyError) as error:
-        raise UserError(
-            f"{path} cannot be read as {form.name} ({as_clause(error)}); the file is damaged or truncated, so copy or "
-            "write it again."
-        ) from None
+    again = "the file is damaged or truncated, so copy or write it again"
+    with library_errors(lambda reason: f"{path} cannot be read as {form.name} ({reason}); {again}."):
+        try:
+            return read()
+        except ImportError as error:
+            if form.library is None:
+                raise
+            package, extra = form.library
+            raise UserError(
+                f"{path} needs the package {package}, which is not installed ({as_clause(error)}); it comes with "
+                f"`pip install 'neuron-probing[{extra}]'`."
+            ) from None
 
 
 def _refuse_pickle(path: Path) -> None:

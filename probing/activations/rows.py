@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.errors import UserError, as_clause
+from probing.errors import UserError, library_errors
 
 # Rows between two that are asked for, up to which they are read together with them.
 _GAP = 8
@@ -122,13 +122,9 @@ class LazyRows:
     def _slice(self, start: int, stop: int) -> NDArray[Any]:
         if stop <= start:
             return np.empty((0, self.shape[1]), self.dtype)
-        try:
+        which, again = f"{self._where}: rows {start} to {stop - 1}", "the file is damaged, so copy or write it again"
+        with library_errors(lambda reason: f"{which} cannot be read ({reason}); {again}."):
             found = np.asarray(self._read(slice(start, stop), self._columns))
-        except (OSError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"{self._where}: rows {start} to {stop - 1} cannot be read ({as_clause(error)}); the file is damaged, "
-                "so copy or write it again."
-            ) from None
         if found.shape != (expected := (stop - start, self.shape[1])):
             raise UserError(f"{self._where}: rows have shape {found.shape} instead of {expected}; write it again.")
         return found

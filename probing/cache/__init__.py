@@ -14,7 +14,7 @@ from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
 from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
 from probing.cache.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
 from probing.corpus import Corpus
-from probing.errors import NotTheModels, RunError, UserError
+from probing.errors import NotTheModels, RunError, UserError, library_errors
 from probing.models import ModelSource, SiteName, check_ids, length_limits, load_config, load_encoder, load_tokenizer
 from probing.runtime.machine import drop_garbage
 from probing.runtime.processes import end_together, is_main_process
@@ -212,10 +212,12 @@ def tokens_of(request: Request, tokenizer: Any) -> Tokens:
         least = int(tokenizer.num_special_tokens_to_add(pair=True)) + 2
     if request.max_length is not None and not least <= request.max_length <= limit:
         raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes {least} to {limit} tokens.")
-    if corpus.seconds is not None:
-        tokens = tokenize_pairs(tokenizer, corpus.sentences, corpus.seconds, request.max_length or limit)
-    else:
-        tokens = tokenize(tokenizer, corpus.sentences, request.max_length or limit, corpus.words)
+    of_model = f"`--model {request.source.name}`: its tokenizer cannot read {corpus.name}"
+    with library_errors(lambda reason: f"{of_model} ({reason}); choose another model, or correct its tokenizer.json."):
+        if corpus.seconds is not None:
+            tokens = tokenize_pairs(tokenizer, corpus.sentences, corpus.seconds, request.max_length or limit)
+        else:
+            tokens = tokenize(tokenizer, corpus.sentences, request.max_length or limit, corpus.words)
     check_ids(request.source, tokenizer, tokens.input_ids)
     return tokens
 

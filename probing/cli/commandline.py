@@ -18,11 +18,14 @@ from probing.cli.elsewhere import COMMANDS_ELSEWHERE
 from probing.cli.option_types import option_types
 from probing.cli.python_calls import unchecked
 from probing.cli.yaml_files import as_text
-from probing.errors import RunError, UserError, did_you_mean, one_line
+from probing.errors import RunError, UserError, did_you_mean, lack_of_machine, one_line
 from probing.runtime.installation import own_version, started_as
 from probing.runtime.machine import set_heap_aside
 from probing.runtime.processes import (
+    KEPT,
+    HungUp,
     Terminated,
+    check_ranks,
     end_others,
     end_with_parent,
     interrupt_behind,
@@ -31,7 +34,7 @@ from probing.runtime.processes import (
     signals_interrupt,
     wait_for_first_rank,
 )
-from probing.runtime.terminal import columns, complain, escaped_output, prints_unicode, visible_output
+from probing.runtime.terminal import columns, complain, escaped_output, open_output, prints_unicode, visible_output
 
 # A date of more digits is after the year 9999, which is Python's last.
 _LONGEST = 11
@@ -110,10 +113,14 @@ def _descriptions(function: Callable[..., Any]) -> dict[str, str]:
     return {name: of_all[name] for name in option_types(function) if name in of_all}
 
 
-RUN_ERROR, USER_ERROR, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 130, 141, 143
+RUN_ERROR, USER_ERROR, HUNG_UP, INTERRUPTED, PIPE_CLOSED, TERMINATED = 1, 2, 129, 130, 141, 143
 
-# The signal for each exit status that a shell shows when a signal ended the process.
-_SIGNALS = {INTERRUPTED: signal.SIGINT, TERMINATED: signal.SIGTERM}
+# The exit status of each interrupt, which a shell shows when the signal ended the process, and what is said of it.
+_ENDS = {
+    KeyboardInterrupt: (INTERRUPTED, "interrupted"),
+    Terminated: (TERMINATED, "terminated"),
+    HungUp: (HUNG_UP, "ended because the terminal was closed"),
+}
 
 
 def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
@@ -136,8 +143,11 @@ def run_process(commands: Mapping[str, str], args: Sequence[str]) -> int:
     atexit.register(end)  # the first function registered runs last
     without_display()
     set_heap_aside()  # libraries stay until the process ends, so no garbage collection needs to search them
-    status = run(commands, args)
-    ended_by += [_SIGNALS[status]] if status in _SIGNALS else []
+    with signals_interrupt():
+        status = run(commands, args)
+        ended_by += [status - 128] if status in {ended for ended, _ in _ENDS.values()} else []
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:  # what ends the interpreter needs no traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN if ended_by else signal.SIG_DFL)
     set_heap_aside()  # otherwise the interpreter's last garbage collection would take a second
     return status
 
@@ -150,13 +160,13 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
         args: The command line's words.
     """
     try:
-        with escaped_output(), visible_output():
+        with open_output(), escaped_output(), visible_output():
             return _run(commands, args)
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         status = PIPE_CLOSED
-    except RunError as error:  # nothing can be written there; what a command raises is reported by `_run`
+    except (UserError, RunError) as error:  # nothing can be written there; what a command raises is reported by `_run`
         complain(one_line(f"probing: {error}"))
-        status = RUN_ERROR
+        status = RUN_ERROR if isinstance(error, RunError) else USER_ERROR
     with suppress(OSError):  # a stream of a notebook has no number
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is flushed at exit
     return status
@@ -170,6 +180,7 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     with signals_interrupt():
         try:
             check_variables()
+            check_ranks()
             function = unchecked(load_command(commands[name]))
             rest, printed_as = taken_out(rest)
             if printed_as and not {"-h", "--help"} & set(rest):
@@ -180,17 +191,18 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
         except BaseException as error:
             end_others()
             if interrupt := interrupt_behind(error):
-                is_term = isinstance(interrupt, Terminated)
-                status, how = (TERMINATED, "terminated") if is_term else (INTERRUPTED, "interrupted")
+                status, how = _ENDS[type(interrupt)]
                 message = "; ".join([how, *map(str, interrupt.args), "the cached activations are kept"])
             elif isinstance(told := lost_rank(error) or error, UserError | RunError):
                 status, message = USER_ERROR if isinstance(told, UserError) else RUN_ERROR, str(told)
                 wait_for_first_rank()
+            elif lacks := lack_of_machine(error):
+                status, message = RUN_ERROR, f"{lacks}; {KEPT}, with less or where there is more"
             else:
                 raise
-    if is_main_process() or status in (USER_ERROR, RUN_ERROR):
-        complain(one_line(f"probing {name}: {message}"))
-    return status
+            if is_main_process() or status in (USER_ERROR, RUN_ERROR):
+                complain(one_line(f"probing {name}: {message}"))
+            return status
 
 
 def _command(commands: Mapping[str, str], args: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -211,13 +223,14 @@ def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
         message = f"probing: there is no command `{typed}`{near}; commands are {', '.join(commands)}"
         complain(one_line(message))
         return USER_ERROR
-    started = started_as()
+    started, about = started_as(), {name: load_command(where).__doc__ or "" for name, where in commands.items()}
     print(f"usage: {started} COMMAND [OPTIONS]")
     print(f"       {started} COMMAND --help   (its options)")
     print(f"       {started} --version\n")
-    for name, function in commands.items():
-        said = (load_command(function).__doc__ or "").splitlines()[0]
-        print(fill(said, columns(), initial_indent=f"  {name:14} ", subsequent_indent=" " * 17))
+    for name, description in about.items():
+        print(
+            fill(description.partition("\n")[0], columns(), initial_indent=f"  {name:14} ", subsequent_indent=" " * 17)
+        )
     return 0
 
 

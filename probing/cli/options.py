@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from textwrap import fill
@@ -234,7 +235,13 @@ def complete(docstring: str, options: Iterable[str], shared: Mapping[str, str] =
 
     Raises:
         KeyError: If an option is described in neither.
+        UserError: If Python has left all docstrings out.
     """
+    if sys.flags.optimize > 1:
+        raise UserError(
+            "python -OO, or PYTHONOPTIMIZE=2, leaves out the docstrings, of which the help of commands is made; run it "
+            "without, or with -O."
+        )
     head, rest = docstring.split("\nArgs:\n")
     section, blank, tail = rest.partition("\n\n")
     entries = re.split(r"^ {4}(?=\S)", section, flags=re.MULTILINE)[1:]

@@ -13,6 +13,7 @@ from probing.cache.files import cache_folder
 from probing.cache.store import leftovers
 from probing.cli.python_calls import command
 from probing.errors import RunError, UserError, out_of_range, refuse
+from probing.runs.folder import PARTIAL, remove_abandoned
 
 DAY_S = 86_400
 
@@ -92,29 +93,34 @@ def verify(cache: str | None = None) -> None:
 
 
 @command
-def prune(cache: str | None = None, unused_days: float = 30.0, yes: bool = False) -> list[Path]:
-    """Remove entries that were not used recently, and what interrupted runs left behind.
+def prune(
+    cache: str | None = None, unused_days: float = 30.0, yes: bool = False, runs: str = "runs"
+) -> list[Path]:  # fmt: skip
+    """Remove entries that were not used recently, and what interrupted runs left behind, there and in --runs.
 
     Entries that a running job reads or writes are left. Without --yes, only list what would be removed.
 
     Args:
-        cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
-        unused_days: Remove entries that were not used for this many days; 0 removes all.
+        cache: Folder of cached activations; by default $PROBING_CACHE, or cache in --runs.
+        unused_days: Remove entries, and folders NAME.partial of killed runs, that were not used for this many days; 0
+            removes all.
         yes: Remove the entries instead of only listing them.
+        runs: Folder in which killed runs have left folders NAME.partial.
 
     Returns:
         The folders and files that are removed, or would be.
     """
     refuse(out_of_range("unused_days", unused_days, 0))
-    folder = cache_folder(cache)
+    folder = cache_folder(cache, runs)
     # Whatever the clock says: an entry may have been used, or a clock set, in what is now the future.
     then = time.time() - unused_days * DAY_S if unused_days else math.inf
-    doomed = _unused(folder, then)
+    partial = _partial_runs(Path(runs), then)
+    doomed = _unused(folder, then) + partial
     gone: list[Path] = []
     freed = 0
     for path in doomed:
         size = _size(path)
-        if yes and not remove_unused(folder, path):
+        if yes and not (remove_abandoned(path) if path in partial else remove_unused(folder, path)):
             print(f"kept {path}: a job is using it")
             continue
         print(f"{'removed' if yes else 'would remove'} {path} ({_bytes(size)})")
@@ -133,6 +139,12 @@ def _unused(cache: Path, then: float) -> list[Path]:
     found = entries(cache)
     unused = [entry.folder for entry in found if entry.last_used <= then]
     return unused + [path for entry in found if entry.folder not in unused for path in leftovers(entry.folder)]
+
+
+def _partial_runs(runs: Path, then: float) -> list[Path]:
+    """Return the folders that killed runs left before a time."""
+    found = [path for path in sorted(runs.glob(f"*{PARTIAL}")) if remove_abandoned(path, only_ask=True)]
+    return [path for path in found if max(one.stat().st_mtime for one in (path, *path.glob("*"))) <= then]
 
 
 def _size(path: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,7 +98,10 @@ def export(made: Result, format: str, path: str | Path | None = None) -> Path:
 def _write_csv(made: Result, folder: Path) -> dict[str, Any]:
     found = tables_of(made)
     for one in found:
-        write_csv(folder / f"{one.name}.csv", one.rows, one.schema)
+        # Columns of another version are text.
+        unknown = {name: Column(name, str) for row in one.rows for name in row if name not in one.schema.types}
+        schema = replace(one.schema, columns=[*one.schema.columns, *unknown.values()])
+        write_csv(folder / f"{one.name}.csv", one.rows, schema)
     return {"tables": {one.name: len(one.rows) for one in found}}
 
 

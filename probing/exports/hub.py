@@ -11,12 +11,12 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from probing.errors import UserError, as_clause
+from probing.errors import UserError, as_clause, library_errors
 from probing.exports.card import card
 from probing.exports.places import portable, portable_results
 from probing.runs.loading import load_run
 from probing.runs.study import Result
-from probing.runtime.files import regular, replacing_folder
+from probing.runtime.files import regular, replacing_folder, write_tensors
 
 # Files of a run that are read without running code or unpickling.
 READ = re.compile(r"\w[\w .+-]*\.(csv|safetensors|yaml|json)")
@@ -83,14 +83,14 @@ def _copy(path: Path, to: Path) -> None:
 def _copy_tensors(path: Path, to: Path) -> None:
     """Copy a file of tensors; its metadata may name the model's folder."""
     from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
     if portable(metadata) == metadata:
         shutil.copyfile(path, to)
     else:
-        save_file(load_file(path), to, portable(metadata))
+        write_tensors(to, load_file(path), portable(metadata))
 
 
 def pull(
@@ -160,19 +160,14 @@ def _check(folder: Path, repo_id: str) -> None:
         raise UserError(f"`pull`: {said}") from None
 
 
-# What raises the errors of a connection, by version of the library.
-_CLIENTS = ("huggingface_hub", "httpx", "httpx2", "requests", "urllib3")
-
-
 @contextmanager
 def _speaking_of(repo_id: str) -> Iterator[None]:
-    """Turn what the hub refuses, and a hub that cannot be reached, into a sentence."""
-    try:
-        yield
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _CLIENTS and not isinstance(error, ConnectionError):
-            raise
-        raise UserError(
-            f"`{repo_id}`: the hub cannot be used for it ({as_clause(error)}); check its name, the connection and the "
-            "token (`hf auth login`)."
-        ) from None
+    """Turn what the hub refuses or answers in another form, and a hub that cannot be reached, into a sentence."""
+    check = "check its name, the connection and the token (`hf auth login`)"
+    with library_errors(lambda reason: f"`{repo_id}`: the hub cannot be used for it ({reason}); {check}."):
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, ConnectionError | TimeoutError) or type(error).__module__ not in ("builtins", "io"):
+                raise
+            raise UserError(f"`{repo_id}`: its files cannot be written or read ({as_clause(error)}).") from None

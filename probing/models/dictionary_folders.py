@@ -146,7 +146,7 @@ def _layout(folder: Path) -> Layout:
     """Read the configuration of one dictionary."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         _refuse(folder, f"{CONFIG} cannot be read ({error})")
     if not isinstance(config, dict):
         _refuse(folder, f"{CONFIG} holds no mapping")

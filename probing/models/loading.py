@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from probing.errors import UserError, as_clause
+from probing.errors import UserError, as_clause, without_panics
 from probing.models.forward_cost import weight_bytes
 from probing.models.lower_blocks import are_lower_layers, leave_out_blocks, not_cut
 from probing.models.max_length import max_length_of, outline
@@ -77,7 +77,9 @@ def load_tokenizer(source: ModelSource) -> Any:
     if isinstance(source, ModelObject):
         return deepcopy(source.tokenizer)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False)
+        with without_panics():
+            tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False)
+            tokenizer("a b")
     except Exception as error:  # tokenizers raises a plain Exception for an unreadable file
         pieces = next(source.folder.glob("*.model"), None)
         if pieces and not find_spec("sentencepiece") and not (source.folder / "tokenizer.json").is_file():
@@ -283,9 +285,10 @@ def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtyp
         UserError: If the weights are not safetensors or plain tensors.
     """
     try:
-        return kind.from_pretrained(
-            source.folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
-        )
+        with without_panics():
+            return kind.from_pretrained(
+                source.folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
+            )
     except Exception as error:  # safetensors, pickle and transformers each raise their own types
         if isinstance(error, ImportError):
             raise UserError(

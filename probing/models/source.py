@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from probing.errors import UserError, as_clause, did_you_mean
+from probing.errors import UserError, as_clause, did_you_mean, library_errors
 
 # Short names of published models, with their ids on the Hugging Face hub.
 ALIASES = {
@@ -112,7 +112,9 @@ def _named_weights(folder: Path) -> list[Path]:
     """Return the weight files that the configuration or an index names, whatever they are called."""
     named: set[str] = set()
     for path in (*folder.glob("config.json"), *folder.glob("*.index.json")):
-        with suppress(ValueError, TypeError, AttributeError):  # a file of another form is refused where it is read
+        with suppress(
+            ValueError, TypeError, AttributeError, RecursionError
+        ):  # a file of another form is refused where it is read
             found = json.loads(path.read_bytes())
             named |= {found.get("transformers_weights") or "", *found.get("weight_map", {}).values()}
     return [path for name in sorted(named) if (path := folder / name).is_file()]
@@ -137,15 +139,11 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
 @contextmanager
 def building(source: ModelSource) -> Iterator[None]:
     """Turn the errors that transformers raises for invalid sizes into a UserError."""
-    try:
+    files = "config.json and tokenizer_config.json"
+    with library_errors(
+        lambda reason: f"`--model {source.name}`: no model can be built from its {files} ({reason}); check the folder."
+    ):
         yield
-    except UserError:
-        raise
-    except Exception as error:  # each family raises its own types
-        raise UserError(
-            f"`--model {source.name}`: no model can be built from its config.json and tokenizer_config.json "
-            f"({as_clause(error)}); check the folder."
-        ) from None
 
 
 def resolve_model(name: str, revision: str | None = None) -> ModelSource:
@@ -216,7 +214,7 @@ def entries(file: Path) -> list[dict[str, Any]]:
     """Return the objects in a JSON file that is one or is a list of them; nothing without such a file."""
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     return [one for one in (read if isinstance(read, list) else [read]) if isinstance(one, dict)]
 

@@ -29,7 +29,7 @@ def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
         word
         for name, value in config.items()
         if name not in BESIDE_THE_POINT
-        for word in _option(name, value, defaults.get(name))
+        for word in option_words(name, value, defaults.get(name))
     ]
     return shlex.join(["python", "-m", "probing", "fit", *words])
 
@@ -65,10 +65,11 @@ def folder_block(heading: str, made: Result) -> Html:
     return element("section", element("h3", heading), _folded(yaml.safe_dump(made.config, sort_keys=False)))
 
 
-def _option(name: str, value: Any, default: Any) -> list[str]:
+def option_words(name: str, value: Any, default: Any = None) -> list[str]:
+    """Return the words by which an option is typed, or a group of options; none for its default."""
     if isinstance(value, Mapping):
         known = default if isinstance(default, Mapping) else {}
-        return [word for key, inner in value.items() for word in _option(f"{name}.{key}", inner, known.get(key))]
+        return [word for key, inner in value.items() for word in option_words(f"{name}.{key}", inner, known.get(key))]
     if value == default or value is None:
         return []
     if isinstance(value, bool | list):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from probing.cache.files import cache_folder, folder
 from probing.cli.option_types import FIGURE_FORMAT, Wandb, figure_formats, number_problems
 from probing.cli.options import WandbOptions, as_options
-from probing.errors import UserError, as_clause, refuse
+from probing.errors import UserError, as_clause, lack_of_machine, refuse
 from probing.models import layer_numbers
 from probing.results.rows import write_tables
 from probing.results.schema import Row
@@ -57,12 +57,14 @@ def tracking(
         if tracker:
             tracker.finish(exit_code=1)
         if interrupt := interrupt_behind(error):
-            raise type(interrupt)(f"the unfinished run is {folder.path}") from None
-        if isinstance(error, UserError | OSError):
+            left = f"the unfinished run is {folder.path}, which is not continued: the same command begins it again"
+            raise type(interrupt)(f"{left}, and `cache prune` removes it") from None
+        lacks = lack_of_machine(error)
+        if lacks or isinstance(error, UserError | OSError):
             folder.discard()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) or (lacks and "written" in lacks):
             raise UserError(
-                f"`--runs {folder.final.parent}`: the results could not be written ({error.strerror or error}); "
+                f"`--runs {folder.final.parent}`: the results could not be written ({as_clause(error)}); "
                 "make room, or name another folder, and run the same command again: the activations are cached."
             ) from error
         raise

@@ -322,6 +322,33 @@ class ResumableFolder:
             return ()
 
 
+def remove_abandoned(path: Path, only_ask: bool = False) -> bool:
+    """Remove the partial folder of a run that no process writes; return whether there was one.
+
+    Args:
+        path: The folder.
+        only_ask: Whether it stays.
+    """
+    from filelock import FileLock, Timeout
+
+    if path.is_symlink() or not path.is_dir():
+        return False
+    if (path / _DEFINITION).is_file():  # is continued by the same command, until then locked by nobody
+        try:
+            with FileLock(path / ".lock").acquire(timeout=0):
+                if not only_ask:
+                    shutil.rmtree(path)
+        except (Timeout, OSError):
+            return False
+        return True
+    owner = Owner.read(path)
+    if owner is None or not owner.is_dead or not (only_ask or take_over(path, owner)):
+        return False
+    if not only_ask:
+        shutil.rmtree(path)
+    return True
+
+
 def free_name(runs: Path, stem: str) -> str:
     """Return a name with the time that nothing in the folder of runs has."""
     stem = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}"

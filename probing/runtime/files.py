@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str,
     """
     from safetensors import SafetensorError
 
-    if any(hasattr(tensor, "data_ptr") for tensor in tensors.values()):
-        from safetensors.torch import save_file
-    else:
-        from safetensors.numpy import save_file
+    are_of_torch = any(hasattr(tensor, "data_ptr") for tensor in tensors.values())
+    library: Any = import_module(f"safetensors.{'torch' if are_of_torch else 'numpy'}")
     path.touch()
     mode = path.stat().st_mode
     try:
-        save_file(dict(tensors), path, dict(metadata) if metadata else None)
+        library.save_file(dict(tensors), path, dict(metadata) if metadata else None)
     except SafetensorError as error:
         raise OSError(str(error)) from error
     if len(metadata or ()) > 1:

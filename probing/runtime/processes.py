@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import re
 import signal
@@ -55,6 +56,29 @@ def is_main_process() -> bool:
 
 
 # --- starting ranks ---
+
+
+def check_ranks() -> None:
+    """Refuse variables of a launcher that has not started this process, as an earlier job leaves them in a shell.
+
+    Raises:
+        UserError: If they say that this is not the first process of a job without one, or are no whole numbers.
+    """
+    left = [f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", *_RANK_VARIABLES[:2]) if name in os.environ]
+    is_lightnings = "RANK" not in os.environ and "MASTER_ADDR" in os.environ
+    is_launched = is_lightnings or "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_NTASKS" in os.environ
+    if left and not is_main_process() and not is_launched:
+        raise UserError(
+            f"{' '.join(left)} in the environment means that this is a further process of a job, and no launcher "
+            f"(torchrun, srun) has started it; unset {', '.join(each.partition('=')[0] for each in left)}."
+        )
+    try:
+        launched()
+    except (KeyError, ValueError, ZeroDivisionError) as error:
+        raise UserError(
+            f"the environment has variables of torchrun or SLURM of which one is missing or no number ({error}); start "
+            "the job by torchrun or srun, or unset TORCHELASTIC_RUN_ID and SLURM_NTASKS."
+        ) from None
 
 
 def launched() -> dict[str, Any]:
@@ -249,9 +273,19 @@ class Terminated(KeyboardInterrupt):
     """Raised on SIGTERM, which `kill` sends, and a batch system at the end of a job's time."""
 
 
+class HungUp(Terminated):
+    """Raised on SIGHUP, which the system sends when the terminal is closed."""
+
+
 # Seconds after which a signal that arrived while an object was finalised is sent again.
 AGAIN_S = 0.05
-_KINDS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+# Seconds after an interrupt in which further signals mean the same, and do not interrupt what is cleaned up.
+SAME_S = 2.0
+_KINDS: dict[int, type[KeyboardInterrupt]] = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    _KINDS[signal.SIGHUP] = HungUp
+# When a signal has interrupted this process, by the monotonic clock.
+_interrupted_at = -math.inf
 # The last interrupt: an exception raised while C code runs may be replaced by another exception.
 _received: type[KeyboardInterrupt] | None = None
 # Timer that sends such a signal again.
@@ -260,15 +294,18 @@ _again: threading.Timer | None = None
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Raise an exception on both signals; Lightning by itself would continue after SIGTERM to the end of the batch.
+    """Raise an exception on signals; Lightning by itself would continue after SIGTERM to the end of the batch.
 
-    A process that ignores Ctrl-C, as a shell sets up background processes, continues to ignore it.
+    A process that ignores a signal, as a shell sets up background processes and `nohup` any, continues to ignore it.
     """
+    global _interrupted_at
     with ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
-            for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            for number in _KINDS:
+                usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
                 if signal.getsignal(number) == usual:
                     stack.callback(signal.signal, number, signal.signal(number, _interrupt))
+                    _interrupted_at = -math.inf
         try:
             yield
         finally:
@@ -276,13 +313,16 @@ def signals_interrupt() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    global _received, _again
-    _received = _KINDS[signal.Signals(number)]
+    global _received, _again, _interrupted_at
+    if time.monotonic() < _interrupted_at + SAME_S:
+        return
+    _received = _KINDS[number]
     if _is_in_finaliser(frame):  # an exception there would be printed and lost
         _again = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
         _again.daemon = True
         _again.start()
         return
+    _interrupted_at = time.monotonic()
     raise _received
 
 

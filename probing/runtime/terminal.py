@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -119,6 +120,28 @@ def visible_output() -> Iterator[None]:
             sys.stdout = before
 
 
+@contextmanager
+def open_output() -> Iterator[None]:
+    """Drop what is printed if standard output is closed; if standard error is closed, messages are printed there.
+
+    A shell closes them by `>&-` and `2>&-`. The next files that are opened would take their numbers, and libraries
+    would write messages into them.
+    """
+    with ExitStack() as stack:
+        for number in range(3):
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        if sys.stdout is None:
+            stack.callback(setattr, sys, "stdout", None)
+            sys.stdout = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        if sys.stderr is None:
+            stack.callback(setattr, sys, "stderr", None)
+            sys.stderr = sys.stdout
+        yield
+
+
 def say(message: str) -> None:
     """Print a message on standard error, on the first rank only; in a terminal, broken between words."""
     if is_main_process():
@@ -127,6 +150,8 @@ def say(message: str) -> None:
 
 def complain(message: str) -> None:
     """Print a message on standard error, on any rank; in a terminal, broken between words."""
+    if sys.stderr is None:  # it is closed
+        return
     print(_broken(visible(message), sys.stderr), file=sys.stderr, flush=True)
 
 

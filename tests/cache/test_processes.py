@@ -16,7 +16,8 @@ import torch
 import fault_loop
 from fault_loop import contents, extract_with_small_shards, in_two_ranks, processes
 from probing.cache import ActivationStore
-from probing.runtime.processes import is_main_process
+from probing.errors import UserError
+from probing.runtime.processes import check_ranks, is_main_process
 
 LAYERS = [0, 1, 2, 3]
 SHARD_TOKENS = 300
@@ -273,3 +274,38 @@ def test_one_process_of_a_job_is_the_main_one(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert is_main_process() is main
+
+
+LIGHTNING = {"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+TORCHRUN = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({}, ""),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, ""),
+        (LIGHTNING, ""),
+        (TORCHRUN, ""),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}, ""),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "WORLD_SIZE=2 RANK=1 in the environment .* unset WORLD_SIZE, RANK."),
+        ({"RANK": "1", "MASTER_ADDR": "a"}, "RANK=1 in the environment"),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK=1 in the environment"),
+        ({"TORCHELASTIC_RUN_ID": "x"}, "one is missing or no number"),
+        ({**TORCHRUN, "WORLD_SIZE": "two"}, "one is missing or no number"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "0"}, "one is missing or no number"),
+        ({"SLURM_NTASKS": "x"}, "one is missing or no number"),
+    ],
+)
+def test_variables_that_an_earlier_job_has_left_are_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str
+) -> None:
+    for name in [name for name in os.environ if name.startswith("SLURM")] + [*LIGHTNING, *TORCHRUN]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if not words:
+        check_ranks()
+        return
+    with pytest.raises(UserError, match=words):
+        check_ranks()

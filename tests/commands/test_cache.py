@@ -24,6 +24,7 @@ from probing.commands.cache import prune, verify
 from probing.corpus import from_sentences
 from probing.errors import UserError
 from probing.models import resolve_model
+from probing.runs.folder import ResumableFolder, RunFolder
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
@@ -361,3 +362,38 @@ def test_a_folder_that_is_not_there_is_not_intact(tmp_path: Path) -> None:
 def test_days_cannot_be_negative(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected at least 0"):
         prune(cache=str(tmp_path), unused_days=-1)
+
+
+# --- what killed runs left ---
+
+
+def claim_and_die(runs: Path) -> None:
+    """Leave the folder of a run and that of a training, as a killed process does."""
+    RunFolder(runs, "killed", "x")
+    folder = ResumableFolder(runs, "training", {"steps": 3})
+    folder.begin()
+    (folder.path / "definition.json").write_text("{}", encoding="utf-8")
+    os._exit(0)
+
+
+def test_prune_removes_what_killed_runs_left_and_no_run_under_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    dead = processes().Process(target=claim_and_die, args=(runs,))
+    dead.start()
+    dead.join()
+    living = RunFolder(runs, "living", "x")
+    trained = ResumableFolder(runs, "trained", {})
+    (runs / "mine.partial").mkdir()
+    own = ["cache", "prune", "--runs", str(runs), "--cache", str(tmp_path / "cache")]
+    assert run(COMMANDS, own) == 0
+    assert capsys.readouterr().out == "nothing to remove\n"  # of the last days
+    with trained.locked():
+        assert run(COMMANDS, [*own, "--unused_days", "0"]) == 0
+        said = capsys.readouterr().out
+        assert [f"{name}.partial" in said for name in ("killed", "training")] == [True, True]
+        assert (runs / "killed.partial").exists()
+        assert run(COMMANDS, [*own, "--unused_days", "0", "--yes"]) == 0
+    assert {path.name for path in runs.iterdir()} == {"living.partial", "trained.partial", "mine.partial"}
+    assert living.finish().is_dir()

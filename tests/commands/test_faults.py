@@ -18,9 +18,11 @@ import pytest
 
 from conftest import BARE_ARGS
 from fault_loop import MANIFEST, processes
-from probing import Run, load_run
+from probing import Run, WandbOptions, load_run
 from probing.cache import ActivationStore
 from probing.commands.cache import prune
+from probing.errors import UserError
+from probing.runs.call import tracking
 from probing.runs.folder import RunFolder
 from rendering import without_rendering
 
@@ -132,6 +134,40 @@ def test_a_disk_that_fills_while_results_are_written(options: list[str], whole: 
     assert tables(runs / "full") == tables(whole.folder)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), OSError(28, "No space left"), RuntimeError("[enforce fail at inline_container.cc:6] . unexpected")],
+)
+def test_a_run_for_which_the_machine_has_no_room_leaves_no_folder(error: Exception, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "full", "x")
+    with pytest.raises((MemoryError, UserError)), tracking(folder, WandbOptions(mode="disabled"), {}):
+        raise error
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("closed", "status", "out", "error"),
+    [(">&-", 0, "", ""), ("2>&-", 2, "probing cache verify: .* is no folder", ""), (">&- 2>&-", 2, "", "")],
+)
+def test_a_closed_stream_is_no_failure_and_messages_go_where_they_can(
+    closed: str, status: int, out: str, error: str, tmp_path: Path
+) -> None:
+    command = f"'{sys.executable}' -m probing cache {'ls' if status == 0 else 'verify'} --cache '{tmp_path / 'none'}'"
+    ended = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, encoding="utf-8", check=False)
+    assert (ended.returncode, ended.stderr) == (status, error)
+    assert re.match(out, ended.stdout)
+
+
+def test_without_docstrings_there_is_a_sentence() -> None:
+    command = [sys.executable, "-OO", "-m", "probing", "cache", "ls"]
+    ended = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    said = ended.stderr.splitlines()
+    assert "Traceback" not in ended.stderr, said
+    ended = subprocess.run([*command[:4], "--help"], capture_output=True, encoding="utf-8", check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("probing: python -OO, or PYTHONOPTIMIZE=2, leaves out the docstrings")
+
+
 # --- folders that cannot be written ---
 
 
@@ -226,7 +262,8 @@ def test_an_interrupt_during_training_leaves_a_visible_partial_run(
         number,
     )
     assert ended == -number, "\n".join(messages)
-    assert messages == [f"probing fit: {word}; the unfinished run is {partial}; the cached activations are kept."]
+    begins = f"probing fit: {word}; the unfinished run is {partial}, which is not continued: the same command begins"
+    assert messages == [f"{begins} it again, and `cache prune` removes it; the cached activations are kept."]
     assert names(runs) == {"cache", "whole", "stopped.partial"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ def test_csv_files_are_those_of_the_run_and_stand_where_they_are_looked_for(made
     assert read_csv(folder / "neurons.csv") == read_csv(made.folder / "neurons.csv")
     assert json.loads((folder / "export.json").read_text(encoding="utf-8"))["run"] == made.folder.name
     assert load_run(made.folder).accuracy == made.accuracy  # the folder of a run may hold exports
+
+
+def test_columns_of_another_version_are_written_too(made: Run, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(made.folder, tmp_path / "later"))
+    lines = (copy / "accuracy.csv").read_text(encoding="utf-8").splitlines()
+    text = "\n".join([f"{lines[0]},later", *(f"{line},{i}" for i, line in enumerate(lines[1:]))])
+    (copy / "accuracy.csv").write_text(f"{text}\n", encoding="utf-8")
+    rows = read_csv(load_run(copy).export("csv") / "accuracy.csv")
+    assert [str(row["later"]) for row in rows] == [str(i) for i in range(len(rows))]
 
 
 def test_latex_has_intervals_and_says_what_it_leaves_out(made: Run, tmp_path: Path) -> None:

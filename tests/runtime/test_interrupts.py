@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from probing.runtime.processes import Terminated, interrupts_pass, signals_interrupt
+from probing.cli.commandline import run
+from probing.runtime import processes
+from probing.runtime.processes import HungUp, Terminated, interrupts_pass, signals_interrupt
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +56,67 @@ def test_a_signal_elsewhere_interrupts_at_once() -> None:
     with pytest.raises(Terminated), signals_interrupt():  # noqa: PT012
         os.kill(os.getpid(), signal.SIGTERM)
         pytest.fail("it went on")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated), (signal.SIGHUP, HungUp)]
+)
+def test_further_signals_at_once_do_not_interrupt_what_is_cleaned_up(number: int, kind: type[BaseException]) -> None:
+    cleaned = []
+    with pytest.raises(kind) as caught, signals_interrupt():  # noqa: PT012
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            for again in (number, signal.SIGINT, signal.SIGTERM):
+                os.kill(os.getpid(), again)
+                cleaned.append(again)
+    assert type(caught.value) is kind
+    assert len(cleaned) == 3
+
+
+def test_a_later_signal_interrupts_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "SAME_S", 0.0)
+    with pytest.raises(Terminated), signals_interrupt():  # noqa: PT012
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("it went on")
+    with pytest.raises(KeyboardInterrupt), signals_interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupted() -> None:
+    """Be interrupted three times."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def hung_up() -> None:
+    """Lose the terminal."""
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def without_memory() -> None:
+    """Ask for more memory than there is."""
+    import numpy as np
+
+    np.empty(2**58)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("interrupted", 130, "probing interrupted: interrupted; the cached activations are kept."),
+        ("hung_up", 129, "probing hung_up: ended because the terminal was closed; the cached activations are kept."),
+        ("without_memory", 1, "probing without_memory: memory ran out (Unable to allocate 2.00 EiB"),
+    ],
+)
+def test_a_command_ends_with_a_sentence(name: str, status: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run({name: f"{__name__}:{name}"}, [name]) == status
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith(words)

@@ -59,17 +59,17 @@ def changes(
     with quiet_libraries():
         from probing.cache.source import ActivationSource
         from probing.studies.changes.members import of_names, of_run
-        from probing.studies.changes.results import measured, without_new_entries
+        from probing.studies.changes.results import measured
         from probing.studies.changes.survey import survey
         from probing.studies.changes.text import text_of
-        from probing.studies.series.measures import How, Text
+        from probing.studies.series.measures import How, Text, without_new_entries
 
         _check_which(run, start, tuned, shuffled)
         family = of_names(start or "", _words(tuned), _words(shuffled)) if run is None else of_run(run)
         say = terminal.once(call.say)  # what every checkpoint says of the same text
 
         def source_of(option: str, model: str, revision: str | None = None) -> ActivationSource:
-            with about_option(option):
+            with about_option(f"--run {run}:" if run else option):
                 return ActivationSource.of(
                     model, revision, layer, trainer, "lbfgs", cache=call.cached, dtype=dtype, max_length=max_length,
                     batch_tokens=batch_tokens, say=say,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from glob import escape
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probing.cache.entries import remove_unused
 from probing.cache.source import ActivationSource
 from probing.figures.formats import USUAL
 from probing.figures.style import BLUE, GREEN, GREY, from_zero, name_layers, write_drawings
@@ -57,26 +54,6 @@ def measured(
         return write_figures(folder, tables, start.model.short_name, formats)
 
     return Measured(tables, results, draw=draw)
-
-
-@contextmanager
-def without_new_entries(sources: Sequence[ActivationSource], keeps: bool) -> Iterator[None]:
-    """Remove the hidden states that were extracted inside, when all is measured; what is measured of them stays.
-
-    Args:
-        sources: The models.
-        keeps: Whether they stay, too.
-    """
-    before = {folder for source in sources for folder in _entries(source)}
-    yield
-    if not keeps:
-        for source in sources:
-            for folder in _entries(source) - before:
-                remove_unused(source.cache, folder)
-
-
-def _entries(source: ActivationSource) -> set[Path]:
-    return set(source.cache.glob(f"{escape(source.model.short_name)}-{'[0-9a-f]' * 16}"))
 
 
 def write_figures(

@@ -93,11 +93,10 @@ def tunings_of(runs: Sequence[Result]) -> list[Tunings]:
         with reading(run.folder):
             _check_task(first, run)
             answers.append(read_answers_of(run))
-    answers = [_aligned(first, answers[0], run, own) for run, own in zip(runs, answers, strict=True)]
     made = []
     for label, run, own in zip(labels, runs, answers, strict=True):
         with reading(run.folder):
-            made.append(_by_cluster(label, run, own))
+            made.append(_by_cluster(label, run, _aligned(first, answers[0], run, own)))
     return made
 
 
@@ -215,12 +214,14 @@ def _options(made: Sequence[Tunings]) -> dict[str, dict[str, str]]:
     """Return the options of each run; a text is what it holds, so that one that has moved is the same."""
     texts = {one.label: one.run.results["corpora"] for one in made}
     options = {}
+    names = [name for of in texts.values() for name in of]
     for one in made:
-        own = options_of(one.run.config, (*NOT_OF_THE_RUN, "verbose", *(name for of in texts.values() for name in of)))
-        for name, text in texts[one.label].items():
-            prints = {of[name]["fingerprint"] if name in of else None for of in texts.values()}
-            own[name] = f"{text['name']} ({text['fingerprint'][:8]})" if len(prints) > 1 else ""
-        options[one.label] = own
+        with reading(one.run.folder):
+            own = options_of(one.run.config, (*NOT_OF_THE_RUN, "verbose", *names))
+            for name, text in texts[one.label].items():
+                prints = {of[name]["fingerprint"] if name in of else None for of in texts.values()}
+                own[name] = f"{text['name']} ({text['fingerprint'][:8]})" if len(prints) > 1 else ""
+            options[one.label] = own
     return options
 
 
@@ -233,7 +234,18 @@ def measured(runs: Sequence[Result]) -> Measured:
     made = tunings_of(runs)
     rows = recipes_of(made)
     first = runs[0]
-    results = {
+    with reading(first.folder):
+        results = _results(made, first)
+    options = differing(_options(made))
+
+    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
+        return write_recipe_figures(folder, rows, first.results["numbers"], formats)
+
+    return Measured({"recipes": rows, "options": options}, results, draw=draw)
+
+
+def _results(made: Sequence[Tunings], first: Result) -> dict[str, Any]:
+    return {
         "compared": TUNINGS,
         "runs": {one.label: str(one.run.folder) for one in made},
         "models": {one.label: one.run.config["model"] for one in made},
@@ -243,9 +255,3 @@ def measured(runs: Sequence[Result]) -> Measured:
         "intervals_over": first.results["intervals_over"],
         "n_tunings": {one.label: {start: len(of) for start, of in one.right.items()} for one in made},
     }
-    options = differing(_options(made))
-
-    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
-        return write_recipe_figures(folder, rows, first.results["numbers"], formats)
-
-    return Measured({"recipes": rows, "options": options}, results, draw=draw)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from glob import escape
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from probing.cache import job_lock
+from probing.cache.entries import remove_unused
 from probing.cache.passes import PassStore
 from probing.cache.plan import fingerprint
 from probing.cache.source import ActivationSource
@@ -89,6 +92,56 @@ def kept(
         store.put(_ONLY, {"document": _as_tensor(json.dumps(made))})
         # Converted to JSON and back, so that a number is the same whether it was measured now or read from the cache.
         return json.loads(json.dumps(made)), False
+
+
+@contextmanager
+def without_new_entries(sources: Sequence[ActivationSource], keeps: bool) -> Iterator[None]:
+    """Remove the hidden states that were extracted inside, when all is measured; what is measured of them stays.
+
+    Which entries there were before is noted in the cache until then, so that a command that goes on after a kill does
+    not take the entries that it has made for those of others.
+
+    Args:
+        sources: The models.
+        keeps: Whether they stay, too.
+
+    Raises:
+        UserError: If the cache cannot be written.
+    """
+    of_all = {_note(source): source for source in sources}
+    if keeps:
+        for note in of_all:
+            note.unlink(missing_ok=True)
+        yield
+        return
+    before = {folder for note, source in of_all.items() for folder in _entries_before(note, source)}
+    yield
+    for note, source in of_all.items():
+        for folder in _entries(source) - before:
+            remove_unused(source.cache, folder)
+        note.unlink(missing_ok=True)
+
+
+def _entries(source: ActivationSource) -> set[Path]:
+    """Return the entries of the cache that hold what a model of this name made, such as hidden states."""
+    return set(source.cache.glob(f"{escape(source.model.short_name)}-{'[0-9a-f]' * 16}"))
+
+
+def _note(source: ActivationSource) -> Path:
+    """Return the path of the note that says which entries a checkpoint had before it was measured."""
+    return source.cache / f"series-{source.model.short_name}-{source.model.fingerprint()[:16]}.json"
+
+
+def _entries_before(note: Path, source: ActivationSource) -> set[Path]:
+    with suppress(FileNotFoundError, ValueError):  # a note that a kill cut short was written before any entry
+        return {source.cache / name for name in json.loads(note.read_text(encoding="utf-8"))}
+    before = _entries(source)
+    try:
+        source.cache.mkdir(parents=True, exist_ok=True)
+        note.write_text(json.dumps(sorted(folder.name for folder in before)), encoding="utf-8")
+    except OSError as error:
+        raise not_writable(source.cache, error) from None
+    return before
 
 
 def not_writable(cache: Path, error: OSError) -> UserError:

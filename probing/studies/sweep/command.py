@@ -14,16 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from probing.cli.arguments import read_yaml
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, figure_formats
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, defaults, figure_formats
 from probing.cli.options import WandbOptions, as_options, with_shared_help
 from probing.cli.python_calls import command
 from probing.errors import UserError, as_clause, out_of_range, refuse
+from probing.page.reproduce import option_words
 from probing.results.rows import write_csv
 from probing.results.shown import count
 from probing.runs.call import places, say_results
 from probing.runs.registry import refuse_several, study_of
 from probing.runs.run import load_fit
 from probing.runs.study import Result
+from probing.runtime.installation import started_as
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import Advance, expect, hush, stage
@@ -66,6 +68,10 @@ def sweep(
         The finished sweep.
     """
     wandb = as_options(WandbOptions, wandb, "wandb")
+    typed = {
+        "trials": trials, "seed": seed, "fit": _flat(fit or {}), "runs": runs, "name": name, "cache": cache,
+        "quiet": quiet, "wandb": asdict(wandb), "figure_format": figure_format,
+    }  # fmt: skip
     from probing.runtime import terminal
 
     refuse_several("sweep")
@@ -96,7 +102,7 @@ def sweep(
             with stage("tables and figures"):
                 _conclude(folder.path, definition, options, made, wandb, name, say, start, formats)
         except BaseException as error:
-            left = f"{shlex.join(['python', '-m', 'probing', 'sweep', file])} continues the sweep"
+            left = f"{_command_line(file, typed)} continues the sweep"
             if interrupt := interrupt_behind(error):
                 raise type(interrupt)(f"the unfinished sweep is {folder.path}, and {left}") from None
             if isinstance(error, OSError):
@@ -107,6 +113,13 @@ def sweep(
     finished = study_of("sweep").read(folder.finish())
     say_results(finished, None, quiet)
     return finished
+
+
+def _command_line(file: str, options: Mapping[str, Any]) -> str:
+    """Return the command that was typed, with every option that is not at its default."""
+    usual = {**defaults(sweep), "fit": {}, "wandb": asdict(WandbOptions())}
+    words = [word for name, value in options.items() for word in option_words(name, value, usual.get(name))]
+    return shlex.join([*started_as().split(), "sweep", file, *words])
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -181,3 +181,27 @@ def test_what_cannot_be_compared_is_refused(
         changes(corpus=planted["corpus"], runs=str(runs), **typed, **USUAL)
     assert said in str(error.value)
     assert not [path for path in runs.glob("*") if path.name != "cache"]
+
+
+def test_hidden_states_of_a_run_that_was_killed_are_removed_once_it_is_run_again(
+    planted: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def entries() -> set[str]:
+        return {path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()}
+
+    def kill(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    options = {"measures": "states", "cache": str(tmp_path / "cache")}
+    more = {**USUAL, "cache": options["cache"], "runs": str(tmp_path), "name": "other"}
+    attention(model=planted["start"], corpus=planted["corpus"], parts="profile", **more)
+    before = entries()
+    with monkeypatch.context() as patch:
+        patch.setattr("probing.studies.changes.measures.state_distances", kill)
+        with pytest.raises(KeyboardInterrupt):
+            measured(planted, "killed", planted["task"], None, **options)
+    assert len(entries() - before) == 2
+    measured(planted, "again", planted["task"], None, **options)
+    assert {name for name in entries() - before if not name.startswith("series-")} == set()
+    assert before <= entries()
+    assert not list((tmp_path / "cache").glob("*.json"))

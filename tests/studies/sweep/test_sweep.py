@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -22,8 +23,10 @@ import probing.studies.sweep.stacks as stacked_trials
 from conftest import BARE
 from probing import fit, load_run, sweep
 from probing.__main__ import COMMANDS
+from probing.cli.arguments import parse
 from probing.cli.commandline import run
 from probing.errors import UserError
+from probing.studies.sweep.command import _flat
 from probing.studies.sweep.metric import check_metric
 from probing.studies.sweep.rows import metric_of, outcome
 from wandb_reader import read_offline_runs
@@ -125,8 +128,15 @@ def test_what_is_whole_is_not_done_again(tmp_path: Path, data: dict[str, Any], m
         return real(sides, layers, moments, problems, *args, **options)
 
     monkeypatch.setattr(stacked_trials, "train_problems", counting)
-    with pytest.raises(KeyboardInterrupt, match=r"the unfinished sweep is .*s\.partial, and python -m probing sweep"):
+    with pytest.raises(KeyboardInterrupt, match=r"the unfinished sweep is .*s\.partial, and python -m .*") as stopped:
         sweep(file, fit=data, runs=str(tmp_path / "runs"), quiet=True)
+    words = shlex.split(str(stopped.value).partition(", and ")[2].removesuffix(" continues the sweep"))
+    assert words[:4] == ["python", "-m", "probing", "sweep"]
+    typed = parse("sweep", sweep, words[4:])
+    assert (typed["file"], typed["runs"], typed["quiet"]) == (file, str(tmp_path / "runs"), True)
+    assert {name: str(value) for name, value in typed["fit"].items()} == {
+        name: str(value) for name, value in _flat(data).items()
+    }
     partial = tmp_path / "runs" / "s.partial"
     kept = {path: path.stat().st_ino for path in partial.glob("trials/*/probe.safetensors")}
     assert len(kept) == 8  # of two of three seeds
