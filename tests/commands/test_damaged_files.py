@@ -76,4 +76,4 @@ def test_answers_of_a_hub_are_taken_or_refused(
 
     counts = try_damages(n, tmp_path, make)
     assert not list(tmp_path.glob("*/.run.*"))
-    assert min(counts["refused"], counts["read"]) > n / 10
+    assert counts["refused"] > counts["read"] > 0
