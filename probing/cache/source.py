@@ -188,8 +188,6 @@ def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:
 def say_what_was_left_out(corpora: Sequence[Corpus], tables: Sequence[Tokens], say: Callable[[str], None]) -> None:
     """Report how many sentences or pairs were repeated, empty or cut, and how many words have no token of their own."""
     for corpus, tokens in zip(corpora, tables, strict=True):
-        if corpus.note:
-            say(f"{corpus.name}: {corpus.note}")
         if corpus.n_without_text:
             say(f"{corpus.name}: {corpus.n_without_text} rows without text were left out")
         if corpus.n_repeated:

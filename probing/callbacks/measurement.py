@@ -35,7 +35,7 @@ from probing.statistics.outliers import ProfileAccumulator, by_mean_profile
 from probing.studies.fit.command import controls_of_call
 from probing.studies.geometry.anisotropy import MeanCosineAccumulator, normalise, sum_by_sentence
 from probing.studies.geometry.survey import check_tokens
-from probing.tasks import TokenTask, load_task
+from probing.tasks import TokenTask, load_task, reader_of
 
 # Columns of a layer's row in `accuracy.csv` that are logged for it; those of a control are logged, too.
 _OF_PROBES = ("accuracy", "r2", "optimality_gap", "relative_gradient")
@@ -80,7 +80,9 @@ class Measurement:
         self.controls = controls_of_call(options.controls, self.task, probe, None, False, None)
         self.corpora: list[Corpus]
         self.splits: list[list[Split]]
-        self.corpora, self.splits = read_corpora(corpus, options.test_corpus, options.seed, silence, options.group_by)
+        self.corpora, self.splits = read_corpora(
+            corpus, options.test_corpus, options.seed, silence, options.group_by, reader_of(self.task)
+        )
         self._prepared: ActivationSource | None = None
 
     def prepare(self, model: Any, tokenizer: Any, device: torch.device) -> None:

@@ -185,7 +185,7 @@ DESCRIPTIONS = {
     "random_weights": "Use a randomly initialised model: the same architecture, weights drawn with --seed.",
     "dtype": "Precision of the forward pass and of the cached activations.",
     "corpus": "Text to read: builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl; "
-    "also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.",
+    "also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input. FILE?word=2&label=4 names columns.",
     "test_corpus": "Corpus to test on, given like --corpus; the test part of --corpus then joins the training part.",
     "group_by": "Unit that the split keeps whole and that intervals treat as independent: sentence or document; auto "
     "is document where the corpus marks at least 60 (`# newdoc` in CoNLL-U, empty lines in .txt).",

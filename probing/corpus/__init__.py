@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from os import PathLike, fspath
+from os.path import splitext
 from typing import Any, NamedTuple, TypeVar
 
-from probing.corpus.files import read_lines
+from probing.corpus.columns import LABEL, Wanted
+from probing.corpus.files import path_and_columns, read_lines
 from probing.corpus.hub import read_dataset
-from probing.corpus.layouts import builtin_sentences, documents_of, read_json_lines, read_labelled, read_treebank
-from probing.corpus.rows import Rows, check_text, values_of_sentences, values_of_words
-from probing.corpus.tables import documents_if_marked, is_table, read_columns, read_table
+from probing.corpus.layouts import builtin_sentences, read_json_lines, treebank
+from probing.corpus.rows import BEGINS_DOCUMENT, Rows, check_text, label_of, values_of_sentences, values_of_words
+from probing.corpus.tables import read_table
 from probing.errors import UserError
+from probing.results.shown import shortened
+from probing.runtime.progress import say_once
 
 _T = TypeVar("_T")
-# The only word of a sentence that begins a new document in files of CoNLL-2003.
-_BEGINS_DOCUMENT = ("-DOCSTART-",)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Corpus:
             values are kept; columns without any are left out.
         n_without_text: Number of rows of a .jsonl file or a data set that were dropped because their text is empty or
             missing. Empty lines of other files are no rows.
-        note: What was guessed of the source, as a clause.
+        reading: Which columns of the source were read, and what of them; empty for running text.
     """
 
     name: str
@@ -58,12 +60,17 @@ class Corpus:
     seconds: tuple[int, ...] | None = None
     relabelled: Mapping[str, int] = field(default_factory=dict)
     n_without_text: int = 0
-    note: str = ""
+    reading: str = field(default="", compare=False)
 
     @property
     def unit(self) -> str:
         """What the model reads at once, for messages: `sentences` or `pairs`."""
         return "sentences" if self.seconds is None else "pairs"
+
+    @property
+    def as_read(self) -> dict[str, str]:
+        """Which columns were read, as `results.json` notes it; nothing for running text."""
+        return {"read": self.reading} if self.reading else {}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -107,22 +114,22 @@ class Corpus:
         )
 
 
-# Endings of files with a word a line, what reads these, and what numbers their documents.
-_OF_WORDS: Sequence[tuple[str, Any, Any]] = (
-    (".conllu", read_treebank, documents_of), (".conll", read_columns, documents_if_marked),
-    (".tsv", read_labelled, None),
-)  # fmt: skip
-
-
-def load_corpus(name: Any, option: str = "--corpus") -> Corpus:
+def load_corpus(
+    name: Any, option: str = "--corpus", column_of: Callable[[Corpus], str | None] | None = lambda corpus: None
+) -> Corpus:
     """Read the distinct sentences of `builtin`, a file of text or labels, a data set (`hf:`), or `-` (stdin).
+
+    Of a source with columns, one line says what was read of it.
 
     Args:
         name: The source, as the user typed it; from Python, also a path or a list of sentences.
         option: The option that names it, for messages.
+        column_of: Returns the column of a corpus that labels are read from, None if there is none; without this
+            function, nothing is said.
 
     Raises:
-        UserError: If the source is unknown, unreadable, damaged, not UTF-8, or holds no sentence.
+        UserError: If the source is unknown, unreadable, damaged, not UTF-8, or holds no sentence, or if it cannot be
+            told which of its columns holds words, sentences or labels.
     """
     if isinstance(name, PathLike):
         name = fspath(name)
@@ -130,29 +137,67 @@ def load_corpus(name: Any, option: str = "--corpus") -> Corpus:
         return _from_list(name, option.removeprefix("--"))
     if name == "builtin":
         return from_sentences(name, builtin_sentences(), option)
+    if (rows := _rows(name, option)).places:
+        corpus = _from_rows(name, rows, option)
+        column = None if column_of is None else column_of(corpus)
+        corpus = replace(corpus, reading=_reading(corpus, rows, column or LABEL[0]))
+        if column_of is not None:
+            say_once(f"read {name}: {corpus.reading}")
+        return corpus
+    return from_sentences(name, rows.texts, option)
+
+
+def _rows(name: str, option: str) -> Rows:
+    """Return the rows of a source; those of running text are its lines."""
     if name.startswith("hf:"):
-        return _from_rows(name, read_dataset(name, option), option)
-    lines = read_lines(name, option)
-    if name.removesuffix(".gz").endswith(".jsonl"):
-        return _from_rows(name, read_json_lines(lines, f"{option} {name}"), option)
-    is_tsv = name.removesuffix(".gz").endswith(".tsv")
-    if name.removesuffix(".gz").endswith(".csv") or (is_tsv and is_table(lines, f"{option} {name}")):
-        return _from_rows(name, read_table(lines, f"{option} {name}", "\t" if is_tsv else None), option)
-    for ending, read, number in _OF_WORDS:
-        if name.removesuffix(".gz").endswith(ending):
-            columns = read(lines, f"{option} {name}")
-            return from_words(name, columns["form"], columns, option, number and number(lines))
-    return from_sentences(name, lines, option)
+        return read_dataset(name, option)
+    path, wanted = path_and_columns(name, option)
+    lines = read_lines(path, option)
+    kind = splitext(path.removesuffix(".gz"))[1]
+    if kind in (".csv", ".tsv", ".conll"):
+        return read_table(lines, kind, wanted)
+    if kind == ".jsonl":
+        return read_json_lines(lines, wanted)
+    if wanted != Wanted(wanted.typed, example=wanted.example):
+        raise UserError(f"`{wanted.typed}`: a file of type {kind} has no columns to name; give `{option} {path}`.")
+    return treebank(lines, wanted.typed) if kind == ".conllu" else Rows(lines)
 
 
 def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
     if rows.are_words:
-        corpus = from_words(name, rows.texts, rows.columns, option, sentence_columns=rows.sentence_columns)
+        corpus = from_words(name, rows.texts, rows.columns, option, rows.documents, rows.sentence_columns)
     else:
         corpus = from_sentences(name, rows.texts, option, rows.sentence_columns)
-    n_begin = sum(tuple(text) == _BEGINS_DOCUMENT for text in rows.texts) if rows.are_words else 0
+    n_begin = sum(list(text) == [BEGINS_DOCUMENT] for text in rows.texts) if rows.are_words else 0
+    if rows.documents is not None:
+        return corpus
     n_there = len(corpus.sentences) + corpus.n_repeated + n_begin
-    return replace(corpus, n_without_text=len(rows.texts) + rows.n_empty - n_there, note=rows.note)
+    return replace(corpus, n_without_text=len(rows.texts) + rows.n_empty - n_there)
+
+
+def _reading(corpus: Corpus, rows: Rows, column: str) -> str:
+    """Return which columns were read, with two labels and what has them, and how much it is."""
+    label = rows.places.get(column, f"column {column}")
+    counts = [_count(len(corpus.sentences), "sentence")]
+    if corpus.words is not None:
+        counts.append(_count(sum(map(len, corpus.words)), "word"))
+    units: Iterable[str] = corpus.sentences
+    values: Iterable[Any] = corpus.sentence_columns.get(column, ())
+    if corpus.words is not None and column in corpus.columns:
+        units, values = map(chain.from_iterable, (corpus.words, corpus.columns[column]))
+    first: dict[str, str] = {}
+    for unit, value in zip(units, values, strict=False):
+        first.setdefault(label_of(value), unit)
+    read = f"{'text' if corpus.words is None else 'word'} = {rows.places['']}"
+    if labels := [one for one in first if one]:
+        shown = ", ".join(f'"{shortened(first[one], 30)}" {shortened(one, 30)}' for one in labels[:2])
+        read += f", label = {label} ({shown})"
+        counts.append(_count(len(labels), "label"))
+    return ", ".join(filter(None, [read, *counts, rows.note]))
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def _from_list(sentences: Any, option: str) -> Corpus:
@@ -205,16 +250,23 @@ def from_words(
     """Build a corpus from the words of each sentence, and from columns with a value for each word.
 
     Blanks inside a word are collapsed. Empty words are kept, so that columns stay aligned. Sentences with only empty
-    words are dropped, and so are repeated sentences. A sentence `-DOCSTART-` begins a new document, as in CoNLL-2003.
+    words are dropped, and so are repeated sentences. A first word `-DOCSTART-` begins a new document, as in CoNLL-2003,
+    and is left out.
 
     Raises:
         UserError: If nothing is left, or a sentence, a word or a value has a lone surrogate.
     """
     words = [tuple(_single_spaced(word) for word in sentence) for sentence in sentences]
-    begins = [sentence == _BEGINS_DOCUMENT for sentence in words]
+    begins = [sentence[:1] == (BEGINS_DOCUMENT,) for sentence in words]
+    words = [sentence[new:] for sentence, new in zip(words, begins, strict=True)]
     text = tuple(" ".join(filter(None, sentence)) for sentence in words)
-    found = [sentence if any(sentence) and not new else () for sentence, new in zip(words, begins, strict=True)]
+    found = [sentence if any(sentence) else () for sentence in words]
     distinct = _distinct(found, text, name, option)
+    if any(begins):
+        columns = {
+            column: [row[new:] for row, new in zip(rows, begins, strict=True)]
+            for column, rows in (columns or {}).items()
+        }
     values = values_of_words(columns or {}, f"`{option} {name}`")
     of_sentences = values_of_sentences(sentence_columns or {}, f"`{option} {name}`")
     corpus = Corpus(

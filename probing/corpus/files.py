@@ -10,6 +10,7 @@ from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Sequence
 from pathlib import Path
 
+from probing.corpus.columns import Wanted
 from probing.errors import UserError
 from probing.runtime.processes import is_main_process
 
@@ -27,6 +28,32 @@ _LOOKED_AT, _ENOUGH = 1000, 5
 _TAG = re.compile(r"O|[BIESLU]-\S+")
 # `str.splitlines` would also split at U+2028, U+0085, form feeds and others.
 _LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+def path_and_columns(name: str, option: str) -> tuple[str, Wanted]:
+    """Return the path of a source, and which columns the user names after it: `FILE?word=W&label=L`.
+
+    Raises:
+        UserError: If something else is named.
+    """
+    path, mark, query = split_query(name)
+    pairs = [part.partition("=")[::2] for part in query.split("&")] if mark else []
+    settings, typed = dict(pairs), f"{option} {name}"
+    if len(settings) < len(pairs) or not set(settings) <= {"word", "text", "label"} or not all(settings.values()) or {
+        "word", "text"
+    } <= set(settings):  # fmt: skip
+        raise UserError(
+            f"`{typed}`: expected FILE?word=W&label=L or FILE?text=T&label=L in quotation marks, where W, T "
+            "and L are names or numbers of columns, and one of the two may be left out."
+        )
+    text = settings.get("word", settings.get("text"))
+    return path, Wanted(typed, text, settings.get("label"), "word" in settings, f"{path}?")
+
+
+def split_query(name: str) -> tuple[str, str, str]:
+    """Return the path of a source, a question mark, and what follows it; both are empty for a file of that name."""
+    path, mark, query = name.partition("?")
+    return (path, mark, query) if "=" in query and not Path(name).exists() else (name, "", "")
 
 
 def read_lines(name: str, option: str, readable: str = READABLE) -> list[str]:

@@ -11,10 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probing.corpus.rows import Rows, check_text, text_of, with_label
+from probing.corpus.columns import TEXT, WORDS, Column, Wanted, choose_sentences
+from probing.corpus.layouts import labelled
+from probing.corpus.rows import Rows, check_text, text_of
+from probing.corpus.tables import DIVIDER, divider_of
 from probing.errors import UserError
 
-SETTINGS = ("config", "split", "column", "stream")
+SETTINGS = ("config", "split", "column", "label", "stream")
+# Other names of the setting `column`, as for files.
+_COLUMN = ("word", "text")
+# Rows that are looked at to tell the column of sentences.
+_HEAD = 1000
 
 # File kinds that the library reads without running code or unpickling; "cache" means data that it has read before.
 _KINDS = ("parquet", "arrow", "csv", "json", "text", "cache")
@@ -31,9 +38,10 @@ def read_dataset(source: str, option: str) -> Rows:
     each sentence. Numbers of classes are replaced by the names of the classes.
 
     Args:
-        source: `hf:NAME?config=C&split=S&column=T&stream=yes`. NAME is a folder or a hub id; the split is `train`
-            by default; the column is `text` by default, else `sentence`, else the only one with text. Of a split such
-            as `train[:1000]`, and with `stream=yes`, no more is downloaded than is read, and no copy is written.
+        source: `hf:NAME?config=C&split=S&column=T&label=L&stream=yes`. NAME is a folder or a hub id; the split is
+            `train` by default; the column is `text` by default, else `sentence`, `words` or `tokens`, else the only one
+            with text, or with sentences in its first rows. Of a split such as `train[:1000]`, and with `stream=yes`, no
+            more is downloaded than is read, and no copy is written.
         option: The option that names the source, for messages.
 
     Raises:
@@ -45,10 +53,11 @@ def read_dataset(source: str, option: str) -> Rows:
     _check_library(typed)
     with _quietly():
         dataset = _load(name, settings, typed)
-        column = _choose_column(dataset.features, settings.get("column"), typed)
-        labelled = _label_columns(dataset.features, column)
-        batches = dataset.select_columns([column, *labelled]).iter(1000)  # fifty times faster than row by row
-        return _rows(_readable(batches, typed), column, labelled, typed)
+        column, note = _choose_column(dataset, settings.get("column"), typed)
+        others = _label_columns(dataset.features, column)
+        wanted = Wanted(typed, column, settings.get("label"), example=f"hf:{name}?")
+        batches = dataset.select_columns([column, *others]).iter(1000)  # fifty times faster than row by row
+        return _rows(_readable(batches, typed), column, others, wanted, note)
 
 
 def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
@@ -118,12 +127,12 @@ def _parse(source: str, typed: str) -> tuple[str, dict[str, str]]:
     """Parse the source by hand: in a URL, `+` and `%` of a split such as `train[:10%]+test` have another meaning."""
     name, _, query = source.removeprefix("hf:").partition("?")
     pairs = [part.partition("=") for part in query.split("&")] if query else []
-    settings = {key: value for key, _, value in pairs}
+    settings = {"column" if key in _COLUMN else key: value for key, _, value in pairs}
     is_wrong = len(settings) < len(pairs) or not set(settings) <= set(SETTINGS) or not all(settings.values())
     if not name or is_wrong or settings.get("stream", "yes") != "yes":
         raise UserError(
-            f"`{typed}`: expected hf:NAME?config=C&split=S&column=T&stream=yes in quotation marks, where NAME is a hub "
-            f"id or a folder, and {', '.join(SETTINGS)} may each be given once or left out."
+            f"`{typed}`: expected hf:NAME?config=C&split=S&column=T&label=L&stream=yes in quotation marks, where NAME "
+            f"is a hub id or a folder, and {', '.join(SETTINGS)} may each be given once or left out."
         )
     return name, settings
 
@@ -204,16 +213,25 @@ def _kind(builder: Any) -> str:
 def _as_text(builder: Any) -> dict[str, Any]:
     """Return settings with which every cell of CSV files is text as it is written, and only an empty one is missing.
 
-    Otherwise pandas reads 01 as 1, and NA, None and null as missing.
+    Otherwise pandas reads 01 as 1, and NA, None and null as missing. What divides cells is told as in a single file.
     """
     import datasets
     import pandas
 
-    files = next(iter(builder.config.data_files.values()))
-    with pandas.read_csv(files[0], **{**builder.config.pd_read_csv_kwargs, "nrows": 1, "dtype": str}) as reader:
-        names = next(iter(reader), pandas.DataFrame()).columns
-    features = datasets.Features({name: datasets.Value("string") for name in names})
-    return {"features": features, "keep_default_na": False, "na_values": [""]}
+    file = next(iter(builder.config.data_files.values()))[0]
+
+    def names(**how: Any) -> list[str]:
+        with pandas.read_csv(file, **{**builder.config.pd_read_csv_kwargs, "nrows": 1, "dtype": str, **how}) as reader:
+            return list(next(iter(reader), pandas.DataFrame()).columns)
+
+    how: dict[str, Any] = {}
+    if len(header := names()) == 1 or DIVIDER.match(header[0]):
+        told = DIVIDER.match(header[0])
+        divider = told[1] if told else divider_of([header[0]], ".csv")
+        how = {"sep": divider, "skiprows": int(bool(told))}
+        header = names(**how)
+    features = datasets.Features({name: datasets.Value("string") for name in header})
+    return {"features": features, "keep_default_na": False, "na_values": [""], **how}
 
 
 def _unreadable(typed: str, reason: str) -> UserError:
@@ -233,14 +251,21 @@ def _configs(name: str) -> list[str]:
         return []
 
 
-def _choose_column(features: Mapping[str, Any], wanted: str | None, typed: str) -> str:
+def _choose_column(dataset: Any, wanted: str | None, typed: str) -> tuple[str, str]:
+    """Return the column of the text, and how it was told where its name does not say it."""
+    features = dataset.features
     textual = [column for column, feature in features.items() if _may_be_text(feature)]
     if wanted is None:
-        preferred = [column for column in ("text", "sentence") if column in textual]
+        preferred = [column for column in (*TEXT, *WORDS) if column in textual]
         if preferred or len(textual) == 1:
-            return (preferred or textual)[0]
+            return (preferred or textual)[0], ""
+        plain = [column for column in textual if not hasattr(features[column], "feature")]
+        if plain and (head := next(_readable(dataset.select_columns(plain).iter(_HEAD), typed), None)):
+            found = choose_sentences([Column(column, [head[column]]) for column in plain], Wanted(typed))
+            if found and len(plain) == len(textual):
+                return found.name, f"told by the first {len(head[plain[0]]):,} rows"
     elif wanted in textual:
-        return wanted
+        return wanted, ""
     problem = "it is not clear which column holds the sentences"
     if wanted:
         problem = f"column {wanted} holds no text" if wanted in features else f"there is no column {wanted}"
@@ -300,11 +325,14 @@ def _readable(batches: Iterable[Mapping[str, Any]], typed: str) -> Iterator[Mapp
         raise _unreadable(typed, _reason(error)) from None
 
 
-def _rows(batches: Iterable[Mapping[str, Any]], column: str, labelled: Mapping[str, _Column], typed: str) -> Rows:
+def _rows(
+    batches: Iterable[Mapping[str, Any]], column: str, others_of: Mapping[str, _Column], wanted: Wanted, note: str
+) -> Rows:
+    typed = wanted.typed
     rows: list[Any] = []
     n_empty = 0
-    values: dict[str, list[Any]] = {name: [] for name in labelled}
-    records = (zip(batch[column], *(batch[name] for name in labelled), strict=True) for batch in batches)
+    values: dict[str, list[Any]] = {name: [] for name in others_of}
+    records = (zip(batch[column], *(batch[name] for name in others_of), strict=True) for batch in batches)
     for number, (value, *others) in enumerate(record for batch in records for record in batch):
         if value is None or value in ("", []):
             n_empty += 1
@@ -317,10 +345,11 @@ def _rows(batches: Iterable[Mapping[str, Any]], column: str, labelled: Mapping[s
                 "expected; correct the row, or name another column with column=."
             )
         rows.append(value)
-        for (name, label), other in zip(labelled.items(), others, strict=True):
+        for (name, label), other in zip(others_of.items(), others, strict=True):
             values[name].append(label.value(other, value))
-    columns = {name: values[name] for name, label in labelled.items() if label.of_words}
-    return Rows(rows, with_label(columns), {name: values[name] for name in labelled if name not in columns}, n_empty)
+    columns = {name: values[name] for name, label in others_of.items() if label.of_words}
+    of_sentences = {name: values[name] for name in others_of if name not in columns}
+    return labelled(column, rows, columns, of_sentences, wanted, note, n_empty)
 
 
 def _reason(error: Exception) -> str:

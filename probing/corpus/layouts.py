@@ -5,60 +5,127 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from conllu.exceptions import ParseException
 from conllu.parser import DEFAULT_FIELDS, parse_id_value, parse_line
 
-from probing.corpus.rows import Rows, with_label
+from probing.corpus.columns import (
+    LABEL,
+    TEXT,
+    WORDS,
+    Column,
+    Wanted,
+    choose_labels,
+    choose_sentences,
+    choose_words,
+    label_of_sentences,
+    with_label,
+)
+from probing.corpus.rows import Rows
 from probing.errors import UserError
 
-# Possible names of the text; the first of these that the first line has is used for all lines.
-_WORDS, _TEXT = ("words", "tokens"), ("text", "sentence")
 _EXPECTED = '{"words": ["A", "word"], "labels": ["DET", "NOUN"]} or {"text": "A sentence.", "label": "short"}'
 
 
-def read_json_lines(lines: Iterable[str], typed: str) -> Rows:
+def read_json_lines(lines: Iterable[str], wanted: Wanted) -> Rows:
     """Return the sentences of a .jsonl file with their annotations.
 
-    The text is the list `words` (or `tokens`), or else `text` (or `sentence`); the first line decides which. If
-    sentences are lists of words, every other list has a value for each word, and `labels` is also available as `label`.
-    Single values belong to the sentence. Objects, and lists if sentences are not lists of words, are left out. A value
-    that a line lacks, or that is null, counts as missing.
+    The text is the list `words` (or `tokens`), or else `text` (or `sentence`); the first line decides which. Without
+    these names, it is told by `probing.corpus.columns`, as labels are. If sentences are lists of words, every other
+    list has a value for each word. Single values belong to the sentence. Objects, and lists if sentences are not lists
+    of words, are left out. A value that a line lacks, or that is null, counts as missing.
 
     Args:
         lines: Lines of the file.
-        typed: The option and its value, for messages.
+        wanted: Which columns the user names.
 
     Raises:
         UserError: If a line is not such an object, or a list has another length than the words.
     """
+    typed = wanted.typed
     numbered = [(number, _object(line, number, typed)) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
-        return Rows([])
-    key = next((name for name in (*_WORDS, *_TEXT) if name in numbered[0][1]), "")
+        raise UserError(f"`{typed}` holds no sentence: expected lines such as {_EXPECTED}.")
+    names = dict.fromkeys(name for _, row in numbered for name in row)
+    key = _key([row for _, row in numbered], names, wanted)
+    are_words = isinstance(numbered[0][1].get(key), list) or (key in WORDS and key not in TEXT)
     texts: list[Any] = []
     for number, row in numbered:
         text = row.get(key)
-        is_text = isinstance(text, str)
-        if key in _WORDS:
-            is_text = isinstance(text, list) and all(isinstance(word, str) for word in text)
+        is_text = _are_words(text) if are_words else isinstance(text, str)
         if not is_text:
             what = f"as {key!r}, which the first line has" if key else "as 'words' or 'text'"
+            way_out = "" if key else f", or {wanted.way_out(f'text={next(iter(names), 1)}')}"
             raise UserError(
-                f"`{typed}`: line {number} has no {'list of words' if key in _WORDS else 'sentence'} {what}; "
-                f"expected lines such as {_EXPECTED}."
+                f"`{typed}`: line {number} has no {'list of words' if are_words else 'sentence'} {what}; "
+                f"expected lines such as {_EXPECTED}{way_out}."
             )
         texts.append(text)
-    names = dict.fromkeys(name for _, row in numbered for name in row if name != key)
+    names.pop(key)
     lists = [name for name in names if any(isinstance(row.get(name), list) for _, row in numbered)]
-    columns = {name: [_of_words(row, name, key, number, typed) for number, row in numbered] for name in lists}
+    columns = {name: [_of_words(row, name, texts[i], number, typed) for i, (number, row) in enumerate(numbered)]
+               for name in lists if are_words}  # fmt: skip
     scalars = [
         name for name in names if name not in lists and not any(_is_nested(row.get(name)) for _, row in numbered)
     ]
     of_sentences = {name: [row.get(name) for _, row in numbered] for name in scalars}
-    return Rows(texts, with_label(columns) if key in _WORDS else {}, of_sentences)
+    return labelled(key, texts, columns, of_sentences, wanted)
+
+
+def _key(rows: Sequence[Mapping[str, Any]], names: Iterable[str], wanted: Wanted) -> str:
+    """Return the name of the text; empty if it is not clear."""
+    first = rows[0]
+    if wanted.text is not None:
+        return wanted.named([Column(name, []) for name in names], wanted.text, "text").name  # type: ignore[union-attr]
+    if known := next((name for name in ("words", "tokens", *TEXT) if name in first), ""):
+        return known
+    of_words = [Column(name, [row.get(name) or [] for row in rows]) for name in names if _are_words(first.get(name))]
+    if of_words:
+        return choose_words(of_words, wanted).name
+    texts = [Column(name, [[row.get(name) for row in rows]]) for name in names if isinstance(first.get(name), str)]
+    found = choose_sentences(texts, wanted)
+    return found.name if found else ""
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def labelled(
+    key: str,
+    texts: Sequence[Any],
+    columns: Mapping[str, Sequence[Sequence[Any]]],
+    of_sentences: Mapping[str, Sequence[Any]],
+    wanted: Wanted,
+    note: str = "",
+    n_empty: int = 0,
+) -> Rows:
+    """Return rows of named columns, with that of the labels also as `label`.
+
+    Args:
+        key: Name of the column of sentences or words.
+        texts: The sentences, as text or as lists of words.
+        columns: For each column and sentence, a value for each word.
+        of_sentences: For each column, a value for each sentence.
+        wanted: Which columns the user names.
+        note: What was chosen in reading, for `Rows`.
+        n_empty: Number of rows without text.
+    """
+    if texts and isinstance(texts[0], list):
+        regular = [Column(name, rows) for name, rows in columns.items() if _are_aligned(texts, rows)]
+        label = choose_labels(regular, Column(key, texts), wanted)
+        columns = with_label(columns, label)
+    else:
+        label = label_of_sentences([Column(name, [rows]) for name, rows in of_sentences.items()], wanted)
+        of_sentences = with_label(of_sentences, label)
+    places = {"": f"column {key}", **({LABEL[0]: label.place} if label else {})}
+    return Rows(texts, columns, of_sentences, n_empty, places=places, note=note)
+
+
+def _are_aligned(texts: Sequence[Any], rows: Sequence[Sequence[Any]]) -> bool:
+    return all(len(text) == len(row) for text, row in zip(texts, rows, strict=True))
 
 
 def _object(line: str, number: int, typed: str) -> Mapping[str, Any]:
@@ -76,10 +143,10 @@ def _object(line: str, number: int, typed: str) -> Mapping[str, Any]:
     return found
 
 
-def _of_words(row: Mapping[str, Any], name: str, key: str, number: int, typed: str) -> list[Any]:
+def _of_words(row: Mapping[str, Any], name: str, words: Sequence[str], number: int, typed: str) -> list[Any]:
     """Return a line's values of its words."""
-    values, n_words = row.get(name), len(row[key])
-    if values is None or key not in _WORDS:
+    values, n_words = row.get(name), len(words)
+    if values is None:
         return [None] * n_words
     if not isinstance(values, list) or len(values) != n_words or any(map(_is_nested, values)):
         found = f"{len(values)} values" if isinstance(values, list) and len(values) != n_words else f"{values!r:.60}"
@@ -94,38 +161,10 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, dict | list)
 
 
-def read_labelled(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str, ...]]]:
-    """Return the columns `form` and `label` of a .tsv file: for each sentence, one value per word.
-
-    A label may be missing, after its tab.
-
-    Args:
-        lines: Lines of the file.
-        typed: The option and its value, for messages.
-
-    Raises:
-        UserError: If a line is not a word, a tab and a label.
-    """
-    sentences: list[list[tuple[str, str]]] = [[]]
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            sentences.append([])
-            continue
-        word, *labels = (cell.strip() for cell in line.split("\t"))
-        if not word or len(labels) != 1:
-            raise UserError(
-                f"`{typed}`: line {number} is not a word, a tab and a label (found {line[:60]!r}); "
-                "give two columns, and a blank line between sentences."
-            )
-        sentences[-1].append((word, sys.intern(labels[0])))
-    columns = ("form", "label")
-    return {name: [tuple(cells[i] for cells in sentence) for sentence in sentences] for i, name in enumerate(columns)}
-
-
 # form, lemma, upos, xpos, feats, head, deprel, deps, misc
 COLUMNS = DEFAULT_FIELDS[1:]
 
-_NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
+NEW_DOCUMENT = re.compile(r"#\s*(newdoc|begin document)\b")
 
 # Return every column as written; the library would parse some into dicts and numbers.
 _AS_WRITTEN = {field: lambda cells, i: cells[i] for field in DEFAULT_FIELDS}
@@ -168,13 +207,19 @@ def read_treebank(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str,
     return {name: [tuple(cells[i] for cells in sentence) for sentence in sentences] for i, name in enumerate(COLUMNS)}
 
 
+def treebank(lines: Sequence[str], typed: str) -> Rows:
+    """Return the sentences of a CoNLL-U file with all of their columns, and their documents; see `read_treebank`."""
+    columns = read_treebank(lines, typed)
+    return Rows(list(map(list, columns["form"])), columns, documents=documents_of(lines), places={"": "column form"})
+
+
 def documents_of(lines: Iterable[str]) -> list[int]:
     """Return the number of documents begun (`# newdoc`) up to each sentence that `read_treebank` returns."""
     found = [0]
     for line in lines:
         if not line.strip():
             found.append(found[-1])
-        elif _NEW_DOCUMENT.match(line):
+        elif NEW_DOCUMENT.match(line):
             found[-1] += 1
     return found
 

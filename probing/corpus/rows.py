@@ -14,6 +14,8 @@ from probing.errors import UserError
 # A cell without a value, as CoNLL-U writes it.
 UNSPECIFIED = "_"
 _BELOW_ZERO = re.compile(r"-[0-9]+")
+# A number as it is usually written, without zeros before it.
+_PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 # What pandas has in the place of missing values, by name, since pandas need not be installed.
 _MISSING_TYPES = ("NAType", "NaTType")
 # Whole numbers up to here are exact as floating-point numbers.
@@ -119,8 +121,8 @@ def check_text(text: str, where: str) -> None:
         ) from None
 
 
-# A column of this name in a data set or a .jsonl file is also the column `label`, which the task `label` reads.
-_LABELS, _LABEL = "labels", "label"
+# A word that begins a new document in files of CoNLL-2003.
+BEGINS_DOCUMENT = "-DOCSTART-"
 
 
 @dataclass(frozen=True)
@@ -132,13 +134,18 @@ class Rows:
         columns: For each column and sentence, a value for each word, as the source has it.
         sentence_columns: For each column, a value for each sentence, as the source has it.
         n_empty: Number of rows that were left out because they have no text.
-        note: What was guessed of the source, as a clause.
+        documents: Number of documents begun up to each sentence; None where only words say it.
+        places: What the source calls the column of sentences or words (under an empty name), and that of a column here
+            if it has another name there.
+        note: What else was chosen in reading it, as a clause.
     """
 
     texts: Sequence[Any]
     columns: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
     sentence_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     n_empty: int = 0
+    documents: Sequence[int] | None = None
+    places: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -159,18 +166,17 @@ def values_of_words(
     Raises:
         UserError: If a value has a lone surrogate or U+0000.
     """
-    known: dict[tuple[type, Any], str] = {}
 
-    def text(column: str, value: Any) -> str:
-        key = (type(value), value)
-        if key not in known:
-            known[key] = text_of(value) or UNSPECIFIED
-            check_label(known[key], f"{typed}: a value of the column {column}")
-        return known[key]
+    def texts(column: str, rows: Sequence[Iterable[Any]]) -> tuple[tuple[str, ...], ...]:
+        different = {(type(value), value) for row in rows for value in row}
+        known = {key: text_of(key[1]) or UNSPECIFIED for key in different}
+        for text in known.values():
+            check_label(text, f"{typed}: a value of the column {column}")
+        spelt = _same_spelling(known.values())
+        known = {key: spelt.get(text, text) for key, text in known.items()}
+        return tuple(tuple(known[type(value), value] for value in row) for row in rows)
 
-    return {
-        column: tuple(tuple(text(column, value) for value in row) for row in rows) for column, rows in columns.items()
-    }
+    return {column: texts(column, rows) for column, rows in columns.items()}
 
 
 def values_of_sentences(columns: Mapping[str, Sequence[Any]], typed: str) -> dict[str, tuple[Any, ...]]:
@@ -184,16 +190,27 @@ def values_of_sentences(columns: Mapping[str, Sequence[Any]], typed: str) -> dic
         UserError: If a value has a lone surrogate or U+0000.
     """
 
-    def cell(column: str, value: Any) -> Any:
-        if (text := text_of(value)) is None or not isinstance(value, str):
-            return value if text is not None else None
-        check_label(text, f"{typed}: a value of the column {column}")
-        return text
+    def cells(column: str, rows: Sequence[Any]) -> tuple[Any, ...]:
+        texts = [text_of(value) for value in rows]
+        for text in {text for text, value in zip(texts, rows, strict=True) if text and isinstance(value, str)}:
+            check_label(text, f"{typed}: a value of the column {column}")
+        spelt = _same_spelling(filter(None, texts))
+        return tuple(
+            spelt.get(text, text) if isinstance(value, str) and text else value if text is not None else None
+            for text, value in zip(texts, rows, strict=True)
+        )
 
-    return {column: tuple(cell(column, value) for value in rows) for column, rows in columns.items()}
+    return {column: cells(column, rows) for column, rows in columns.items()}
 
 
-def with_label(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns of words; if there is a column `labels` and no `label`, add it under the name `label`."""
-    named = {_LABEL: columns[_LABELS]} if _LABELS in columns and _LABEL not in columns else {}
-    return {**columns, **named}
+def _same_spelling(texts: Iterable[str]) -> dict[str, str]:
+    """Return what the texts of one column become: `1` for `1.0` among numbers, `True` for `TRUE` among true and false.
+
+    A column that also has other texts, or a number such as `01`, stays as it is.
+    """
+    different = set(texts) - {UNSPECIFIED}
+    if all(map(_PLAIN_NUMBER.fullmatch, different)):
+        return {text: text.partition(".")[0] for text in different if not text.partition(".")[2].strip("0")}
+    if {text.casefold() for text in different} <= {"true", "false"}:
+        return {text: text.capitalize() for text in different}
+    return {}

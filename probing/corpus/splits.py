@@ -151,16 +151,22 @@ def splits_of(corpus: Corpus, seed: int, group_by: GroupBy = "sentence") -> list
 
 
 def read_corpora(
-    corpus: Any, test_corpus: Any, seed: int, say: Callable[[str], None], group_by: GroupBy = "sentence"
+    corpus: Any,
+    test_corpus: Any,
+    seed: int,
+    say: Callable[[str], None],
+    group_by: GroupBy = "sentence",
+    column_of: Callable[[Corpus], str | None] = lambda corpus: None,
 ) -> tuple[list[Corpus], list[list[Split]]]:
     """Read the corpus, and the test corpus if there is one, and assign each sentence to a side of the split.
 
-    With a separate test corpus, the test part of the main corpus is used for training.
+    With a separate test corpus, the test part of the main corpus is used for training. `column_of` returns the column
+    of a corpus that labels are read from, for the line that says what was read.
     """
     if test_corpus == corpus == "-":
         raise UserError("`--test_corpus -`: standard input can be read only once; give one of the corpora as a file.")
-    main = load_corpus(corpus)
-    test = None if test_corpus is None else load_corpus(test_corpus, "--test_corpus")
+    main = load_corpus(corpus, column_of=column_of)
+    test = None if test_corpus is None else load_corpus(test_corpus, "--test_corpus", column_of)
     return divided(main, test, seed, say, group_by)
 
 

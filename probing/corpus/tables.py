@@ -1,156 +1,339 @@
-"""Tables with a header line and a sentence a row, and files with a word and its annotations a line."""
+"""Files of cells: a sentence and its labels a row, or a word and its annotations a line (.csv, .tsv, .conll)."""
 
 from __future__ import annotations
 
 import csv
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
+from typing import NamedTuple
 
-from probing.corpus.layouts import COLUMNS, documents_of, read_treebank
-from probing.corpus.rows import Rows
+from probing.corpus.columns import (
+    LABEL,
+    TEXT,
+    WORDS,
+    Column,
+    Wanted,
+    by_name,
+    choose_labels,
+    choose_sentences,
+    choose_words,
+    is_header,
+    label_of_sentences,
+    with_label,
+)
+from probing.corpus.layouts import COLUMNS, NEW_DOCUMENT, treebank
+from probing.corpus.rows import BEGINS_DOCUMENT, Rows
 from probing.errors import UserError
 
-# Possible names of the column of sentences, and of labels, in any case.
-_TEXT, _LABEL = ("text", "sentence"), ("label", "labels")
 _HEADER = "a first line that names the columns, such as sentence and label"
-# Rows that are looked at to tell a table of sentences from one of words.
-_LOOKED_AT = 1000
+# The line with which spreadsheets say what divides cells, and what may divide them; blanks are told last.
+DIVIDER = re.compile(r'"?sep=(.)"?', re.IGNORECASE)
+_DIVIDERS = "\t,;|"
+# Signs with which lines begin that may be comments.
+_SIGNS = ("#", "%", ";", "//", "--", "<!")
+# Lines that are looked at to tell what divides cells, and words of a text in which no sentence ends.
+_LOOKED_AT, _MOST_WORDS = 1000, 100
+# Comments without which a sign by itself is a word.
+_FEW = 20
 
 
-def read_table(lines: Sequence[str], typed: str, delimiter: str | None = None) -> Rows:
-    """Return the sentences of a table with a header, and the other columns with a value for each sentence.
+class _Line(NamedTuple):
+    """A line, or several with a quoted line end between them.
 
-    The column of sentences is `text` or `sentence`, else the only one whose cells are mostly several words. The column
-    of labels is `label` or `labels`, else the only other one, or the only other one with values that recur; it is
-    also available as `label`. What is guessed is noted.
+    Args:
+        number: Its number, counted from 1.
+        cells: Its cells, none of a blank line.
+    """
+
+    number: int
+    cells: tuple[str, ...]
+
+    @property
+    def has_sign(self) -> bool:
+        """Whether it may be a comment."""
+        return self.cells[0].startswith(_SIGNS)
+
+    @property
+    def begins_document(self) -> bool:
+        """Whether it marks the beginning of a document."""
+        return any(cell.startswith(BEGINS_DOCUMENT) for cell in self.cells)
+
+
+def read_table(lines: Sequence[str], kind: str, wanted: Wanted) -> Rows:
+    """Return the sentences of a file of cells, or its words, with their annotations.
+
+    Which columns these are is told by `probing.corpus.columns`. An empty line ends a sentence of words, and a line
+    `-DOCSTART-` begins a document. A file with the ten columns of CoNLL-U has all of these.
 
     Args:
         lines: Lines of the file.
-        typed: The option and its value, for messages.
-        delimiter: What divides cells, which are then never in quotation marks; by default the comma, semicolon or tab
-            that the header has most of, as in .csv files.
+        kind: The ending of its name: .csv, whose cells may be in quotation marks, .tsv or .conll.
+        wanted: Which columns the user names.
 
     Raises:
-        UserError: If there is no header, a row has another number of cells, or the columns cannot be told apart.
+        UserError: If a line has another number of cells, or the columns cannot be told apart.
     """
-    header, *rows = _cells(lines, typed, delimiter)
-    names = [name.strip() for name in header]
-    if twice := [name for name in names if name and names.count(name) > 1]:
-        raise UserError(f"`{typed}`: two columns are called {twice[0]}; rename one.")
-    columns = {name: cells for name, cells in zip(names, zip(*rows, strict=True), strict=False) if name}
-    text = _named(columns, _TEXT) or _only(name for name, cells in columns.items() if _are_sentences(cells))
-    if text is None:
-        found = f"of the columns {', '.join(columns)}, it" if columns else "it"
-        raise UserError(f"`{typed}`: {found} is not clear which holds the sentences; give {_HEADER}.")
-    others = {name: list(cells) for name, cells in columns.items() if name != text}
-    label = _named(others, _LABEL) or _only(others) or _only(n for n, cells in others.items() if _recur(cells))
-    if label is not None and label.casefold() not in _LABEL and label in others[label] and " " in text.strip():
-        raise UserError(
-            f"`{typed}`: its first line, `{', '.join(names):.60}`, looks like a sentence with its label; put "
-            f"{_HEADER}, before it."
-        )
-    if label is not None and label not in _LABEL:
-        others["label"] = others[label]
-    guessed = [f"its sentences are in the column {text}"] * (text.casefold() not in _TEXT)
-    guessed += [f"its labels in the column {label}"] * (label is not None and label.casefold() not in _LABEL)
-    return Rows(columns[text], {}, others, note=" and ".join(guessed))
+    listed, is_spaced = _lines(lines, kind, wanted.typed)
+    filled = [line for line in listed if line.cells and not line.begins_document]
+    plain = [line for line in filled if not line.has_sign] or filled
+    if not plain or (kind == ".csv" and len(plain) < 2):
+        raise UserError(f"`{wanted.typed}` holds no sentence: expected {_HEADER}, and a sentence in each row.")
+    if len(plain[0].cells) == len(COLUMNS) + 1 and kind != ".csv" and plain[0].cells[0].isdecimal():
+        return treebank(lines, wanted.typed)
+    if _has_sentences(listed, plain, kind, wanted):
+        return _sentences(filled, wanted)
+    return _words(listed, plain, is_spaced, wanted)
 
 
-def _cells(lines: Sequence[str], typed: str, delimiter: str | None) -> list[list[str]]:
-    """Return the cells of the header and of each row that is not blank."""
-    first = next((line for line in lines if line.strip()), "")
-    if delimiter is None:
-        reader = csv.reader((f"{line}\n" for line in lines), delimiter=max(",;\t", key=first.count), strict=True)
+def _lines(lines: Sequence[str], kind: str, typed: str) -> tuple[list[_Line], bool]:
+    """Return the lines of a file, divided into cells without blanks around them, and whether blanks divide these."""
+    first = next((i for i, line in enumerate(lines) if line.strip()), 0)
+    told = DIVIDER.fullmatch(lines[first].strip(" "))
+    after = first + 1 if told else 0
+    rest = lines[after:]
+    divider = told[1] if told else divider_of(rest, kind)
+    if divider is None:
+        return [
+            _Line(number, tuple(map(sys.intern, line.split()))) for number, line in enumerate(rest, after + 1)
+        ], True
+    if kind == ".csv":
+        reader = csv.reader((f"{line}\n" for line in rest), delimiter=divider, strict=True)
     else:
-        reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)
-    found: list[list[str]] = []
+        reader = csv.reader(rest, delimiter=divider, quoting=csv.QUOTE_NONE)
+    found = []
     try:
         for row in reader:
-            if any(cell.strip() for cell in row):
-                found.append(row)
-                if len(row) != len(found[0]):
-                    raise UserError(
-                        f"`{typed}`: line {reader.line_num} has {len(row)} cells and the header has {len(found[0])}; "
-                        "put a cell that has the delimiter in quotation marks."
-                    )
+            cells = tuple(sys.intern(cell.strip()) for cell in row)
+            found.append(_Line(after + reader.line_num, cells if any(cells) else ()))
     except csv.Error as error:
-        raise UserError(f"`{typed}` is not a table in line {reader.line_num} ({error}); correct it.") from None
-    if len(found) < 2:
-        raise UserError(f"`{typed}` holds no sentence: expected {_HEADER}, and a sentence in each row.")
-    return found
+        raise UserError(f"`{typed}` is not a table in line {after + reader.line_num} ({error}); correct it.") from None
+    return found, False
 
 
-def _named(columns: Iterable[str], names: Sequence[str]) -> str | None:
-    return next((column for name in names for column in columns if column.casefold() == name), None)
+def divider_of(lines: Sequence[str], kind: str) -> str | None:
+    """Return what divides the cells of lines; None if blanks do."""
+    there = [line for line in lines[:_LOOKED_AT] if line.strip()]
+    looked_at = [line for line in there if not line.startswith((*_SIGNS, BEGINS_DOCUMENT))] or there
+    first = next(iter(looked_at), "")
+    if kind == ".csv":
+        return max(",;\t|", key=first.count)
+    if 2 * sum("\t" in line for line in looked_at) >= max(len(looked_at), 1):
+        return "\t"
+    if len({len(line.split()) for line in looked_at}) == 1 and len(first.split()) > 1:
+        return None
+    regular = [one for one in _DIVIDERS if one in first and len({line.count(one) for line in looked_at}) == 1]
+    return regular[0] if regular else None if kind == ".conll" else "\t"
 
 
-def _only(names: Iterable[str]) -> str | None:
-    listed = list(names)
-    return listed[0] if len(listed) == 1 else None
+def _has_sentences(listed: Sequence[_Line], plain: Sequence[_Line], kind: str, wanted: Wanted) -> bool:
+    """Return whether a file has a sentence a row, and not a word a line."""
+    if wanted.text is not None:
+        return not wanted.is_word
+    header = [Column(cell, []) for cell in plain[0].cells]
+    at = [i for i, line in enumerate(listed) if line.cells]
+    has_gaps = any(not line.cells for line in listed[at[0] : at[-1]])
+    if by_name(header, WORDS) and is_header(plain[0].cells, [line.cells for line in plain[1:]]):
+        return False
+    columns = zip(*(line.cells for line in plain if len(line.cells) == len(header)), strict=True)
+    if any(Column("", [cells]).are_sentences for cells in columns):
+        return True
+    return (kind == ".csv" or bool(by_name(header, TEXT))) and not has_gaps
 
 
-def _are_sentences(cells: Sequence[str]) -> bool:
-    """Whether more than half of the cells have several words."""
-    looked_at = [cell for cell in cells[:_LOOKED_AT] if cell.strip()]
-    return 2 * sum(" " in cell.strip() for cell in looked_at) > len(looked_at)
+# --- sentences ---
 
 
-def _recur(cells: Sequence[str]) -> bool:
-    return 2 * len(set(cells)) <= len(cells)
+def _sentences(filled: Sequence[_Line], wanted: Wanted) -> Rows:
+    """Return the rows of a file of sentences; its first line names the columns unless it looks like all others."""
+    first, *rest = filled
+    n = len(first.cells)
+    rows = [line for line in rest if len(line.cells) == n or not line.has_sign]
+    if odd := next((line for line in rows if len(line.cells) != n), None):
+        raise UserError(
+            f"`{wanted.typed}`: line {odd.number} has {_count(len(odd.cells), 'cell')} and the header has {n}; put a "
+            "cell that has the delimiter in quotation marks."
+        )
+    table = [line.cells for line in rows]
+    names = first.cells if _is_header_of_sentences(first.cells, table, wanted) else ()
+    if twice := [name for name in names if name and names.count(name) > 1]:
+        raise UserError(f"`{wanted.typed}`: two columns are called {twice[0]}; rename one.")
+    columns = _columns(names, table if names else [first.cells, *table])
+    text = choose_sentences(columns, wanted)
+    if text is None:
+        found = f"of the columns {', '.join(filter(None, names))}, it" if any(names) else "it"
+        raise UserError(
+            f"`{wanted.typed}`: {found} is not clear which holds the sentences; give {_HEADER}, or "
+            f"{wanted.way_out(f'text={next(filter(None, names), 1)}')}."
+        )
+    label = label_of_sentences([one for one in columns if one is not text], wanted)
+    of = [one for one in columns if one is not text and (one.is_named or not names or one is label)]
+    places = {"": text.place, **({"label": label.place} if label else {})}
+    return Rows(list(text.rows[0]), {}, with_label({one.name: list(one.rows[0]) for one in of}, label), places=places)
 
 
-def is_table(lines: Sequence[str], typed: str) -> bool:
-    """Return whether a .tsv file has a header and a sentence a row, and not a word and a label a line.
+def _is_header_of_sentences(first: Sequence[str], table: Sequence[Sequence[str]], wanted: Wanted) -> bool:
+    """Return whether the first line of a file of sentences names its columns.
+
+    It does not if it has a class that other lines have, or a number where they have numbers.
 
     Raises:
-        UserError: If it has sentences without a header.
+        UserError: If it may be a sentence with a label that no other line has.
     """
-    rows = [line.split("\t") for line in lines[:_LOOKED_AT] if line.strip()]
-    if len(rows) < 2 or len(rows[0]) < 2:
+    columns = _columns([""] * len(first), table)
+    if by_name(_columns(first, []), (*TEXT, *LABEL)):
+        return True
+    pairs = list(zip(first, columns, strict=True))
+    if any(cell in one.counts and one.recurs for cell, one in pairs):
         return False
-    if name := _named(rows[0], _TEXT):
-        at = rows[0].index(name)
-        return _are_sentences([row[at] for row in rows[1:] if len(row) > at])
-    if not all(line.strip() for line in lines[: len(rows)]):
+    if any(one.are_numbers and Column("", [[cell]]).are_numbers for cell, one in pairs):
         return False
-    if _are_sentences([row[0] for row in rows]):  # labels may well be several words
-        raise UserError(f"`{typed}`: its rows hold whole sentences; give {_HEADER}, with a tab between them.")
-    return False
+    if any(Column("", [[cell]]).are_sentences for cell in first) and not any(one.recurs for one in columns):
+        raise UserError(
+            f"`{wanted.typed}`: its first line, `{', '.join(first):.60}`, may be a sentence with its label, or name "
+            f"the columns; put {_HEADER}, before it."
+        )
+    return True
 
 
-def read_columns(lines: Sequence[str], typed: str) -> dict[str, list[tuple[str, ...]]]:
-    """Return the columns `form` and `label` of a .conll file: the first and the last of each line.
+def _columns(names: Sequence[str], table: Sequence[Sequence[str]]) -> list[Column]:
+    """Return the columns of rows of cells; those without a name are numbered."""
+    cells = zip(*table, strict=True) if table else [()] * len(names)
+    names = names or [""] * len(table[0])
+    pairs = enumerate(zip(names, cells, strict=True), 1)
+    return [Column(name or str(number), [column], bool(name)) for number, (name, column) in pairs]
 
-    Columns are divided by tabs or blanks, and an empty line ends a sentence. Lines that begin with # and have another
-    number of columns are comments. A file with the ten columns of CoNLL-U has all of these.
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'s' * (n != 1)}"
+
+
+# --- words ---
+
+
+def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, wanted: Wanted) -> Rows:
+    """Return the rows of a file of words, without comments and the line that names the columns.
 
     Args:
-        lines: Lines of the file.
-        typed: The option and its value, for messages.
-
-    Raises:
-        UserError: If a line has another number of columns, or only one.
+        listed: All lines.
+        plain: Those that are neither blank nor look like comments.
+        is_spaced: Whether blanks divide cells.
+        wanted: Which columns the user names.
     """
-    split = [line.split("\t") if "\t" in line else line.split() for line in lines]
-    n = len(next((row for line, row in zip(lines, split, strict=True) if line.strip() and line[0] != "#"), []))
-    if n == len(COLUMNS) + 1 and any("\t" in line for line in lines):
-        return read_treebank(lines, typed)
-    sentences: list[list[tuple[str, str]]] = [[]]
-    for number, (line, row) in enumerate(zip(lines, split, strict=True), 1):
-        if not line.strip():
-            sentences.append([])
-        elif len(row) == n > 1:
-            sentences[-1].append((row[0].strip(), sys.intern(row[-1].strip())))
-        elif not line.startswith("#"):
-            raise UserError(
-                f"`{typed}`: line {number} has {len(row)} columns (found {line[:60]!r}), where "
-                f"{f'{n}, as in the first line,' if n > 1 else 'a word and its label'} were expected; correct it."
-            )
-    columns = ("form", "label")
-    return {name: [tuple(cells[i] for cells in sentence) for sentence in sentences] for i, name in enumerate(columns)}
+    n = wanted.n_columns or Counter(len(line.cells) for line in plain).most_common(1)[0][0]
+    header = plain[0] if is_header(plain[0].cells, [line.cells for line in plain[1:]]) else _Line(0, ())
+    usual = [line for line in plain if line is not header and wanted.fits(line.cells, n)]
+    if odd := next((line for line in plain if n < 2 or not wanted.fits(line.cells, n)), None if usual else plain[0]):
+        raise _irregular(odd, n, wanted)
+    left_out = {line.number for line in listed if line.cells} - {line.number for line in usual}
+    columns = _columns_of_words(_divided(listed, left_out, n)[0], header.cells)
+    words = choose_words(columns, wanted)
+    labels = choose_labels(columns, words, wanted)
+    at, of = columns.index(words), columns.index(labels or words)
+    comments = _comments(listed, usual, n, at, of, is_spaced)
+    left_out = {*comments, header.number}
+    for line in listed:
+        if line.cells and not (line.number in left_out or line.begins_document):
+            if not wanted.fits(line.cells, n):
+                raise _irregular(line, n, wanted)
+            if not line.cells[at]:
+                raise UserError(f"`{wanted.typed}`: line {line.number} has no word in column {words.name}; correct it.")
+    sentences, begun = _divided(listed, left_out, n)
+    columns = _columns_of_words(sentences, header.cells)
+    n_several = sum(n for text, n in columns[at].counts.items() if " " in text)
+    n_words = columns[at].n_cells
+    is_long = n_words > _MOST_WORDS * len(sentences) or 5 * n_several > n_words
+    if is_long and len(sentences) == len(set(begun)):
+        raise UserError(
+            f"`{wanted.typed}`: no empty line stands between its {n_words:,} words, which would be one sentence; put "
+            f"an empty line after each sentence{f', or, where rows hold sentences, {_HEADER}' * (n_several > 0)}."
+        )
+    found = {one.name: one.rows for one in columns if one.is_named} | {"form": columns[at].rows}
+    places = {"": words.place, **({"label": labels.place} if labels else {})}
+    return Rows(
+        list(map(list, columns[at].rows)), found | ({"label": columns[of].rows} if labels else {}),
+        documents=begun, places=places, note=f"{len(comments):,} comments are left out" if comments else "",
+    )  # fmt: skip
 
 
-def documents_if_marked(lines: Sequence[str]) -> list[int] | None:
-    """Return the number of documents begun up to each sentence, if comments mark any, as in CoNLL-U."""
-    found = documents_of(lines)
-    return found if found[-1] else None
+def _columns_of_words(sentences: Sequence[Sequence[tuple[str, ...]]], names: Sequence[str]) -> list[Column]:
+    """Return the columns of sentences of words; where none has a name, they are numbered."""
+    turned = [list(zip(*sentence, strict=True)) for sentence in sentences]
+    names = names or [""] * len(turned[0])
+    return [Column(name or str(i + 1), [cells[i] for cells in turned], bool(name)) for i, name in enumerate(names)]
+
+
+def _divided(listed: Sequence[_Line], left_out: Set[int], n: int) -> tuple[list[list[tuple[str, ...]]], list[int]]:
+    """Divide lines into sentences; return the first cells of each word, and how many documents begin up to each.
+
+    Args:
+        listed: The lines.
+        left_out: Numbers of lines that are not words.
+        n: Number of cells that are taken of a line.
+    """
+    sentences: list[list[tuple[str, ...]]] = []
+    begun: list[int] = []
+    n_begun, is_new = 0, True
+    for line in listed:
+        begins = bool(line.cells) and (line.begins_document or bool(NEW_DOCUMENT.match(" ".join(line.cells))))
+        if begins and (line.number in left_out or line.begins_document):
+            n_begun, is_new = n_begun + 1, True
+        elif not line.cells:
+            is_new = True
+        elif line.number not in left_out:
+            if is_new:
+                sentences.append([])
+                begun.append(n_begun)
+            sentences[-1].append(line.cells[:n])
+            is_new = False
+    return sentences, begun
+
+
+def _comments(listed: Sequence[_Line], usual: Sequence[_Line], n: int, at: int, of: int, is_spaced: bool) -> set[int]:
+    """Return the numbers of the lines that are comments.
+
+    A line that begins with a sign of comments is one if it has another number of cells. So it is before the first word
+    of a sentence if no word has its label, which is not the sign itself, or if it has a blank in a cell where no word
+    has one. A sign that has a cell to itself is a word, unless there are many.
+
+    Args:
+        listed: The lines.
+        usual: Those that are certainly words.
+        n: Number of cells of a word.
+        at: Index of the words' column.
+        of: Index of the labels' column.
+        is_spaced: Whether blanks divide cells.
+    """
+    labels = {line.cells[of] for line in usual}
+    has_blanks = any(" " in line.cells[at] for line in usual)
+    words, comments, is_start = {line.number for line in usual}, set[int](), True
+    unclear: list[_Line] = []
+    for line in listed:
+        if not line.cells or line.begins_document:
+            is_start = True
+        elif line.number in words:
+            is_start = False
+        elif len(line.cells) != n:
+            comments |= {line.number} if line.cells[0].startswith("#") or is_start else set()
+        elif is_start and not has_blanks and " " in line.cells[0]:
+            comments.add(line.number)
+        elif is_start:
+            unclear.append(line)
+        else:
+            labels.add(line.cells[of])
+    unlabelled = [line for line in unclear if line.cells[of] not in labels]
+    alone = [line for line in unlabelled if line.cells[0] in _SIGNS and not is_spaced]
+    found = [line for line in unlabelled if of == 0 or not line.cells[0].startswith(line.cells[of])]
+    begin = {line.cells[:2] for line in found if line not in alone or len(alone) > _FEW}
+    return comments | {line.number for line in unclear if line.cells[:2] in begin}
+
+
+def _irregular(line: _Line, n: int, wanted: Wanted) -> UserError:
+    """Return the refusal of a line with another number of cells than there are columns."""
+    there = f"{_count(len(line.cells), 'column')} (found {' '.join(line.cells)[:60]!r})"
+    expected = f"{n}, as in most lines," if n > 1 else "a word and its label"
+    way_out = f", or {wanted.way_out('word=1&label=2')}" * (n > 2)  # where lines vary in further columns
+    return UserError(
+        f"`{wanted.typed}`: line {line.number} has {there}, where {expected} were expected; correct it{way_out}."
+    )

@@ -25,13 +25,13 @@ from probing.results.shown import listed
 from probing.tasks import (
     Labels,
     SentenceTask,
-    Task,
     TokenTask,
     classes_of,
     has_label,
     labels_of,
     labels_words,
     predicts_numbers,
+    reader_of,
     sentences_of,
     unit_of,
 )
@@ -289,7 +289,7 @@ def say_what_has_no_label(tokens: Tokens, corpus: Corpus, task: TokenTask, say: 
     if unit == "words":
         begins = tokens.first_pieces
         labelled = np.bincount((begins.cumsum() - 1)[~tokens.special], labelled[~tokens.special], begins.sum()) > 0
-    column = (task.column_of(corpus) if isinstance(task, Task) else None) or ""
+    column = reader_of(task)(corpus) or ""
     if n_without := int((~labelled).sum()):
         values = corpus.sentence_columns if unit == "sentences" else corpus.columns
         what = "number" if predicts_numbers(task) else "label"

@@ -23,7 +23,7 @@ from probing.data.preparation import read_sides
 from probing.errors import UserError
 from probing.runtime.terminal import say, silence
 from probing.statistics.moments import Moments
-from probing.tasks import TokenTask, load_task
+from probing.tasks import TokenTask, load_task, reader_of
 
 # Number of shards whose examples are shuffled together. A shard has 128 MiB of activations of all layers (12,483 tokens
 # of the built-in model), which are memory-mapped and not copied.
@@ -195,7 +195,7 @@ class ActivationDataModule(pl.LightningDataModule):
             UserError: If the model, a layer, the corpus or the task is not there, or a side has no examples.
         """
         labelled = load_task(task, {}) if isinstance(task, str) else task
-        corpora, splits = read_corpora(corpus, None, seed, silence)
+        corpora, splits = read_corpora(corpus, None, seed, silence, column_of=reader_of(labelled))
         source = ActivationSource.of(model, None, layer, None, cache=cache_folder(cache))
         sides, _ = read_sides(source, corpora, splits, labelled, ProbeOptions(), "sentence")
         return cls(sides, source.layers, batch_size, seed)

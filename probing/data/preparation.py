@@ -40,7 +40,7 @@ Announce = Callable[[Tokens, int, int], None]
 
 
 def origin(store: ActivationStore) -> dict[str, Any]:
-    """Return the origin of activations, the number of sentences cut, the counts of listed words, and of documents.
+    """Return the origin of activations, columns that were read, how many sentences are cut, words and documents.
 
     They are for a run's `results.json`.
     """
@@ -50,7 +50,13 @@ def origin(store: ActivationStore) -> dict[str, Any]:
     corpus = store.corpus
     counts = corpus and count_words(store.tokens, corpus)
     documents = {"n_documents": len(set(corpus.documents))} if corpus and corpus.documents is not None else {}
-    return {**header, "n_truncated": store.tokens.n_truncated, **(counts.as_json() if counts else {}), **documents}
+    return {
+        **header,
+        "n_truncated": store.tokens.n_truncated,
+        **(counts.as_json() if counts else {}),
+        **documents,
+        **(corpus.as_read if corpus else {}),
+    }
 
 
 def n_heads_of(store: ActivationStore) -> int | None:

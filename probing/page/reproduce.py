@@ -51,7 +51,7 @@ def run_block(subject: Subject, defaults: Mapping[str, Any]) -> Html:
         element("pre", element("code", command), tabindex="0"),
         said,
         _configuration(subject.run.folder),
-        pairs([("Versions", versions), ("Time", times), *_fingerprints(results["cache"])]),
+        pairs([("Versions", versions), ("Time", times), *_columns(results["cache"]), *_fingerprints(results["cache"])]),
     )  # fmt: skip
 
 
@@ -86,6 +86,12 @@ def _configuration(folder: Path) -> Html:
 def _folded(text: str) -> Html:
     name = joined("The configuration, ", element("code", "config.yaml"), ", for ", element("code", "--config"))
     return element("details", element("summary", name), element("pre", element("code", text), tabindex="0"))
+
+
+def _columns(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return which columns of the corpora were read, where they have some."""
+    lines = dict.fromkeys(f"{one['corpus']}: {one['read']}" for one in cache.values() if "read" in one)
+    return [("Read", line) for line in lines]
 
 
 def _fingerprints(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Html]]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from probing.cache.files import cache_folder
 from probing.corpus import Corpus, load_corpus
+from probing.corpus.files import split_query
 from probing.corpus.splits import GroupBy, Split, divided, hold_out
 from probing.errors import UserError
 from probing.models.dictionary_folders import folder_in
@@ -95,10 +96,9 @@ def _relative(path: str, run: str) -> str | None:
 
 def _parts(source: str) -> tuple[str, str, str]:
     """Return what stands before a path, the path, and what stands after it, as in `hf:PATH?split=S`."""
-    if not source.startswith("hf:"):
-        return "", source, ""
-    name, mark, query = source.removeprefix("hf:").partition("?")
-    return "hf:", name, mark + query
+    name = source.removeprefix("hf:")
+    path, mark, query = split_query(source) if name == source else name.partition("?")
+    return source[: len(source) - len(name)], path, mark + query
 
 
 def _path_of_text(source: Any) -> str | None:
@@ -217,7 +217,7 @@ def texts_of_runs(runs: Sequence[OfText], given: Sequence[Any] = (), say: Say = 
     """
     if "-" in given:
         raise UserError("`--corpus -`: the text of a finished run is read more than once; give it as a file.")
-    offered, found, absent = [Offered(source, load_corpus(source)) for source in given], [], []
+    offered, found, absent = [Offered(source, load_corpus(source, column_of=None)) for source in given], [], []
     for run in runs:
         try:
             found.append(_texts(run, offered, say))
@@ -280,7 +280,7 @@ def _text(run: Kept, option: str, offered: Sequence[Offered], fits: Callable[[Co
             missing.append(place)
             continue
         try:
-            corpus = load_corpus(source, f"--{option}")
+            corpus = load_corpus(source, f"--{option}", column_of=None)
         except UserError as error:
             if not place:
                 is_local = option in run.results.get("read_from", {})  # a folder of hf: that is not there any more

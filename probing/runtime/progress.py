@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from probing.runtime.processes import is_main_process
 from probing.runtime.stages import Cost, Overview, Stage
-from probing.runtime.terminal import in_notebook
+from probing.runtime.terminal import in_notebook, say
 
 _overview: ContextVar[Overview | None] = ContextVar("overview", default=None)
 _is_part: ContextVar[bool] = ContextVar("is_part", default=False)
@@ -66,6 +66,14 @@ def hush() -> None:
     """Show and say nothing of this command's stages: that it is quiet was found in a file that it reads."""
     if here := _overview.get():
         here.line, here.said = None, False
+
+
+def say_once(message: str) -> None:
+    """Print a message, with `--quiet` too, unless this command has printed it, or the one that it is a part of."""
+    told = here.told if (here := _overview.get()) else set[str]()
+    if message not in told:
+        told.add(message)
+        say(message)
 
 
 def expect(stages: Sequence[Cost | None]) -> None:

@@ -92,6 +92,7 @@ class Overview:
         self._is_numbered = False
         self.costs: Sequence[Cost | None] = ()
         self.open: list[Stage] = []
+        self.told: set[str] = set()  # what was said once
         self._spent: dict[str, list[tuple[float, float]]] = {}  # amount and seconds of each stage, by kind
         self._shown: Line | None = None
         self._timer: Timer | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -125,6 +125,11 @@ class SentenceTask(Task):
     """
 
     pooling: Pooling = "mean"
+
+
+def reader_of(task: TokenTask) -> Callable[[Corpus], str | None]:
+    """Return what gives the column of a corpus that a task reads labels from; see `Task.column_of`."""
+    return task.column_of if isinstance(task, Task) else lambda corpus: None
 
 
 def has_label(labels: Labels) -> NDArray[np.bool_]:

@@ -390,7 +390,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --task upos", "`--corpus sentences.txt`", "column upos", "has none", "give a .conllu file"),
     ("fit --task column", "`--task column` needs the column's name"),
     ("fit --task upos --task_args.pieces middle", "`--task_args.pieces middle`: expected first, last or mean"),
-    ("fit --corpus labels.tsv", "`--corpus labels.tsv`: line 2 is not a word, a tab and a label", "'token'"),
+    ("fit --corpus labels.tsv", "`--corpus labels.tsv`: line 2 has 1 column", "'token'"),
     ("fit --task_args.a.b 3", "`--task_args.a.b` is not an option of the task position", "max_position"),
     # word senses and similarity of sentences
     ("wic", "`wic` takes the folder of the WiC data set"),

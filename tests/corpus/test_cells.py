@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -45,6 +46,16 @@ def expected(text: str) -> str:
     text = text.strip()
     is_below_zero = text.startswith("-") and text[1:].isdigit() and text.isascii()
     return "" if text in ("", "_") or is_below_zero else text
+
+
+def expected_in_column(texts: list[str]) -> list[str]:
+    """Return the class that each text of a column names: among numbers `1.0` is `1`, and cases of true are `True`."""
+    there = {text.strip() for text in texts} - {"", "_"}
+    if all(re.fullmatch(r"-?(0|[1-9][0-9]*)([.][0-9]+)?", text) for text in there):
+        texts = [re.sub(r"[.]0+$", "", text.strip()) for text in texts]
+    elif {text.lower() for text in there} <= {"true", "false"}:
+        texts = [text.strip().title() for text in texts]
+    return [expected(text) for text in texts]
 
 
 @pytest.mark.parametrize(("cell", "label"), CELLS, ids=repr)
@@ -138,16 +149,19 @@ def of_file(name: str, text: str) -> Corpus:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(ANY_TEXT | st.sampled_from(sorted(TEXTS)), min_size=1, max_size=8))
+@given(
+    st.lists(ANY_TEXT | st.sampled_from(sorted(TEXTS)), min_size=1, max_size=8)
+    | st.lists(st.sampled_from(["1", "1.0", "0", "-1.0", "2.50", "", "true", "TRUE"]), min_size=1, max_size=5)
+)
 def test_a_label_is_the_same_class_in_every_source(labels: list[str]) -> None:
     words = [f"w{i}" for i in range(len(labels))]
-    wanted = [expected(label) for label in labels]
+    wanted = expected_in_column(labels)
     tsv = of_file("a.tsv", "".join(f"{word}\t{label}\n" for word, label in zip(words, labels, strict=True)))
     lines = of_file("a.jsonl", json.dumps({"words": words, "labels": labels}) + "\n")
     assert labels_in(tsv) == labels_in(lines) == wanted
     found, is_known = class_values(labels, Given("`y` has", "give", "row", ""))
-    assert found.tolist() == wanted
-    assert is_known.tolist() == [bool(label) for label in wanted]
+    assert found.tolist() == [expected(label) for label in labels]
+    assert is_known.tolist() == [bool(expected(label)) for label in labels]
     of_sentences = "".join(json.dumps({"text": w, "label": y}) + "\n" for w, y in zip(words, labels, strict=True))
     assert SentenceLabel().labels(make_tokens([3]), of_file("s.jsonl", of_sentences)) == wanted
 

@@ -87,7 +87,7 @@ def test_a_folder_of_any_kind_gives_the_same_sentences(
     assert corpus.sentences == ("One two.", "Three four.")
     assert (corpus.words, corpus.n_repeated) == (None, 1)
     assert corpus.n_without_text == {"csv": 1, "parquet": 2, "jsonl": 2, "txt": 1}[suffix]
-    assert capfd.readouterr() == ("", "")
+    assert capfd.readouterr() == ("", f"read hf:{tmp_path / 'data'}: text = column text, 2 sentences\n")
     assert not datasets.are_progress_bars_disabled()
 
 
@@ -159,7 +159,7 @@ def test_a_folder_that_changed_is_read_again(folder: Callable[..., str]) -> None
         ("?config=en", "there is no configuration en; give one of default as config="),
         ("?column=txet", "there is no column txet; of the columns text, n, tokens, other, .*: text, tokens, other"),
         ("?column=n", "column n holds no text; of the columns text, n, tokens, other, give one"),
-        ("?colunm=n", r"expected hf:NAME\?config=C&split=S&column=T&stream=yes in quotation marks"),
+        ("?colunm=n", r"expected hf:NAME\?config=C&split=S&column=T&label=L&stream=yes in quotation marks"),
         ("?split=train&split=test", "may each be given once"),
         ("?split", "expected hf:NAME"),
         ("?split=", "expected hf:NAME"),

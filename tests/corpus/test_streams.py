@@ -145,7 +145,7 @@ def test_a_download_that_ends_early_is_refused_where_it_ends(data: Path) -> None
         ("split=train[:1]", "holds no sentence"),
         ("split=train[3:3]", "holds no sentence"),
         ("split=train[3:2]", "holds no sentence"),
-        ("stream=no", r"expected hf:NAME\?config=C&split=S&column=T&stream=yes in quotation marks"),
+        ("stream=no", r"expected hf:NAME\?config=C&split=S&column=T&label=L&stream=yes in quotation marks"),
     ],
 )
 def test_what_a_stream_does_not_have_is_refused(data: Path, query: str, message: str) -> None:

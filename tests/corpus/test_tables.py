@@ -40,7 +40,7 @@ def test_named_columns_are_read_as_they_are_named(tmp_path: Path, delimiter: str
     corpus = load_corpus(str(path))
     assert corpus.sentences == tuple(text for text, _ in ROWS)
     assert corpus.sentence_columns["label"] == tuple(label for _, label in ROWS)
-    assert corpus.note == ""
+    assert corpus.reading.startswith('text = column Text, label = column Label ("Sentence 0, of some words." good, ')
 
 
 def test_quoted_cells_have_delimiters_quotation_marks_and_line_ends(tmp_path: Path) -> None:
@@ -53,18 +53,18 @@ def test_quoted_cells_have_delimiters_quotation_marks_and_line_ends(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("header", "row", "label", "note"),
+    ("header", "row", "label", "text"),
     [
-        (["review", "stars"], [], "stars", "its sentences are in the column review and its labels in the column stars"),
-        (["id", "sentence", "topic"], ["id"], "topic", "its labels in the column topic"),
-        (["id", "body", "labels"], ["id"], "labels", "its sentences are in the column body"),
+        (["review", "stars"], [], "stars", "review"),
+        (["id", "sentence", "topic"], ["id"], "topic", "sentence"),
+        (["id", "body", "labels"], ["id"], "labels", "body"),
     ],
 )
-def test_what_is_guessed_is_said(tmp_path: Path, header: list[str], row: list[str], label: str, note: str) -> None:
+def test_what_is_chosen_is_said(tmp_path: Path, header: list[str], row: list[str], label: str, text: str) -> None:
     rows = [[*(f"{name}{i}" for name in row), *pair] for i, pair in enumerate(ROWS)]
     corpus = load_corpus(written(tmp_path / "own.csv", header, rows))
     assert corpus.sentences == tuple(text for text, _ in ROWS)
-    assert corpus.note == note
+    assert corpus.reading.startswith(f"text = column {text}, label = column {label} (")
     assert corpus.sentence_columns[label] == tuple(one for _, one in ROWS)
     assert corpus.sentence_columns["label" if label != "labels" else label] == corpus.sentence_columns[label]
 
@@ -74,13 +74,17 @@ def test_what_is_guessed_is_said(tmp_path: Path, header: list[str], row: list[st
     [
         ("a.csv", "", "holds no sentence: expected a first line"),
         ("a.csv", "text,label\n", "holds no sentence"),
-        ("a.csv", "text,label\nA b.\n", "line 2 has 1 cells and the header has 2"),
+        ("a.csv", "text,label\nA b.\n", "line 2 has 1 cell and the header has 2"),
         ("a.csv", "text,label\nA b, c,x\n", "line 2 has 3 cells"),
         ("a.csv", 'text,label\n"A b,x\nC d,y\n', "is not a table in line"),
         ("a.csv", "text,text\nA b,x\n", "two columns are called text"),
         ("a.csv", "a,b\nA b,c d\nE f,g h\n", "of the columns a, b, it is not clear which holds the sentences"),
         ("a.csv", "a,b\nx,y\nz,w\n", "it is not clear which"),
-        ("a.tsv", "A sentence here.\tx\nAnother one.\ty\n", "its rows hold whole sentences; give a first line"),
+        (
+            "a.tsv",
+            "A sentence here.\tx\nAnother one.\ty\n",
+            "may be a sentence with its label, or name the columns; put a first line",
+        ),
         ("a.conll", "EU NNP B\nrejects VBZ\n", r"line 2 has 2 columns \(found 'rejects VBZ'\), where 3"),
         ("a.conll", "EU\nrejects\n", "a word and its label were expected"),
     ],
@@ -136,7 +140,7 @@ def test_labels_that_are_not_used_are_said(
     fit(**how, wandb=WandbOptions(mode="disabled"))
     said = capsys.readouterr().err
     assert "own.csv: its labels are not used; `--task sentence_label` predicts them" in said
-    assert "own.csv: its sentences are in the column review and its labels in the column stars" in said
+    assert "own.csv: text = column review, label = column stars (" in said
     run = fit(**how, task="sentence_label", wandb=WandbOptions(mode="disabled"))
     assert run.results["classes"] == ["a", "b"]
     assert "not used" not in capsys.readouterr().err
@@ -144,8 +148,10 @@ def test_labels_that_are_not_used_are_said(
 
 def test_a_table_without_names_of_columns_does_not_lose_its_first_row(tmp_path: Path) -> None:
     rows = [[text, label] for text, label in ROWS]
-    with pytest.raises(UserError, match=r"its first line, `Sentence 0, of some words., good`, looks like a sentence"):
-        load_corpus(written(tmp_path / "own.csv", rows[0], rows[1:]))
+    corpus = load_corpus(written(tmp_path / "own.csv", rows[0], rows[1:]))
+    assert corpus.sentences == tuple(text for text, _ in ROWS)
+    assert corpus.sentence_columns["label"] == tuple(label for _, label in ROWS)
+    assert corpus.reading.startswith('text = column 1, label = column 2 ("Sentence 0, ')
     # A name that no row has as its label is a name.
     assert len(load_corpus(written(tmp_path / "named.csv", ["What they said", "quality"], rows)).sentences) == len(ROWS)
 

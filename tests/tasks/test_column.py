@@ -214,9 +214,17 @@ def test_a_file_of_words_and_labels_is_a_corpus(tmp_path: Path) -> None:
     assert corpus.n_repeated == 1
 
 
-@pytest.mark.parametrize("line", ["dog", "\tNN", "dog\tNN\tNP", "dog NN"])
-def test_lines_that_are_not_a_word_and_a_label_are_named(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("dog", "has 1 column (found 'dog'), where 2, as in most lines, were expected"),
+        ("dog\tNN\tNP", "has 3 columns (found 'dog NN NP'), where 2,"),
+        ("dog NN", "has 1 column (found 'dog NN'), where 2,"),
+        ("\tNN", "has no word in column 1"),
+    ],
+)
+def test_lines_that_are_not_a_word_and_a_label_are_named(tmp_path: Path, line: str, found: str) -> None:
     path = tmp_path / "words.tsv"
     path.write_text(f"The\tDT\n{line}\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"words.tsv`: line 2 is not a word, a tab and a label"):
+    with pytest.raises(UserError, match=rf"words.tsv`: line 2 {re.escape(found)}"):
         load_corpus(str(path))

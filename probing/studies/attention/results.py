@@ -43,6 +43,7 @@ def measured(
             "key": subject.request.key(),
             "n_truncated": tokens.n_truncated,
             **words,
+            **subject.request.corpus.as_read,
         },
         "parts": list(parts),
         "left_out": dict(left_out),

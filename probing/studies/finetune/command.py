@@ -22,7 +22,7 @@ from probing.runs.study import Result
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.finetune.options import STARTS, TuningGroup, TuningOptions
-from probing.tasks import TokenTask, described, load_task
+from probing.tasks import TokenTask, described, load_task, reader_of
 from probing.tracking import Tracker
 
 
@@ -124,7 +124,8 @@ def _read(
         if config["test_pairs"] is not None:
             raise UserError(f"`--test_pairs {config['test_pairs']}`: there are no --pairs to train on; give both.")
         loaded = load_task(task, task_args)
-        return loaded, read_corpora(corpus, test_corpus, config["seed"], say, config["group_by"]), None
+        text = read_corpora(corpus, test_corpus, config["seed"], say, config["group_by"], reader_of(loaded))
+        return loaded, text, None
     from probing.downstream.labelled_pairs import pair_text, read_parts, task_of
 
     usual = {"corpus": "builtin", "test_corpus": None}

@@ -256,7 +256,7 @@ def measured(
         "corpora": {
             option: {
                 "name": config[option] or text.name, "fingerprint": text.fingerprint, f"n_{text.unit}":
-                len(text.sentences),
+                len(text.sentences), **text.as_read,
             }
             for option, text in corpora.items()
             if text is not None

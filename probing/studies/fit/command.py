@@ -41,7 +41,7 @@ from probing.runtime.processes import is_main_process
 from probing.runtime.progress import expect, stage
 from probing.runtime.stages import Cost
 from probing.tables.columns import Order, controls_of
-from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, task_in_words
+from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, reader_of, task_in_words
 from probing.tasks.given import HeldFixed
 from probing.tracking import Tracker, resolve_mode
 
@@ -101,7 +101,7 @@ def fit(
     cached, place = places(cache, runs, name)
     token_task, fixed = load_task(task, task_args), HeldFixed.of(given)
     wanted = controls_of_call(controls, token_task, probe, trainer, mdl, given)
-    text = read_corpora(corpus, test_corpus, seed, say, group_by)
+    text = read_corpora(corpus, test_corpus, seed, say, group_by, reader_of(token_task))
     with quiet_libraries():
         from probing.cache.source import ActivationSource
         from probing.data.preparation import n_heads_of

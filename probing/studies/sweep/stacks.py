@@ -44,7 +44,7 @@ from probing.runtime.files import write_tensors
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
 from probing.studies.sweep.trials import Trial, alike, by_seed
-from probing.tasks import Labels, load_task
+from probing.tasks import Labels, load_task, reader_of
 
 # Seconds between two savings.
 EVERY_S = 5.0
@@ -235,7 +235,8 @@ class _Data:
         if self.options["random_weights"]:
             source = replace(source, random_weights_seed=seed)
         group_by = self.options["group_by"]
-        corpora, splits = read_corpora(self.options["corpus"], self.options["test_corpus"], seed, source.say, group_by)
+        named = self.options["corpus"], self.options["test_corpus"]
+        corpora, splits = read_corpora(*named, seed, source.say, group_by, reader_of(self.task))
         if not self.stores or self.options["random_weights"]:
             sides, self.stores = read_sides(source, corpora, splits, self.task, self.probe, group_by)
             return sides, self.stores
