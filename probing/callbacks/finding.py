@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -67,3 +67,8 @@ def _there(found: dict[str, Any]) -> str:
         return "there is no PreTrainedModel"
     named = [f"`{name}` ({type(model).__name__})" for name, model in found.items()]
     return f"there {'is' if len(named) == 1 else 'are'} {', '.join(named)}"
+
+
+def before_others(callbacks: Sequence[Any], kind: type) -> list[Any]:
+    """Return callbacks with those of a kind first, which then measure what others have set up for the validation."""
+    return sorted(callbacks, key=lambda one: not isinstance(one, kind))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 
-from probing.callbacks.finding import Which, find_in
+from probing.callbacks.finding import Which, before_others, find_in
 from probing.callbacks.measurement import Measurement, Options
 from probing.cli.option_types import FirstToken, Layers, Probe, Source
 from probing.cli.options import ProbeOptions, as_options
@@ -31,7 +31,8 @@ _DIVIDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"}
 class ProbingCallback(pl.Callback):
     """Probe layers of a model at each validation of its training, which goes on as it would without the callback.
 
-    At the end of a validation the text is read by the model as it is then, probes are trained to their certified
+    At the end of a validation the text is read by the model with the weights that the validation used, also where a
+    callback averages them (`WeightAveraging`), whatever the order of callbacks; probes are trained to their certified
     optimum, and logged under the module's own loggers: for each layer `accuracy` (of numbers `r2`) with its interval,
     `optimality_gap`, the accuracy of each control, `outlier_dimensions` (neurons whose mean is far from the others')
     and `mean_cosine`, such as `probe/layer_06/accuracy`, and `probe/majority_accuracy`. They are the numbers that `fit`
@@ -116,6 +117,10 @@ class ProbingCallback(pl.Callback):
         return self.n_validations % self.every == 0
 
     # --- what Lightning calls ---
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Measure before the callbacks that take averaged weights back at the end of a validation."""
+        trainer.callbacks = before_others(trainer.callbacks, ProbingCallback)  # type: ignore[attr-defined]
 
     @property
     def state_key(self) -> str:

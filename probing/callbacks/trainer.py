@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback
 
+from probing.callbacks.finding import before_others
 from probing.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class ProbesOfTrainer(TrainerCallback):
                 "`eval_strategy`, such as 'epoch'."
             )
         self._check_parts(args)
+        handler = self.trainer.callback_handler
+        handler.callbacks = before_others(handler.callbacks, ProbesOfTrainer)
         self.probes.n_validations = len({row["step"] for row in state.log_history if any(map(_is_duration, row))})
         self.probes.prepare(self.trainer.model, self._tokenizer, args.device)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from torch import nn
 
@@ -95,6 +95,43 @@ def test_the_numbers_are_those_of_the_commands_on_the_checkpoint_of_the_moment(m
                     row["value"], abs=TOLERANCE
                 )
     assert logged[0]["probe/layer_03/accuracy"] != logged[1]["probe/layer_03/accuracy"]
+
+
+class Kept(Lengths):
+    """Keeps the model that each validation of the training uses."""
+
+    def __init__(self, folder: Path, kept: Path) -> None:
+        super().__init__(folder)
+        self.kept = kept
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        super().validation_step(batch, index)
+        self.encoder.save_pretrained(self.kept)
+        self.tokenizer.save_pretrained(self.kept)
+
+
+def test_the_weights_that_the_validation_used_are_measured_whatever_the_order_of_callbacks(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    found = []
+    for name, place in (("raw", None), ("before", 0), ("after", 1)):
+        torch.manual_seed(1)
+        module = Kept(checkpoints["bert"], tmp_path / name)
+        callbacks: list[pl.Callback] = [callback(module)]
+        if place is not None:
+            # The mean of the buffer of positions, whole numbers, would be rounded down.
+            callbacks.insert(place, EMAWeightAveraging(decay=0.9, use_buffers=False))
+        trainer = train(module, callbacks)
+        found.append({key: float(value) for key, value in trainer.callback_metrics.items() if "probe" in key})
+    raw, before, after = found
+    assert before == after != raw
+    run = probing.fit(
+        model=tmp_path / "after", quiet=True, runs=str(tmp_path / "runs"),
+        **{**BARE, "corpus": SENTENCES, "layer": [1, 3], "controls": "shuffled", "probe": {"l2": 0.1}},
+    )  # fmt: skip
+    for row in run.accuracy:
+        for name in ("accuracy", "optimality_gap"):
+            assert after[f"probe/layer_{row['layer']:02d}/{name}"] == pytest.approx(row[name], abs=TOLERANCE)
 
 
 def test_every_logger_has_the_numbers_and_checkpoints_are_kept_by_them(module: Lengths, tmp_path: Path) -> None:

@@ -67,6 +67,35 @@ def test_the_numbers_are_those_of_fit_and_are_in_all_logs(checkpoints: dict[str,
     assert history[6][name] != history[12][name]
 
 
+class Halved(TrainerCallback):
+    """Evaluates a model of halved weights, and takes them back when the evaluation ends."""
+
+    def _scale(self, model: Any, factor: float) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= factor
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._scale(others["model"], 0.5)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._scale(others["model"], 2)
+
+
+def test_the_weights_that_the_evaluation_used_are_measured_whatever_the_order_of_callbacks(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    found = []
+    for order in ([], [Halved, None], [None, Halved]):
+        trainer = make(checkpoints["bert"], tmp_path, num_train_epochs=1)
+        for one in order or [None]:
+            trainer.add_callback(probes(controls="none").for_trainer(trainer) if one is None else one())
+        trainer.train()
+        found.append(next(row for row in trainer.state.log_history if "eval_probe/layer_03/mean_cosine" in row))
+    raw, before, after = found
+    assert before == after != raw
+
+
 @pytest.mark.slow
 def test_the_best_model_may_be_chosen_by_a_probe(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     how = {"save_strategy": "epoch", "load_best_model_at_end": True, "greater_is_better": False}
