@@ -127,7 +127,10 @@ def write(made: Autoencoder, folder: Path, model: str, layer: int, n_layers: int
         "architecture": "topk", "d_in": d_in, "d_sae": d_sae, "k": made.k, "dtype": "float32", "device": "cpu",
         "apply_b_dec_to_input": True, "normalize_activations": "none", "reshape_activations": "none",
         "rescale_acts_by_decoder_norm": False,
-        "metadata": {"model_name": model, "hook_name": hook, "sae_lens_version": "6.0.0"},
+        "metadata": {
+            "model_name": model, "hook_name": hook, "sae_lens_version": "6.0.0",
+            "model_from_pretrained_kwargs": {"center_writing_weights": False},
+        },
     }  # fmt: skip
     (folder / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
 

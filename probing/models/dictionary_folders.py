@@ -26,6 +26,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 # Hooks whose values are hidden states: what block N (counted from 0) reads is layer N, what it returns is layer N + 1.
 _ENTERS = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
 _LEAVES = re.compile(r"blocks\.(\d+)\.hook_(resid_post|normalized_resid_post)|(?:\w+\.)*(?:layers?|h|blocks?)\.(\d+)")
+_OF_TRANSFORMERLENS = re.compile(r"blocks\.\d+\.hook_")
 
 
 @dataclass(frozen=True)
@@ -184,10 +185,9 @@ def _of_saelens(folder: Path, config: Mapping[str, Any]) -> Layout:
             _refuse(folder, f"its {name} is {flat[name]}, and features of hidden states alone are read")
     if by_decoder_norm and architecture != "topk":
         _refuse(folder, f"it rescales by decoder norms, which is known of topk alone, and it is {architecture}")
-    if (flat.get("model_from_pretrained_kwargs") or {}).get("center_writing_weights"):
-        _refuse(folder, "it was trained on hidden states from which their mean was subtracted (center_writing_weights)")
     _check_dtype(folder, flat.get("dtype", "float32"))
     hook = flat.get("hook_name") or flat.get("hook_point")
+    _check_centring(folder, hook, (flat.get("model_from_pretrained_kwargs") or {}).get("center_writing_weights"))
     layer = _layer_of(folder, hook)
     said = flat.get("hook_layer", flat.get("hook_point_layer"))
     if hook and said is not None and int(said) not in (layer, _block_of(hook)):
@@ -232,6 +232,18 @@ def _layer_of(folder: Path, hook: str | None) -> int | None:
             "and the name of a block such as layers.N or encoder.layer.N",
         )  # fmt: skip
     return block if _ENTERS.fullmatch(hook) else block + 1
+
+
+def _check_centring(folder: Path, hook: str | None, is_centred: bool | None) -> None:
+    """Refuse a dictionary of centred hidden states, or of those of TransformerLens, if it does not say they are not."""
+    if is_centred:
+        _refuse(folder, "it was trained on hidden states from which their mean was subtracted (center_writing_weights)")
+    if is_centred is None and hook and _OF_TRANSFORMERLENS.match(hook):
+        _refuse(
+            folder, f"its hook is {hook} of TransformerLens, which subtracts the mean of hidden states by default, and "
+            f"{CONFIG} does not say whether it did, as SAELens did not before September 2024; if you know that it did "
+            f'not, write "model_from_pretrained_kwargs": {{"center_writing_weights": false}} into {CONFIG}',
+        )  # fmt: skip
 
 
 def _check_dtype(folder: Path, dtype: Any) -> None:

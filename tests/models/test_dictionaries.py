@@ -41,6 +41,7 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> str:
     usual: dict[str, Any] = {
         "architecture": "standard", "d_in": D_IN, "d_sae": N_FEATURES, "dtype": "float32",
         "apply_b_dec_to_input": True, "normalize_activations": "none", "metadata": {"hook_name": HOOK},
+        "model_from_pretrained_kwargs": {"center_writing_weights": False},
     }  # fmt: skip
     (folder / "cfg.json").write_text(json.dumps({**usual, **config}), encoding="utf-8")
     save_file(tensors, folder / "sae_weights.safetensors")
@@ -201,9 +202,40 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architecture": "topk"}, "its k is None"),
     ({"rescale_acts_by_decoder_norm": True}, "rescales by decoder norms, which is known of topk alone"),
     ({"model_from_pretrained_kwargs": {"center_writing_weights": True}}, "their mean was subtracted"),
+    ({"model_from_pretrained_kwargs": None}, "does not say whether it did, as SAELens did not before September 2024"),
+    ({"model_from_pretrained_kwargs": {}}, "does not say whether it did"),
+    ({"model_from_pretrained_kwargs": {"center_writing_weights": None}}, "does not say whether it did"),
+    (
+        {"model_from_pretrained_kwargs": None, "metadata": None, "hook_point": "blocks.2.hook_resid_post"},
+        "its hook is blocks.2.hook_resid_post of TransformerLens",
+    ),
     ({"d_sae": 14}, r"W_enc has the shape \(6, 15\), and cfg.json says \(6, 14\)"),
     ({"architecture": "jumprelu"}, "threshold of a jumprelu dictionary is not there"),
 ]
+
+
+@pytest.mark.parametrize("hook", ["layers.1", "encoder.layer.1", "transformer.h.1"])
+def test_hidden_states_of_transformers_are_never_centred(tmp_path: Path, hook: str) -> None:
+    own = {"model_from_pretrained_kwargs": None, "metadata": {"hook_name": hook}}
+    site = write(tmp_path / "d", tensors_of("standard"), **own)
+    assert layout_at(site, None, "tiny", 4).layer == 2
+    assert load(site).n_features == N_FEATURES
+
+
+def test_what_the_metadata_say_of_centring_counts(tmp_path: Path) -> None:
+    for is_centred in (True, False):
+        told = {"hook_name": HOOK, "model_from_pretrained_kwargs": {"center_writing_weights": is_centred}}
+        config = {"metadata": told}
+        site = write(tmp_path / str(is_centred), tensors_of("standard"), **config)
+        path = tmp_path / str(is_centred) / "cfg.json"
+        found = json.loads(path.read_text(encoding="utf-8"))
+        del found["model_from_pretrained_kwargs"]  # of the outer level
+        path.write_text(json.dumps(found), encoding="utf-8")
+        if is_centred:
+            with pytest.raises(UserError, match="their mean was subtracted"):
+                load(site)
+        else:
+            assert load(site).n_features == N_FEATURES
 
 
 @pytest.mark.parametrize(("config", "message"), REFUSED)
