@@ -136,8 +136,11 @@ def _has_sentences(listed: Sequence[_Line], plain: Sequence[_Line], kind: str, w
     has_gaps = any(not line.cells for line in listed[at[0] : at[-1]])
     if by_name(header, WORDS) and is_header(plain[0].cells, [line.cells for line in plain[1:]]):
         return False
-    columns = zip(*(line.cells for line in plain if len(line.cells) == len(header)), strict=True)
-    if any(Column("", [cells]).are_sentences for cells in columns):
+    columns = _columns([""] * len(header), [line.cells for line in plain if len(line.cells) == len(header)])
+    are_sentences = [one.are_sentences for one in columns]
+    # Beside words that each have several words as their label, no column recurs as labels of sentences do.
+    recurs = any(one.recurs for one, several in zip(columns, are_sentences, strict=True) if not several)
+    if any(are_sentences) and (kind == ".csv" or are_sentences[0] or (recurs and not has_gaps)):
         return True
     return (kind == ".csv" or bool(by_name(header, TEXT))) and not has_gaps
 

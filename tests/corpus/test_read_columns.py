@@ -292,3 +292,10 @@ def test_the_two_first_labels_are_shown_with_their_words() -> None:
     assert (
         corpus.reading == 'word = column 2, label = column 3 ("the" -, "river" THG_B), 2 sentences, 3 words, 2 labels'
     )
+
+
+def test_words_whose_labels_are_several_words_are_words() -> None:
+    for gap in ("", "\n"):
+        lines = [f"w{i}\tsense {i} of it\n{gap}" for i in range(6)]
+        assert loaded("a.tsv", "".join(lines)).columns["label"][0][0] == "sense 0 of it"
+    assert loaded("a.tsv", "水\t㐀㐀㐀㐀㐀㐀㐀\n").words == (("水",),)
