@@ -83,7 +83,7 @@ class Made:
         few = {"train_sentences": 60, "test_sentences": 25, "generalisation_sentences": 30}
         calls: dict[str, Callable[[], tuple[list[Any], dict[str, Any]]]] = {
             "fit": lambda: ([], {**read, **BARE, "layer": 1}),
-            "second fit": lambda: ([], {**read, **BARE, "layer": 2}),
+            "second fit": lambda: ([], {**read, **BARE, "layer": 1, "random_weights": True}),
             "rank": lambda: (
                 [str(self("fit").folder)], {"method": "anova", "quiet": True, "wandb": usual["wandb"]}
             ),
