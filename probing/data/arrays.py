@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations.rows import LazyRows
-from probing.cache.plan import Plan, Shard, divide, shard_tokens
-from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split, sides_of_clusters
+from probing.data.array_activations import ArrayActivations, check_values, warn_of_rounding
 from probing.data.examples import Examples, Sides
 from probing.data.given_values import check_given, numbered, with_given
 from probing.data.labelling import check_size, check_varies
@@ -26,62 +23,6 @@ from probing.tasks.values import Given, class_values, numbers_of
 
 # What counts as no label, for messages.
 _MISSING = "None, NaN, blank text, `_` or a whole number below 0"
-# Range of a layer's largest magnitude, far beyond that of any model. Squares are summed over rows in float32: they
-# overflow from about 1e18 on, and vanish below 1e-22.
-_SMALLEST, _LARGEST = 1e-12, 1e12
-
-
-class ArrayActivations:
-    """Behaves like a store whose sentences are groups of rows and whose hidden states are rows of arrays.
-
-    Rows are read when they are needed, so that memory maps larger than memory work.
-
-    Args:
-        layers: Array of each layer, shape (n_rows, d_model); a NumPy array, a memory map, rows on disk or a tensor.
-        order: Row of each token, sorted by group, shape (n_rows,).
-        lengths: Number of rows of each group, shape (n_groups,).
-    """
-
-    def __init__(self, layers: Mapping[int, Any], order: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        self.layers, self.order = dict(layers), order
-        words = np.zeros(len(order), dtype=np.int16)
-        self.tokens = Tokens(lengths.astype(np.int32), order.astype(np.int32), words)
-        width = next(iter(layers.values())).shape[1]
-        shards = divide(self.tokens.lengths, shard_tokens(len(layers) - 1, width, 4))
-        self.plan = Plan({}, max(layers), width, "float32", 0, shards)
-        self._is_sorted = bool((np.diff(order) == 1).all())
-
-    def shard_tokens(self, shard: Shard) -> slice:
-        """Return the shard's rows of the table of tokens."""
-        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
-
-    def read(self, layer: int, shard: int) -> Tensor:
-        """Return the activations of a shard, shape (n, d_model), float32."""
-        rows, array = self.shard_tokens(self.plan.shards[shard]), self.layers[layer]
-        picked = array[rows] if self._is_sorted else array[self._rows(rows, array)]
-        if not isinstance(picked, Tensor):
-            # A read-only array is copied here, because tensors cannot be read-only, nor can they have all dtypes or
-            # another order of bytes. What overflows is refused.
-            with np.errstate(over="ignore"):
-                picked = torch.from_numpy(np.require(picked, dtype=np.float32, requirements=["C", "W"]))
-        return picked.detach().to("cpu", torch.float32)
-
-    def _rows(self, here: slice, array: Any) -> Any:
-        return torch.from_numpy(self.order[here]).to(array.device) if isinstance(array, Tensor) else self.order[here]
-
-    def of_layers(self, layers: Mapping[int, Any]) -> ArrayActivations:
-        """Return the same rows with other layer numbers."""
-        return ArrayActivations(layers, self.order, self.tokens.lengths.astype(np.int64))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) of the activations and of the groups of their rows."""
-        digest = hashlib.sha256(self.tokens.lengths.tobytes() + self.tokens.input_ids.tobytes())
-        for layer in sorted(self.layers):
-            digest.update(f"layer {layer}".encode())
-            for shard in self.plan.shards:
-                digest.update(self.read(layer, shard.index).numpy().tobytes())
-        return digest.hexdigest()
 
 
 def activations_of_arrays(activations: Any) -> ArrayActivations:
@@ -96,7 +37,7 @@ def activations_of_arrays(activations: Any) -> ArrayActivations:
     layers = _layers(activations)
     n_rows = len(next(iter(layers.values())))
     store = ArrayActivations(layers, np.arange(n_rows), np.ones(n_rows, dtype=np.int64))
-    _check_values(store)
+    check_values(store)
     return store
 
 
@@ -145,7 +86,8 @@ def sides_of_arrays(
     names, group_of_row = groups_of_rows(groups, n_rows)
     order = np.argsort(group_of_row, kind="stable")
     store = ArrayActivations(layers, order, np.bincount(group_of_row, minlength=len(names)))
-    _check_values(store)
+    check_values(store)
+    warn_of_rounding(store)
     side_of_row = _split(split, names, group_of_row, seed)[order]
     found = found[order]
     classes = np.unique(found[(side_of_row == "train") & has_label(found)])
@@ -354,28 +296,3 @@ def _split(split: Any, names: Sequence[str], group_of_row: NDArray[np.int64], se
         name = names[group_of_row[apart[0]]]
         raise UserError(f"`split`: the group {name} is on several sides; put all rows of a group on one side.")
     return sides
-
-
-def _check_values(store: ArrayActivations) -> None:
-    """Refuse values that are not finite in float32, and layers whose squares are not.
-
-    Raises:
-        UserError: If there are any.
-    """
-    for layer in store.layers:
-        named = f" layer {layer}" if len(store.layers) > 1 else ""
-        largest = 0.0
-        for shard in store.plan.shards:
-            sizes = store.read(layer, shard.index).abs().amax(1)
-            bad = (~torch.isfinite(sizes)).nonzero()
-            if len(bad):
-                row = store.order[store.shard_tokens(shard).start + int(bad[0])]
-                of = f" of{named}" if named else ""
-                raise UserError(f"`X`: row {row}{of} has a value that is infinite or not a number in float32.")
-            largest = max(largest, float(sizes.max()))
-        if largest and not _SMALLEST <= largest <= _LARGEST:
-            within = f" in{named}" if named else ""
-            raise UserError(
-                f"`X`: the largest magnitude{within} is {largest:.3g}, and expected are {_SMALLEST:g} to {_LARGEST:g}, "
-                "whose squares can be summed in float32; divide all values by a constant."
-            )

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from probing.data.examples import Batch, Examples, as_batches, blocks, n_constants, read_share
-from probing.runtime.processes import sum_over_ranks
+from probing.data.examples import Activations, Batch, Examples, as_batches, blocks, n_constants, read_share
+from probing.runtime.processes import most_over_ranks, sum_over_ranks
 from probing.statistics.moments import Moments, MomentsAccumulator
+
+
+def are_columns(store: Activations) -> bool:
+    """Return whether neurons are columns of an array, as they are or changed, which may have units of their own."""
+    while (inner := getattr(store, "store", None)) is not None:
+        store = inner
+    return bool(getattr(store, "are_columns", False))
 
 
 def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
@@ -15,10 +22,13 @@ def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
 
     Neurons that are constants by design are given sd 1, so that they count as live.
     """
-    found = _moments(read_share(train, layers), [train.store.plan.d_model] * len(layers))
+    widths = [train.store.plan.d_model] * len(layers)
+    found = _moments(read_share(train, layers), widths, are_columns(train.store))
     if n := n_constants(train.store):
         for moments in found:
             moments.sd[-n:] = 1
+            if moments.constant is not None:
+                moments.constant[-n:] = False
     return found
 
 
@@ -41,11 +51,12 @@ def loader_moments(batches: Iterable[Any], n_layers: int) -> list[Moments]:
     return _moments((block for part in ((first,), iterator) for block in part), widths)
 
 
-def _moments(batches: Iterable[Batch], widths: Sequence[int]) -> list[Moments]:
-    accumulators = [MomentsAccumulator(width) for width in widths]
+def _moments(batches: Iterable[Batch], widths: Sequence[int], columns: bool = False) -> list[Moments]:
+    accumulators = [MomentsAccumulator(width, columns) for width in widths]
     for batch in batches:
         for accumulator, states in zip(accumulators, batch.hidden_states, strict=True):
             accumulator.update(states.cpu())
     for accumulator in accumulators:
         accumulator.all_reduce(sum_over_ranks)
+        accumulator.mean.limits = most_over_ranks(accumulator.mean.limits)
     return [accumulator.result() for accumulator in accumulators]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cli.options import ProbeOptions
+from probing.data.array_activations import warn_of_rounding
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import check_size, check_varies
@@ -43,13 +44,25 @@ class _Rows:
         labels: Class of each row, or the place of its number among the values, shape (n_rows,).
         n_classes: Number of classes; 0 where numbers are predicted.
         values: The different numbers, ascending, where they are predicted.
+        is_centred: Whether the probe has an intercept. Columns that float32 rounds are then centred before.
     """
 
     def __init__(
-        self, X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, values: NDArray[np.float64] | None = None
+        self,
+        X: NDArray[Any],
+        labels: NDArray[np.int64],
+        n_classes: int,
+        values: NDArray[np.float64] | None = None,
+        is_centred: bool = False,
     ) -> None:
-        with np.errstate(over="ignore"):  # what overflows is refused
-            self.store = activations_of_arrays(np.require(X, np.float32, ["C", "W"]))
+        self.origin = np.zeros(X.shape[1])
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
+            if is_centred and not np.array_equal(X, X.astype(np.float32)):
+                self.origin = X.mean(0)
+                X = X - self.origin
+            store = activations_of_arrays(X)
+            warn_of_rounding(store)
+            self.store = store.of_layers({0: np.require(X, np.float32, ["C", "W"])})
         self.labels, self.n_classes, self.values = labels.astype(np.int32), n_classes, values
 
     def sides(self, held_out: NDArray[np.bool_] | None = None) -> Sides:
@@ -73,12 +86,13 @@ class _Read(NamedTuple):
     mean: Tensor
 
     @classmethod
-    def of(cls, sides: Sides, options: ProbeOptions) -> _Read:
-        """Return the sides as they are read by a probe with these options."""
+    def of(cls, rows: _Rows, options: ProbeOptions, held_out: NDArray[np.bool_] | None = None) -> _Read:
+        """Return the rows as they are read by a probe with these options."""
+        sides, origin = rows.sides(held_out), torch.from_numpy(rows.origin)
         if not options.bias:
-            return cls(sides, torch.zeros(sides.train.store.plan.d_model, dtype=torch.float64))
+            return cls(sides, origin)
         sides, _, transforms = centred(sides, {}, _LAYERS)
-        return cls(sides, transforms[0].shift)
+        return cls(sides, origin + transforms[0].shift)
 
     def with_constant(self, options: ProbeOptions) -> tuple[Sides, list[Moments]]:
         """Return the sides with the constant beside their neurons, if the probe has an intercept, and the moments."""
@@ -127,16 +141,16 @@ def fit_classes(
     Raises:
         UserError: If a value is not finite in float32, or all are too large or small.
     """
-    rows = _Rows(X, labels, n_classes)
+    rows = _Rows(X, labels, n_classes, is_centred=options.bias)
     tried: dict[float, float] = {}
     with _ONE_AT_A_TIME, quiet_libraries(), algorithms_kept():
         if options.l2 == "auto":
-            part, moments = _Read.of(rows.sides(held_out), options).with_constant(options)
+            part, moments = _Read.of(rows, options, held_out).with_constant(options)
             path, _ = penalised(options, 0, part, _LAYERS, moments, {})
             assert path is not None
             options = replace(options, l2=path.chosen)
             tried = dict(zip(path.l2, path.cross_entropy[:, 0].tolist(), strict=True))
-        read = _Read.of(rows.sides(), options)
+        read = _Read.of(rows, options)
         sides, moments = read.with_constant(options)
         _, training = penalised(options, 0, sides, _LAYERS, moments, {})
         problem = problem_of_layer(0, 0, training.penalty)
@@ -163,12 +177,12 @@ def fit_numbers(
     check_size(numbers, "`y`")
     check_varies(np.unique(numbers if held_out is None else numbers[~held_out]), "`y`", "rows")
     values, index = np.unique(numbers, return_inverse=True)
-    rows, l2 = _Rows(X, index, 0, values), options.l2
+    rows, l2 = _Rows(X, index, 0, values, options.bias), options.l2
     tried: dict[float, float] = {}
     if l2 == "auto":
-        part = Decomposed.of(_Read.of(rows.sides(held_out), options).sides, _LAYERS, options.penalty_space)
+        part = Decomposed.of(_Read.of(rows, options, held_out).sides, _LAYERS, options.penalty_space)
         path = choose_ridge_penalty(part.sides, _LAYERS, part.spectra, part.products)
         l2, tried = path.chosen, dict(zip(path.l2, path.r2[:, 0].tolist(), strict=True))
-    read = _Read.of(rows.sides(), options)
+    read = _Read.of(rows, options)
     (fit,) = Decomposed.of(read.sides, _LAYERS, options.penalty_space).train(l2)
     return read.fitted(fit, torch.tensor([fit.standard.mean], dtype=torch.float64), l2, tried)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Batch, Examples, read_share
+from probing.data.layer_moments import are_columns
 from probing.results.schema import Row, layer_cells
-from probing.runtime.processes import sum_over_ranks
+from probing.runtime.processes import most_over_ranks, sum_over_ranks
 from probing.statistics.intervals import mean_interval
 from probing.statistics.mean_cosine import CosineSums, normalise, shares_of
 from probing.statistics.moments import ROWS, RunningMean, hardly_vary
@@ -60,7 +61,7 @@ class _Sums:
         self.examples, self.own = examples, own
         self.here = np.flatnonzero(examples.labels >= 0)
         self.values = torch.zeros(len(self.here), len(own), dtype=torch.float64)
-        self.mean = RunningMean(d_model)
+        self.mean = RunningMean(d_model, columns=are_columns(examples.store))
         self.squares = torch.zeros(d_model, dtype=torch.float64)
         self.products = torch.zeros(len(own), d_model, dtype=torch.float64)
         self.unit_sums = CosineSums(d_model)
@@ -82,6 +83,7 @@ class _Sums:
         """All-reduce the sums of all processes."""
         self.values = sum_over_ranks(self.values)
         self._add(self.mean.all_reduce(sum_over_ranks))
+        self.mean.limits = most_over_ranks(self.mean.limits)
         self.squares, self.products = sum_over_ranks(self.squares), sum_over_ranks(self.products)
         self.unit_sums.all_reduce(sum_over_ranks)
 
@@ -103,7 +105,7 @@ class _Sums:
     def correlations(self, n: int) -> Iterator[list[Row]]:
         """Yield for each neuron the others of the strongest correlations, the strongest first; of dead ones none."""
         sd = (self.squares / max(self.mean.n, 1)).sqrt()
-        dead = hardly_vary(sd, self.mean.mean.abs())
+        dead = hardly_vary(sd, self.mean.mean.abs(), self.mean.constant)
         for neuron, products in zip(self.own, self.products, strict=True):
             r = products / (self.squares[neuron] * self.squares).sqrt()
             r[dead] = 0.0

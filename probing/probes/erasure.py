@@ -12,8 +12,9 @@ from torch import Tensor
 from probing.cache.plan import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations, Examples, Sides, read, read_share
+from probing.data.layer_moments import are_columns
 from probing.probes.transforms import Fitting, Kind, Transform, clip, fit_transform, random_neurons
-from probing.runtime.processes import sum_over_ranks
+from probing.runtime.processes import most_over_ranks, sum_over_ranks
 from probing.statistics.moments import ROWS, Covariance, CovarianceAccumulator
 from probing.statistics.outliers import by_mean_profile
 
@@ -203,12 +204,14 @@ HOW = Fitting(whitening="zca")
 
 def moments_of(train: Examples, layers: Sequence[int]) -> dict[int, Covariance]:
     """Return mean and covariance of each layer's examples, in one streamed pass divided among ranks."""
-    accumulators = {layer: CovarianceAccumulator(train.store.plan.d_model) for layer in layers}
+    width, columns = train.store.plan.d_model, are_columns(train.store)
+    accumulators = {layer: CovarianceAccumulator(width, columns) for layer in layers}
     for batch in read_share(train, layers):
         for accumulator, states in zip(accumulators.values(), batch.hidden_states, strict=True):
             accumulator.update(states)
     for accumulator in accumulators.values():
         accumulator.all_reduce(sum_over_ranks)
+        accumulator.mean.limits = most_over_ranks(accumulator.mean.limits)
     return {layer: accumulator.result() for layer, accumulator in accumulators.items()}
 
 

@@ -19,7 +19,7 @@ from probing.data.examples import Activations, Examples, Sides
 from probing.probes.erasure import Changed, moments_of
 from probing.probes.training import LayerFit
 from probing.probes.transforms import Transform, center
-from probing.statistics.moments import Moments, Scaling
+from probing.statistics.moments import Moments, Scaling, subtract_
 
 # The constant feature. Its weights are penalised like all others, so that the bound on the distance to the optimum
 # holds; at this size the intercept is penalised by only a 10,000th of that and is nearly free.
@@ -49,7 +49,7 @@ def _and_constant(transform: Transform) -> Callable[[Tensor], Tensor]:
         changed = hidden_states.new_full((len(hidden_states), transform.n_out + 1), CONSTANT, dtype=dtype)
         images = changed[:, :-1]
         if transform.linear.ndim == 1:  # in place, because new pages of memory take longer than the arithmetic
-            images.copy_(hidden_states).sub_(transform.shift.to(changed)).mul_(transform.linear.to(changed))
+            subtract_(images.copy_(hidden_states), transform.shift).mul_(transform.linear.to(changed))
         else:
             images.copy_(transform(hidden_states))
         return changed
@@ -148,8 +148,11 @@ def moments_with_constant(moments: Moments, scaling: Scaling | None = None) -> M
         covariance, sd = scaling.products(covariance), scaling.features(sd)
     mean = torch.cat([torch.zeros_like(moments.mean), torch.tensor([CONSTANT], dtype=torch.float64)])
     sd = torch.cat([sd, torch.ones(1, dtype=torch.float64)])
+    constant = moments.constant
+    if constant is not None:
+        constant = torch.cat([constant, torch.zeros(1, dtype=torch.bool)])
     # The constant has covariance 0.
-    return Moments(moments.n_tokens, mean, sd, torch.nn.functional.pad(covariance, (0, 1, 0, 1)))
+    return Moments(moments.n_tokens, mean, sd, torch.nn.functional.pad(covariance, (0, 1, 0, 1)), constant)
 
 
 def scaled_transform(scaling: Scaling) -> Transform:
@@ -164,6 +167,12 @@ def of_neurons(fit: LayerFit) -> LayerFit:
     return replace(
         fit,
         weight=fit.weight[:, :-1].clone(),
-        moments=Moments(moments.n_tokens, moments.mean[:-1], moments.sd[:-1], moments.covariance[:-1, :-1]),
+        moments=Moments(
+            moments.n_tokens,
+            moments.mean[:-1],
+            moments.sd[:-1],
+            moments.covariance[:-1, :-1],
+            None if moments.constant is None else moments.constant[:-1],
+        ),
         intercept=CONSTANT * fit.weight[:, -1],
     )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from probing.runtime.files import write_tensors
-from probing.statistics.moments import Covariance
+from probing.statistics.moments import Covariance, subtract_
 
 Kind = Literal["clip", "whiten", "standardise", "center", "all_but_the_top"]
 KINDS: tuple[Kind, ...] = ("clip", "whiten", "standardise", "center", "all_but_the_top")
@@ -53,7 +53,7 @@ class Transform:
     def __call__(self, hidden_states: Tensor) -> Tensor:
         """Map hidden states of shape (..., d_model) to images of shape (..., n_out), in float32 or wider."""
         dtype = torch.promote_types(hidden_states.dtype, torch.float32)
-        images = hidden_states.to(dtype) - self.shift.to(dtype)
+        images = subtract_(hidden_states.to(dtype, copy=True), self.shift)
         linear = self.linear.to(dtype)
         images = images.mul_(linear) if linear.ndim == 1 else images @ linear
         return images.add_(self.offset.to(dtype)) if self.offset.any() else images

@@ -125,14 +125,23 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
     All ranks must call this, in the same order.
     """
+    return _all_reduce(tensor, "SUM")
+
+
+def most_over_ranks(tensor: Tensor | None) -> Tensor | None:
+    """All-reduce a tensor, if there is one: return the greatest values over all ranks, as `sum_over_ranks` the sum."""
+    return None if tensor is None else _all_reduce(tensor, "MAX")
+
+
+def _all_reduce(tensor: Tensor, operation: str) -> Tensor:
     if not are_several():
         return tensor
     from torch import distributed
 
     on_device = distributed.get_backend() == "nccl"  # NCCL handles CUDA tensors only
-    total = tensor.cuda() if on_device else tensor.clone()
-    distributed.all_reduce(total)
-    return total.to(tensor.device)
+    reduced = tensor.cuda() if on_device else tensor.clone()
+    distributed.all_reduce(reduced, getattr(distributed.ReduceOp, operation))
+    return reduced.to(tensor.device)
 
 
 def of_first_rank(make: Callable[[], _T]) -> _T:

@@ -26,11 +26,13 @@ class RunningMean:
 
     Args:
         shape: Shape of the mean, such as (d_model,) or (n_layers, d_model).
+        columns: Whether these are columns of an array; `limits` then has -minimum and maximum of each.
     """
 
-    def __init__(self, *shape: int) -> None:
+    def __init__(self, *shape: int, columns: bool = False) -> None:
         self.n = 0
         self.mean = torch.zeros(shape, dtype=torch.float64)
+        self.limits = torch.full((2, *shape), -torch.inf, dtype=torch.float64) if columns else None
 
     def update(self, vectors: Tensor) -> Tensor:
         """Add vectors and return their deviations.
@@ -42,16 +44,15 @@ class RunningMean:
             Shape (..., n + 1, d_model), of the same dtype: each vector minus the mean of the batch, and one row for the
             distance of that mean from the mean of all earlier batches. Without vectors there are no rows.
         """
-        n, dtype = vectors.shape[-2], vectors.dtype
+        n = vectors.shape[-2]
         if n == 0:
             return vectors
         mean = vectors.mean(-2, dtype=torch.float64)
+        if self.limits is not None:
+            self.limits = torch.maximum(self.limits, limits_of(vectors))
         difference, total = mean - self.mean, self.n + n
         deviations = vectors.new_empty(*mean.shape[:-1], n + 1, mean.shape[-1])
-        own, rounded = deviations[..., :n, :], mean.to(dtype)
-        # In two steps: the first is exact where a neuron hardly varies, the second corrects the rounding of the mean.
-        torch.sub(vectors, rounded.unsqueeze(-2), out=own)
-        own -= (mean - rounded).to(dtype).unsqueeze(-2)
+        subtract_(deviations[..., :n, :].copy_(vectors), mean.unsqueeze(-2))
         deviations[..., n, :] = difference * (self.n * n / total) ** 0.5
         self.mean += difference * (n / total)
         self.n = total
@@ -72,10 +73,41 @@ class RunningMean:
         self.mean = sum_over_ranks(n * own) / max(self.n, 1)
         return (own - self.mean).unsqueeze(-2) * n**0.5
 
+    def n_added(self) -> int:
+        """Return the number of vectors; raise a ValueError if there are none."""
+        if not self.n:
+            raise ValueError("no tokens to take moments of")
+        return self.n
+
+    @property
+    def constant(self) -> Tensor | None:
+        """Whether each column is constant, shape (d_model,), bool; None for neurons, which share a unit."""
+        return None if self.limits is None else is_constant(self.limits)
+
+
+def subtract_(vectors: Tensor, mean: Tensor) -> Tensor:
+    """Subtract a mean of float64 from vectors in place, as exactly as their dtype allows."""
+    rounded = mean.to(vectors)
+    # The first step is exact where a neuron hardly varies, the second corrects the rounding of the mean.
+    return vectors.sub_(rounded).sub_((mean - rounded).to(vectors))
+
 
 # A neuron is dead whose sd is at most this fraction of its size: ten times the rounding error of a float32 constant. So
 # is one whose sd is at most this fraction of the median, which is lost where it is added to others in float32.
 ROUNDING = 1e-6
+# A column is constant whose values differ by at most this fraction of their size, two roundings of a float32 number, or
+# by so little that their squares vanish in float32.
+OWN_ROUNDING, VANISHES = 2.0**-22, 1e-16
+
+
+def limits_of(vectors: Tensor) -> Tensor:
+    """Return minus the minimum of each column and its maximum, shape (2, d_model), float64."""
+    return torch.stack([-vectors.amin(-2), vectors.amax(-2)]).double()
+
+
+def is_constant(limits: Tensor, times: float = 1) -> Tensor:
+    """Return whether columns of these limits vary by at most so many times the rounding of their values."""
+    return limits.sum(0) <= (times * OWN_ROUNDING * limits.abs().amax(0)).clamp(min=VANISHES)
 
 
 class PrincipalAxes(NamedTuple):
@@ -103,6 +135,7 @@ class Moments:
         mean: Mean of each neuron, shape (d_model,), float64.
         sd: Population standard deviation of each neuron, shape (d_model,), float64.
         covariance: Sum of products divided by `n_tokens`, shape (d_model, d_model), float64; the products are float32.
+        constant: Which columns of an array are constant, shape (d_model,), bool; None for neurons of a model.
         axes: Principal axes of the second moment of scaled neurons, by the name of the scale, once they were asked for:
             with thousands of neurons they take longer than the training, and many probes share them.
     """
@@ -111,6 +144,7 @@ class Moments:
     mean: Tensor
     sd: Tensor
     covariance: Tensor
+    constant: Tensor | None = None
     axes: dict[str, PrincipalAxes] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -126,7 +160,7 @@ class Moments:
     @property
     def dead(self) -> Tensor:
         """Whether each neuron hardly varies, shape (d_model,), bool."""
-        return hardly_vary(self.sd, self.rms)
+        return hardly_vary(self.sd, self.rms, self.constant)
 
 
 class MomentsAccumulator:
@@ -134,10 +168,11 @@ class MomentsAccumulator:
 
     Args:
         d_model: Number of neurons.
+        columns: Whether these are columns of an array.
     """
 
-    def __init__(self, d_model: int) -> None:
-        self.mean = RunningMean(d_model)
+    def __init__(self, d_model: int, columns: bool = False) -> None:
+        self.mean = RunningMean(d_model, columns=columns)
         self.squares = torch.zeros(d_model, dtype=torch.float64)
         self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
 
@@ -159,15 +194,9 @@ class MomentsAccumulator:
         self.products = sum_over_ranks(self.products + apart.T @ apart)
 
     def result(self) -> Moments:
-        """Return the moments of all tokens added.
-
-        Raises:
-            ValueError: If no tokens were added.
-        """
-        n = self.mean.n
-        if not n:
-            raise ValueError("no tokens to take moments of")
-        return Moments(n, self.mean.mean, (self.squares / n).sqrt(), self.products / n)
+        """Return the moments of all tokens added; there must be some."""
+        n = self.mean.n_added()
+        return Moments(n, self.mean.mean, (self.squares / n).sqrt(), self.products / n, self.mean.constant)
 
 
 @dataclass(frozen=True)
@@ -178,11 +207,13 @@ class Covariance:
         n_tokens: Number of tokens.
         mean: Mean of each neuron, shape (d_model,).
         covariance: Sum of products divided by `n_tokens`, shape (d_model, d_model).
+        constant: As in `Moments`.
     """
 
     n_tokens: int
     mean: Tensor
     covariance: Tensor
+    constant: Tensor | None = None
 
     @property
     def sd(self) -> Tensor:
@@ -192,7 +223,7 @@ class Covariance:
     @property
     def dead(self) -> Tensor:
         """Whether each neuron hardly varies, shape (d_model,), bool."""
-        return hardly_vary(self.sd, self.mean.abs())
+        return hardly_vary(self.sd, self.mean.abs(), self.constant)
 
     @property
     def varies(self) -> bool:
@@ -205,10 +236,11 @@ class CovarianceAccumulator:
 
     Args:
         d_model: Number of neurons.
+        columns: Whether these are columns of an array.
     """
 
-    def __init__(self, d_model: int) -> None:
-        self.mean = RunningMean(d_model)
+    def __init__(self, d_model: int, columns: bool = False) -> None:
+        self.mean = RunningMean(d_model, columns=columns)
         self.products = torch.zeros(d_model, d_model, dtype=torch.float64)
 
     def update(self, hidden_states: Tensor) -> None:
@@ -227,25 +259,20 @@ class CovarianceAccumulator:
         self.products = sum_over_ranks(self.products.addmm(apart.T, apart))
 
     def result(self) -> Covariance:
-        """Return the moments of all tokens added.
-
-        Raises:
-            ValueError: If no tokens were added.
-        """
-        n = self.mean.n
-        if not n:
-            raise ValueError("no tokens to take moments of")
-        return Covariance(n, self.mean.mean, self.products / n)
+        """Return the moments of all tokens added; there must be some."""
+        n = self.mean.n_added()
+        return Covariance(n, self.mean.mean, self.products / n, self.mean.constant)
 
 
-def hardly_vary(sd: Tensor, size: Tensor) -> Tensor:
+def hardly_vary(sd: Tensor, size: Tensor, constant: Tensor | None = None) -> Tensor:
     """Return whether each neuron varies by no more than rounding errors, of its own or of most neurons.
 
     Args:
         sd: Standard deviation of each neuron, shape (d_model,).
         size: Its root mean square or absolute mean, shape (d_model,).
+        constant: Which columns are constant, if these are columns of an array: that alone then decides.
     """
-    return sd <= ROUNDING * torch.maximum(sd.median(), size)
+    return constant if constant is not None else sd <= ROUNDING * torch.maximum(sd.median(), size)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV
@@ -182,3 +186,90 @@ def test_the_certificate_holds() -> None:
 
     assert 1e-7 < objective(loose) - objective(exact) <= loose.gap_ <= 1e-2
     assert loose.n_iter_ < exact.n_iter_
+
+
+FACTORS = st.lists(st.sampled_from([1e-6, 1e-3, 1.0, 1e3, 1e6]), min_size=5, max_size=5)
+SHIFTS = st.lists(st.sampled_from([0.0, -1e6, -30.0, 1e3, 1e6]), min_size=5, max_size=5)
+
+
+def carriers(n: int = 200) -> tuple[Array, Array, Array]:
+    """Return five columns, the last one of 0 and 1, which carry a class and a number unequally."""
+    draw = np.random.default_rng(5)
+    x = np.c_[draw.normal(0, 1, (n, 4)), draw.integers(0, 2, n)].astype(np.float32).astype(np.float64)
+    score = x @ np.array([0.1, 0.5, 1.0, 2.0, 6.0])
+    y = np.where(score + draw.normal(0, 1, n) > np.median(score), "u", "d")
+    return x, y, score + draw.normal(0, 0.3, n)
+
+
+def unresolved(caught: list[warnings.WarningMessage]) -> set[int]:
+    """Return the columns that warnings name."""
+    named = (re.search(r"columns? ([\d, ]+), counted", str(one.message)) for one in caught)
+    return {int(column) for found in named if found for column in found[1].split(", ")}
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(factors=FACTORS, shifts=SHIFTS, intercept=st.booleans())
+def test_units_of_columns_and_with_an_intercept_their_zeros_change_no_weight(
+    factors: list[float], shifts: list[float], intercept: bool
+) -> None:
+    base, y, of_rows = carriers()
+    x = base * factors + (np.array(shifts) if intercept else 0)
+    scaled = (base - base.mean(0) * intercept) / base.std(0)
+    expected = LogisticRegression(C=1 / (len(y) * 1e-2), fit_intercept=intercept, tol=1e-10).fit(scaled, y)
+    ridge = Ridge(alpha=len(y) * 1e-2, fit_intercept=False).fit(scaled, of_rows - of_rows.mean())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        probe = ProbeClassifier(l2=1e-2, tolerance=1e-10, fit_intercept=intercept).fit(x, y)
+        regressor = ProbeRegressor(l2=1e-2, fit_intercept=intercept).fit(x, of_rows)
+    assert not caught
+    sd = base.std(0) * factors
+    # A millionth beside a million is resolved to 4 digits in float64.
+    np.testing.assert_allclose(probe.coef_[0] * sd, expected.coef_[0], atol=3e-3)
+    np.testing.assert_allclose(regressor.coef_ * sd, ridge.coef_, atol=3e-3)
+    assert probe.gap_ <= 1e-10
+    by_size = np.argsort(-np.abs(expected.coef_[0] * scaled).mean(0))
+    assert [row["neuron"] for row in probe.neurons_] == by_size.tolist()
+    assert regressor.score(x, of_rows) == pytest.approx(
+        1 - np.mean((ridge.predict(scaled) + of_rows.mean() - of_rows) ** 2) / of_rows.var(), abs=1e-4
+    )
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(factors=FACTORS, shifts=SHIFTS, intercept=st.booleans())
+def test_units_of_columns_change_nothing_in_a_run_or_a_warning_names_the_column(
+    factors: list[float], shifts: list[float], intercept: bool
+) -> None:
+    base, y, of_rows = carriers()
+    x = (base * factors + (np.array(shifts) if intercept else 0)).astype(np.float32)
+    options = {"l2": 1e-2, "bias": intercept, "tolerance": 1e-8}
+    found, expected = [], []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for labels, own in ((y, options), (of_rows, {"l2": 1e-2, "bias": intercept})):
+            found.append(run_on_the_same(x, labels, **own))
+    for labels, own in ((y, options), (of_rows, {"l2": 1e-2, "bias": intercept})):
+        expected.append(run_on_the_same(base, labels, **own))
+    ranges, sizes = np.ptp(x, axis=0), np.abs(x).max(0)
+    hardly = {i for i in range(5) if 0 < ranges[i] < 20 * sizes[i] * 2**-23}
+    named = unresolved(caught)
+    assert hardly <= named
+    if named or not ranges.all():
+        return
+    for run, plain in zip(found, expected, strict=True):
+        np.testing.assert_allclose(
+            run.weight[0].numpy() * x.std(0, dtype=np.float64), plain.weight[0].numpy() * base.std(0), atol=3e-3
+        )
+        assert [row["neuron"] for row in run.neurons] == [row["neuron"] for row in plain.neurons]
+        assert {row["flag"] for row in run.neurons} & {"dead"} == set()
+
+
+def test_a_column_is_constant_only_within_the_rounding_of_its_values() -> None:
+    x, y, _ = carriers()
+    x = np.c_[x, np.full(len(x), 0.1), np.float32(0.3) + np.float32(2**-25) * (np.arange(len(x)) % 2)]
+    x[:, :4] *= 1e9
+    with pytest.warns(UserWarning, match=r"^`X`: column 6, counted from 0, varies so little for its size"):
+        probe = ProbeClassifier(l2=1e-2).fit(x, y)
+    assert (probe.coef_[0] == 0).tolist() == [False] * 5 + [True, True]
+    # The same for shuffled labels: a column that is read tells nothing by itself.
+    shuffled = np.random.default_rng(0).permutation(y)
+    assert ProbeClassifier(l2=1e-2).fit(x[:, :5], shuffled).score(x[:, :5], shuffled) < 0.65 < probe.score(x, y)

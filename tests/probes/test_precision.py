@@ -45,9 +45,20 @@ def minimum(x: NDArray[np.float64], y: NDArray[np.int64]) -> float:
     return value
 
 
+@pytest.mark.filterwarnings("ignore:.*float32 hardly resolves it")  # at 1e6
 @pytest.mark.parametrize(
     ("offset", "shifted", "scale"),
-    [(0, 8, 1), (30, 8, 1), (1e4, 8, 1), (1e4, 1, 1), (-1e4, 3, 1), (1e5, 8, 1), (1e4, 8, 1e-6), (1e4, 8, 1e6)],
+    [
+        (0, 8, 1),
+        (30, 8, 1),
+        (1e4, 8, 1),
+        (1e4, 1, 1),
+        (-1e4, 3, 1),
+        (1e5, 8, 1),
+        (1e4, 8, 1e-6),
+        (1e4, 8, 1e6),
+        (1e6, 8, 1),
+    ],
 )
 def test_the_printed_gap_bounds_the_true_one_and_is_small_wherever_neurons_lie(
     offset: float, shifted: int, scale: float
@@ -69,7 +80,7 @@ def test_the_printed_gap_bounds_the_true_one_and_is_small_wherever_neurons_lie(
     (fitted,) = run.results["layers"]
     assert fitted["converged"]
     # Above the tolerance of 3e-6 is what rounding the weights to float32 costs, which is part of the bound.
-    assert -1e-7 <= true <= fitted["optimality_gap"] + 1e-7 <= 1e-5
+    assert -1e-7 <= true <= fitted["optimality_gap"] + 1e-7 <= (1e-5 if offset < 1e6 else 1e-3)
 
 
 def test_only_layers_far_from_0_are_solved_in_float64() -> None:
