@@ -26,6 +26,7 @@ from probing.estimators.scikit import (
     validate_data,
 )
 from probing.results.rows import Table
+from probing.statistics.rank_similarity import ranked
 
 USUAL = ProbeOptions()
 # Names of options of `fit` that scikit-learn has another word for.
@@ -75,7 +76,7 @@ class ProbeEstimator(BaseEstimator):
 
     @property
     def neurons_(self) -> Table:
-        """The columns of X, ranked by contribution, each with its share of the sum; ties by lower index."""
+        """The columns of X, ranked by contribution, each with its share of the sum; equal ones share a rank."""
         names = getattr(self, "feature_names_in_", None)
         total = self.contributions_.sum()
         return Table(
@@ -87,7 +88,7 @@ class ProbeEstimator(BaseEstimator):
                     "contribution": float(self.contributions_[i]),
                     "share": float(self.contributions_[i] / total) if total else 0.0,
                 }
-                for rank, i in enumerate(np.argsort(-self.contributions_, kind="stable").tolist(), start=1)
+                for rank, i in ranked(self.contributions_)
             ),
             RANKED,
         )

@@ -18,6 +18,7 @@ from probing.statistics.rank_similarity import (
     TOP_OF_BOOTSTRAPS,
     TOP_OF_PENALTIES,
     neuron_ranks,
+    shared_ranks,
     spearman,
     top_overlap,
 )
@@ -89,16 +90,10 @@ def stability_of(scores: NDArray[np.float64], replicates: NDArray[np.float64]) -
         scores: Scores of the probe's own ranking, shape (d_model,).
         replicates: Scores in each of two or more replicates, shape (n_replicates, d_model).
     """
-    ranks = _ranks(np.concatenate([scores[None], replicates]))
+    ranks = shared_ranks(np.concatenate([scores[None], replicates]))
     found, k = neuron_ranks(replicates), min(TOP_OF_BOOTSTRAPS, len(scores))
     overlaps = [top_overlap(one, other, k) for one, other in itertools.combinations(found, 2)]
     return Stability(ranks.min(0), ranks.max(0), float(np.mean(overlaps)))
-
-
-def _ranks(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return ranks from 1 as in the ranked table, ties by lower index, for scores of shape (n, d_model)."""
-    order = np.argsort(-scores, axis=1, kind="stable")
-    return np.argsort(order, axis=1, kind="stable") + 1
 
 
 def penalty_stability(scores: NDArray[np.float64], others: NDArray[np.float64]) -> dict[str, float]:

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from probing.data.examples import Examples, read_clusters
@@ -19,6 +22,7 @@ from probing.rankings.contributions import ClassMagnitudes, class_magnitudes, me
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.chance import discovery_rates
 from probing.statistics.moments import Moments
+from probing.statistics.rank_similarity import ranked
 from probing.statistics.separation import (
     ConditionalAccumulator,
     Separation,
@@ -165,9 +169,22 @@ def is_far(moments: Moments) -> Tensor:
     return (moments.mean.abs() > FAR * moments.sd) & ~moments.dead
 
 
+# Size of a correlation from which on two neurons are of one group.
+ALIKE = 0.99
+
+
+def correlated_groups(moments: Moments) -> NDArray[np.int64]:
+    """Return the lowest neuron of the group of each, chained by correlations of `ALIKE` in size; -1 of one alone."""
+    scale = torch.where(moments.dead, 0.0, 1 / moments.covariance.diagonal().clamp(min=1e-300).sqrt())
+    is_alike = (scale[:, None] * moments.covariance * scale).abs() >= ALIKE
+    _, group = connected_components(csr_array(is_alike.numpy()), directed=False)
+    _, first, size = np.unique(group, return_index=True, return_counts=True)
+    return np.where(size[group] > 1, first[group], -1)
+
+
 def order(statistic: Tensor) -> Tensor:
-    """Return neuron indices from the highest to the lowest value, ties by lower index."""
-    return torch.sort(statistic, descending=True, stable=True).indices
+    """Return neuron indices from the highest to the lowest value, equal ones by lower index."""
+    return torch.tensor([i for _, i in ranked(statistic.double().numpy())])
 
 
 def flags(
@@ -245,6 +262,9 @@ def neuron_table(
         "sd": evidence.moments.sd.tolist(),
         "flag": flag,
     }
+    groups = correlated_groups(evidence.moments)
+    if (groups >= 0).any():
+        columns["correlated_group"] = [None if group < 0 else group for group in groups.tolist()]
     if (share := evidence.control_task_share) is not None:
         columns["control_task_share"] = share.tolist()
         columns["selectivity"] = (contribution / (total or 1) - share).tolist()
@@ -258,7 +278,7 @@ def neuron_table(
         columns["contribution_companion"] = [value if far else None for value, far in pairs]
     rows = [
         {"layer": layer, "rank": rank, "neuron": i, **{name: values[i] for name, values in columns.items()}}
-        for rank, i in enumerate(order(contribution).tolist(), start=1)
+        for rank, i in ranked(contribution.numpy())
     ]
     for row in rows if evidence.ablation_effects else ():
         row |= _removal_columns(evidence.ablation_effects.get(row["neuron"]), row["neuron"] in evidence.matched)

@@ -230,8 +230,7 @@ COLUMNS = tuple(
 # Further columns that the script needs to show the picked neuron.
 BESIDE = ("rank_high", *(f"{name}_{end}" for name in WITHOUT for end in ("low", "high")), "mean", "sd")
 TEXTS = ("flag", "removed")
-_INTEGERS = ("neuron", "feature", "head", "rank_low", "rank_high")
-_KNOWN_BY_INDEX = ("layer", "rank")
+_INTEGERS = ("rank", "neuron", "feature", "head", "rank_low", "rank_high")
 
 
 def shown_columns(subject: Subject) -> list[Column]:
@@ -267,7 +266,7 @@ def packed_rows(subject: Subject) -> dict[str, Any]:
         values = [row[key] if row[key] != "" else float("nan") for row in rows]
         if key in _INTEGERS:
             packed[key] = pack_integers(values)
-        elif key not in _KNOWN_BY_INDEX:
+        elif key != "layer":  # known by the row's place
             packed[key] = pack_floats(values)
     for key in TEXTS:
         if key in rows[0]:

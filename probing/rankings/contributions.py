@@ -17,6 +17,7 @@ from probing.data.examples import Examples, Sides, read_share
 from probing.probes.objective import centre_over_classes
 from probing.probes.training import LayerFit
 from probing.runtime.processes import sum_over_ranks
+from probing.statistics.rank_similarity import ranked
 
 
 def neuron_contributions(weight: Tensor, hidden_states: Tensor) -> Tensor:
@@ -170,7 +171,6 @@ def class_rows(layer: int, weight: Tensor, sums: ClassMagnitudes, classes: Seque
     """
     contribution, centred = class_contributions(weight, sums), centre_over_classes(weight.double())
     totals, n_tokens = contribution.sum(1).tolist(), sums.counts.int().tolist()
-    order = torch.sort(contribution, dim=1, descending=True, stable=True).indices[:, :MOST]  # ties by lower index
     return [
         {
             "layer": layer, "class": label, "n_test_tokens": n_tokens[c], "rank": rank, "neuron": neuron,
@@ -180,7 +180,7 @@ def class_rows(layer: int, weight: Tensor, sums: ClassMagnitudes, classes: Seque
         }
         for c, label in enumerate(classes)
         if n_tokens[c]
-        for rank, neuron in enumerate(order[c].tolist(), start=1)
+        for rank, neuron in ranked(contribution[c].numpy())[:MOST]
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,9 +234,12 @@ def check_ranking(file: str, rows: Sequence[Row], layers: Sequence[int]) -> None
     width = len(rows) // len(layers) if layers else 0
     for i, layer in enumerate(layers):
         own = rows[i * width : (i + 1) * width]
-        if [(row.get("layer"), row.get("rank")) for row in own] != [(layer, 1 + rank) for rank in range(width)] or (
-            sorted(row.get("neuron", -1) for row in own) != list(range(width))
-        ):
+        ranks = [row.get("rank") for row in own]
+        # A rank is the row's place, or shared with the row before.
+        places = enumerate(pairwise([0, *ranks]), start=1)
+        are_ranks = all(rank in (place, before) for place, (before, rank) in places)
+        is_whole = sorted(row.get("neuron", -1) for row in own) == list(range(width))
+        if {row.get("layer") for row in own} != {layer} or not are_ranks or not is_whole:
             raise ValueError(f"{file} does not rank every neuron of layer {layer}")
     if not width or width * len(layers) != len(rows):
         raise ValueError(f"{file} has {len(rows)} rows for {len(layers)} layers")

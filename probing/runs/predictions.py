@@ -30,6 +30,7 @@ from probing.runs.places import model_of, task_of
 from probing.runs.registry import refuse_several
 from probing.runtime import terminal
 from probing.runtime.libraries import quiet_libraries
+from probing.statistics.rank_similarity import ranked
 from probing.tables.schema import PREDICTIONS
 from probing.tasks import SentenceTask, TokenTask
 
@@ -247,9 +248,8 @@ def explanations(probes: Probes, layer: int, states: Tensor, n: int) -> list[lis
         constants = [{"intercept": value} for value in intercept.tolist()]
     for (predicted,), own, constant in zip(predictions(probes, layer, states), own_of, constants, strict=True):
         about = {**predicted, "logit": float(own.sum()) + sum(constant.values()), **constant}
-        first = own.abs().sort(descending=True, stable=True).indices[:n].tolist()
         found.append([
             {**about, "rank": rank, "neuron": neuron, "contribution": float(own[neuron])}
-            for rank, neuron in enumerate(first, start=1)
+            for rank, neuron in ranked(own.abs().numpy())[:n]
         ])  # fmt: skip
     return found

@@ -27,6 +27,32 @@ def neuron_ranks(scores: Array) -> Ranks:
     return np.where(dead, n + 1, rank)
 
 
+# Scores are equal that differ by at most this share. Of copies of a column in other units, those of probes trained in
+# float32 differed by up to a quarter of it.
+EQUAL = 1e-5
+
+
+def shared_ranks(scores: Array) -> Ranks:
+    """Return ranks from 1, in which equal scores share the best rank of theirs, and the next rank is skipped.
+
+    Args:
+        scores: Higher is better, none NaN, shape (..., n).
+    """
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    descending = np.take_along_axis(scores, order, axis=-1)
+    is_new = np.ones(scores.shape, dtype=bool)
+    is_new[..., 1:] = descending[..., :-1] - descending[..., 1:] > EQUAL * np.abs(descending[..., :-1])
+    first = np.maximum.accumulate(np.where(is_new, np.arange(scores.shape[-1]), 0), axis=-1)
+    rank = np.empty(scores.shape, dtype=np.int64)
+    np.put_along_axis(rank, order, first + 1, axis=-1)
+    return rank
+
+
+def ranked(scores: Array) -> list[tuple[int, int]]:
+    """Return the rank and the index of each score of shape (n,), the best first; equal ones share a rank, by index."""
+    return sorted(zip(shared_ranks(scores).tolist(), range(len(scores)), strict=True))
+
+
 def top_overlap(ranks_a: Ranks, ranks_b: Ranks, k: int) -> Array:
     """Return the number of neurons that are in the top k of both rankings, as a share of k.
 

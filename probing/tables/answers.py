@@ -62,7 +62,7 @@ def answer(accuracy: Rows, neurons: Rows, task: str, config: Mapping[str, Any]) 
 
 def _led_by_means(neurons: Rows) -> str:
     """Return in which layers the first neuron contributes by its mean; empty where none does."""
-    led = [row["layer"] for row in neurons if row["rank"] == 1 and "offset" in row["flag"]]
+    led = sorted({row["layer"] for row in neurons if row["rank"] == 1 and "offset" in row["flag"]})
     return say("led_by_means", layers=layers_named(led)) if led else ""
 
 

@@ -26,6 +26,8 @@ from probing.tables.evidence_sentences import ALPHA, say
 
 # A centred contribution within this share of the contribution itself counts as nearly unchanged.
 UNCHANGED = 0.05
+# Neurons of a group that are named.
+MOST_NAMED = 8
 
 
 def conclusion(
@@ -45,14 +47,29 @@ def conclusion(
     if top["flag"] == UNINFORMATIVE:
         measure = "R²" if score_of_neurons(top) is R2 else "nats"
         return say("unread", layer=top["layer"], measure=measure, task=task)
-    who = say(
-        "most", layer=top["layer"], neuron=top["neuron"], ratio=top["ratio"], share=top["share"], range=_range(top)
-    )
+    first = [row["neuron"] for row in rows if row["rank"] == top["rank"]]
+    values = {"layer": top["layer"], "ratio": top["ratio"], "share": top["share"], "range": _range(top)}
+    who = say("most", neuron=top["neuron"], **values) if len(first) == 1 else say(
+        "most_equal", neurons=_named(first), neuron=top["neuron"], **values
+    )  # fmt: skip
     said = [
-        who, _of_itself(top, task, layer), _without_it(rows), _given(top, task, given), *_confounds(layer, task, given),
-        _first_unflagged(rows), _in_control_tasks(top), _not_measured(top),
+        who, _correlated(rows), _of_itself(top, task, layer), _without_it(rows), _given(top, task, given),
+        *_confounds(layer, task, given), _first_unflagged(rows), _in_control_tasks(top), _not_measured(top),
     ]  # fmt: skip
     return " ".join(sentence for sentence in said if sentence)
+
+
+def _correlated(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Name the neurons that correlate nearly fully with the top one; an empty text if none does."""
+    group = rows[0].get("correlated_group")
+    others = [row["neuron"] for row in rows[1:] if isinstance(group, int) and row.get("correlated_group") == group]
+    return say("correlated", neurons=_named(sorted([rows[0]["neuron"], *others]))) if others else ""
+
+
+def _named(neurons: Sequence[int]) -> str:
+    """Return the first neurons of a list, and how many more there are."""
+    more = [f"{len(neurons) - MOST_NAMED} more"] if len(neurons) > MOST_NAMED else []
+    return listed([*map(str, neurons[:MOST_NAMED]), *more])
 
 
 def first_unflagged(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

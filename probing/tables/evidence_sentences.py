@@ -102,6 +102,18 @@ SENTENCES: dict[str, Sentence] = {
         "Always, unless one of the first two is said.",
         _NEURON,
     ),
+    "most_equal": Sentence(
+        "Layer {layer}: neurons {neurons} contribute most, equally: each {share:.1%} of the total and {ratio:.1f} "
+        "times the mean{range}. The next sentences are of neuron {neuron}.",
+        "The contributions of several neurons are equal within a hundred-thousandth: they share the first rank.",
+        _NEURON,
+    ),
+    "correlated": Sentence(
+        "Neurons {neurons} are a group with correlations of .99 or more in size: the probe divides its weight among "
+        "them, so that ranks are of the group, and little is lost without one of them.",
+        "Over training tokens, the neuron correlates so with another one, or through others that do.",
+        _BESIDE,
+    ),
     "intercept_only": Sentence(
         "It is large and nearly constant, and is not shown by itself to be {apart} beyond {chance}: it stands in for "
         "the missing intercept and is no evidence of {task}.",

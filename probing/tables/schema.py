@@ -135,7 +135,8 @@ _RANKED = (
     layer_column("0 is the embedding output, and layer k the output of block k; units of an MLP and outputs of heads "
                  "of layer k are inside block k."),
     _LAYER_NAME,
-    whole("rank", "Rank of the neuron in its layer, by contribution; 1 contributes most."),
+    whole("rank", "Rank of the neuron in its layer, by contribution; 1 contributes most. Equal contributions "
+          "(within a hundred-thousandth) share the best rank of theirs."),
     whole("neuron", "Index of the neuron in its layer, from 0."),
     whole("head", "Attention head that the neuron belongs to, counted from 1; with `--site attention`."),
     whole("feature", "Number of the feature in its dictionary, where only some of a wide one are read, with `--site "
@@ -148,6 +149,8 @@ _RANKED = (
     Column("rank_low", int, "Best and worst rank over this probe and those trained on bootstrap samples of the "
            "training sentences. It shows how stable the rank is and is not a confidence interval.", "range"),
     Column("rank_high", int, "The worst of these ranks."),
+    whole("correlated_group", "Where neurons correlate by .99 or more in size over training tokens, one by one: the "
+          "lowest neuron of the group."),
     number("contribution_centred", "Contribution after subtracting the neuron's mean over training tokens: what is "
            "left once the neuron cannot stand in for the intercept that the probe lacks. * marks unreliable values.",
            "centred", ".4f"),

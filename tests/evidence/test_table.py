@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 
+import probing
 from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split, assign_splits
 from probing.data import examples as examples_module
@@ -441,3 +444,41 @@ def test_real_activations_with_shuffled_labels_predict_nothing(
     s, n = len(data.test.sentences()), data.test.n_tokens
     # No predictor can expect more than one token a sentence, with a standard error near sqrt(S) / N.
     assert fit.metrics["accuracy"] <= s / n + 3 * np.sqrt(s) / n
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    copies=st.lists(st.integers(1, 5), min_size=1, max_size=3, unique=True),
+    factors=st.lists(st.sampled_from([1.0, -1.0, 2.0, 0.125, 1024.0]), min_size=3, max_size=3),
+    shuffled=st.booleans(),
+)
+def test_copies_of_a_column_share_a_rank_and_are_one_group(
+    copies: list[int], factors: list[float], shuffled: bool
+) -> None:
+    generator = np.random.default_rng(len(copies))
+    X, n = generator.standard_normal((300, 6)), 300
+    for copy, factor in zip(copies, factors, strict=False):
+        X[:, copy] = factor * X[:, 0]
+    y = (X[:, 0] + 0.4 * generator.standard_normal(n) > 0).astype(int)
+    y = generator.permutation(y) if shuffled else y
+    run = probing.probe(
+        X.astype(np.float32), y, split=["train"] * 200 + ["test"] * 100, quiet=True, replicates=2, evidence="none",
+        controls="none", probe={"l2": 1e-2},
+    )  # fmt: skip
+    group, by_neuron = sorted([0, *copies]), {row["neuron"]: row for row in run.neurons}
+    for name in ("rank", "correlated_group"):
+        assert len({by_neuron[neuron][name] for neuron in group}) == 1, name
+    assert [by_neuron[neuron]["correlated_group"] for neuron in group] == [0] * len(group)
+    assert all(row["correlated_group"] == "" for neuron, row in by_neuron.items() if neuron not in group)
+    ranks = [row["rank"] for row in run.neurons]
+    assert ranks == sorted(ranks)
+    if not shuffled:
+        assert [row["neuron"] for row in run.neurons if row["rank"] == 1] == group
+    for row in run.neurons:
+        assert row["rank_low"] <= row["rank"] <= row["rank_high"]
+    if not shuffled:
+        named = f"{', '.join(map(str, group[:-1]))} and {group[-1]}"
+        said = str(run.conclusions())
+        assert f"neurons {named} contribute most, equally" in said
+        assert f"Neurons {named} are a group" in said
+    assert probing.load_run(run.folder).neurons == run.neurons

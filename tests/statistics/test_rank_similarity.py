@@ -1,16 +1,25 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import kendalltau, rankdata, spearmanr
 
-from probing.statistics.rank_similarity import kendall, neuron_ranks, rank_biased_overlap, spearman, top_overlap
+from probing.statistics.rank_similarity import (
+    kendall,
+    neuron_ranks,
+    rank_biased_overlap,
+    ranked,
+    shared_ranks,
+    spearman,
+    top_overlap,
+)
 
 pytestmark = pytest.mark.numeric
 
@@ -114,3 +123,22 @@ def test_kendall_of_more_neurons_than_small_integers_hold() -> None:
 def test_the_overlap_of_tops_is_a_share_of_k() -> None:
     one, other = neuron_ranks(np.array([9.0, 8, 7, 1, 2, 3])), neuron_ranks(np.array([9.0, 1, 7, 8, 2, 3]))
     assert [float(top_overlap(one, other, k)) for k in (1, 2, 3, 6)] == [1, 1 / 2, 2 / 3, 1]
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    values=st.lists(st.integers(0, 6), min_size=1, max_size=12),
+    jitter=st.lists(st.floats(-4e-6, 4e-6), min_size=12, max_size=12),
+    order=st.randoms(use_true_random=False),
+)
+def test_equal_scores_share_the_best_rank_whatever_the_order(
+    values: list[int], jitter: list[float], order: random.Random
+) -> None:
+    scores = np.array([value * (1 + part) for value, part in zip(values, jitter, strict=False)])
+    expected = [1 + sum(other > value for other in values) for value in values]
+    assert shared_ranks(scores).tolist() == expected
+    assert shared_ranks(np.stack([scores, -np.arange(len(values))]))[0].tolist() == expected
+    places = list(range(len(values)))
+    order.shuffle(places)
+    assert shared_ranks(scores[places]).tolist() == [expected[place] for place in places]
+    assert ranked(scores) == sorted((rank, i) for i, rank in enumerate(expected))

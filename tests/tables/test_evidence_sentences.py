@@ -163,6 +163,8 @@ def spoken(kind: str, **options: Any) -> str:
     [
         ("unread", "noise", "planted"),
         ("most", "planted", "noise"),
+        ("most_equal", "copies", "planted"),
+        ("correlated", "copies", "planted"),
         ("carries", "planted", "noise"),
         ("carries", "planted", "copies"),
         ("carries", "planted", "weak"),

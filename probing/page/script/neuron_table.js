@@ -18,7 +18,6 @@ class Table {
     this.length = this.layers.length * this.width;
     const rows = Array.from({ length: this.length }, (_, row) => row);
     this.values.layer = rows.map((row) => this.layers[Math.floor(row / this.width)]);
-    this.values.rank = rows.map((row) => (row % this.width) + 1);
     this.at = new Map(rows.map((row) => [this.values.layer[row] + "," + this.values.neuron[row], row]));
   }
 

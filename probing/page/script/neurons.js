@@ -231,7 +231,7 @@ class RunView {
 
   drawClasses(row) {
     const n = this.data.classes.length, { per_layer: perLayer, mean, values } = this.byClass;
-    const i = this.data.layers.indexOf(this.table.get(row, "layer")), index = this.table.get(row, "rank") - 1;
+    const i = this.data.layers.indexOf(this.table.get(row, "layer")), index = row % this.table.width;
     const start = (i * perLayer + index) * n;
     this.bars = index < perLayer ? this.byClass.words.slice(start, start + n).map((word) => half(word) * values.scale) : [];
     this.typical = mean.slice(i * n, (i + 1) * n);
