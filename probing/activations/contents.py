@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -79,11 +79,21 @@ class Activations:
         positions[order] = np.arange(len(order)) - starts[of_row[order]]
         return positions
 
-    def __repr__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """What was read, in one line."""
+        widths = sorted({rows.shape[1] for rows in self.layers.values()})
+        width = f"{widths[0]:,}" if len(widths) == 1 else f"{widths[0]:,} to {widths[-1]:,}"
+        return f"read {self.path} as {self.format}: {self._layers()}, {self.n_rows:,} rows, {width} columns"
+
+    def _layers(self) -> str:
         names = [*self.layers]
         shown = ", ".join(map(str, names if len(names) < 5 else [*names[:2], "...", names[-1]]))
+        return f"{len(names)} {'layer' if len(names) == 1 else 'layers'} ({shown})"
+
+    def __repr__(self) -> str:
         beside = "".join(f", {name}" for name in ("groups" if self.groups is not None else "", *self.columns) if name)
-        return f"<{self.format}: {self.n_rows} rows, {len(names)} layers ({shown}){beside}>"
+        return f"<{self.format}: {self.n_rows} rows, {self._layers()}{beside}>"
 
 
 def assemble(path: Path, format: str, arrays: Mapping[str, Source], first: First | None) -> Activations:
@@ -106,7 +116,8 @@ def assemble(path: Path, format: str, arrays: Mapping[str, Source], first: First
         raise UserError(f"{path} has no arrays: expected activations of shape (n_rows, d_model).")
     n_axes = max(len(array.shape) for array in arrays.values())
     named = {name: array for name, array in arrays.items() if len(array.shape) == n_axes}
-    layers: dict[Any, Source] = {layer_key(name, [*named]): named[name] for name in sorted(named, key=natural)}
+    names = sorted(named, key=natural)
+    layers: dict[Any, Source] = dict(zip(layer_keys(path, names), (named[name] for name in names), strict=True))
     if len(named) == 1 and n_axes > 2:
         layers = _of_single(path, layers, n_axes, first)
     elif first is not None:
@@ -200,9 +211,30 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(name)) if part]
 
 
-def layer_key(name: str, names: list[str]) -> int | str:
-    """Return a layer's number if all are named by one (`3`, `layer_3`, `acts-layer3`), or its name."""
-    found = [re.fullmatch(r"(?:(.*?)[-_. ]?layers?[-_. ]?)?(\d+)", each, re.IGNORECASE) for each in names]
-    if all(found) and len({match[1] for match in found if match}) == 1:
-        return int(re.findall(r"\d+", name)[-1])
-    return name
+def layer_keys(path: Path, names: Sequence[str]) -> list[int | str]:
+    """Return layer numbers if all are named by one (`3`, `layer_3`, `acts-layer3`), or the names.
+
+    A hyphen before a number is a minus (`layer-1`), and such names stay names, unless one of them is of 0.
+
+    Args:
+        path: What is read.
+        names: The names of its layers.
+
+    Raises:
+        UserError: If two names are the same, or of the same number.
+    """
+    found = [re.fullmatch(r"(?:(.*?)[-_. ]?layers?([-_. ]?))?(\d+)", name, re.IGNORECASE) for name in names]
+    matches = [match for match in found if match]
+    is_minus = any(match[2] == "-" for match in matches) and not all(match[2] == "-" for match in matches)
+    is_minus |= all(match[2] == "-" and int(match[3]) > 0 for match in matches)
+    numbered = len(matches) == len(names) and len({match[1] for match in matches}) == 1 and not is_minus
+    keys: list[int | str] = [int(match[3]) for match in matches] if numbered else [*names]
+    first: dict[int | str, str] = {}
+    for key, name in zip(keys, names, strict=True):
+        if key in first:
+            raise UserError(
+                f"{path}: {first[key]!r} and {name!r} are two names of one layer, {key}; rename one of them, or leave "
+                "it out."
+            )
+        first[key] = name
+    return keys

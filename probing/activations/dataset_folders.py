@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.activations.contents import Activations, Columns, First, check_rows, layer_key, natural
+from probing.activations.contents import Activations, Columns, First, check_rows, layer_keys, natural
 from probing.activations.rows import Bounds, LazyRows
 from probing.errors import UserError
 
@@ -52,16 +52,16 @@ def read_dataset(path: Path, first: First | None) -> Activations:
         raise UserError(f"{path} is empty: the data set has no rows.")
     lengths = {name: _lengths(table, name) if n_axes == 2 else np.ones(len(table), np.int64) for name in names}
     check_rows(path, {name: int(of_rows.sum()) for name, of_rows in lengths.items()})
-    of_rows = lengths[names[0]]
+    of_rows, ordered = lengths[names[0]], sorted(names, key=natural)
     for name, others in lengths.items():
         if not np.array_equal(of_rows, others):
             raise UserError(f"{path}: `{names[0]}` and `{name}` have unlike numbers of tokens in some rows.")
     layers = {
-        layer_key(name, names): LazyRows(
+        key: LazyRows(
             (int(of_rows.sum()), _width(table, name, n_axes)), _dtype(table.features[name]),
             _Reader(table, name, of_rows, n_axes).read, f"{path} ({name})",
         )
-        for name in sorted(names, key=natural)
+        for key, name in zip(layer_keys(path, ordered), ordered, strict=True)
     }  # fmt: skip
     columns = _columns(table, {name: axes for name, (axes, _) in kinds.items() if name not in names}, of_rows, n_axes)
     groups = np.repeat(np.arange(len(table)), of_rows) if n_axes == 2 else None

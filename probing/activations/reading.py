@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.activations.contents import Activations, First, assemble, check_rows, layer_key, natural
+from probing.activations.contents import Activations, First, assemble, check_rows, layer_keys, natural
 from probing.activations.formats import FORMATS, Format
 from probing.activations.rows import LazyRows, Source
 from probing.errors import UserError, as_clause, library_errors
+from probing.runtime.terminal import say
 
 Made = TypeVar("Made")
 # Files that only unpickling could read.
@@ -45,7 +46,9 @@ def read_activations(path: str | Path, first: First | None = None, n_layers: int
     if path.is_file() and not path.stat().st_size:
         raise UserError(f"{path} is empty: the file has no bytes; write it again.")
     found = _read(path, first)
-    return found if n_layers is None else _divided(found, n_layers)
+    found = found if n_layers is None else _divided(found, n_layers)
+    say(found.summary)
+    return found
 
 
 def _read(path: Path, first: First | None) -> Activations:
@@ -118,6 +121,7 @@ def _of_files(folder: Path, files: list[Path], first: First | None) -> Activatio
         )
     (form,) = forms.values()
     stems = [file.name.removesuffix(file.suffix) for file in files]
+    keys = layer_keys(folder, stems)
     if arrays_of := form.arrays:
         arrays: dict[str, Source] = {}
         for file, stem in zip(files, stems, strict=True):
@@ -130,9 +134,7 @@ def _of_files(folder: Path, files: list[Path], first: First | None) -> Activatio
     for file, part in zip(files, parts, strict=True):
         if len(part.layers) != 1:
             raise _several(file, len(part.layers))
-    layers: dict[Any, Any] = {}
-    for stem, part in zip(stems, parts, strict=True):
-        layers[layer_key(stem, stems)] = next(iter(part.layers.values()))
+    layers = {key: next(iter(part.layers.values())) for key, part in zip(keys, parts, strict=True)}
     check_rows(folder, {key: len(rows) for key, rows in layers.items()})
     for file, part in zip(files, parts, strict=True):
         if not _same(parts[0].groups, part.groups):

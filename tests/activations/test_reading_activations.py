@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import h5py
@@ -16,6 +17,8 @@ import pytest
 import torch
 import zarr
 from datasets import Dataset, DatasetDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import probing
@@ -364,3 +367,75 @@ def test_zarr_groups_within_groups_are_named_by_their_paths(tmp_path: Path) -> N
     group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w")
     group.create_group("encoder").create_array("out", data=BLOCKS[0, 0])
     assert [*read_activations(tmp_path / "a.zarr").layers] == ["encoder/out"]
+
+
+NAMES = st.builds(
+    "{}{}{}".format, st.sampled_from(["layer_", "layer-", "layer", "Layer_", "acts.layer_", ""]),
+    st.sampled_from(["", "0", "00"]), st.integers(0, 12),
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(names=st.lists(NAMES, min_size=1, max_size=5, unique_by=str.lower), form=st.sampled_from(["npy", "npz", "h5"]))
+def test_no_layer_vanishes_whatever_its_name(names: list[str], form: str) -> None:
+    """Every array is read, under its number or name; or two names of one number are refused."""
+    arrays = {name: np.full((3, 2), i, dtype=np.float32) for i, name in enumerate(names)}
+    with TemporaryDirectory() as place:
+        path = Path(place) / f"all.{form}"
+        if form == "npy":
+            path = Path(place)
+            for name, array in arrays.items():
+                np.save(path / f"{name}.npy", array)
+        elif form == "npz":
+            np.savez(path, allow_pickle=False, **arrays)
+        else:
+            with h5py.File(path, "w") as file:
+                for name, array in arrays.items():
+                    file[name] = array
+        numbers = [int(re.findall(r"\d+", name)[0]) for name in names]
+        try:
+            found = probing.read_activations(path)
+        except UserError:
+            assert len(set(numbers)) < len(numbers)
+            with pytest.raises(UserError, match="are two names of one layer"):
+                probing.read_activations(path)
+            return
+        assert len(found.layers) == len(names)
+        read = {key: int(np.asarray(rows)[0, 0]) for key, rows in found.layers.items()}
+    for key, i in read.items():
+        assert key == names[i] or (isinstance(key, int) and key == int(re.findall(r"\d+", names[i])[0]))
+        if isinstance(key, int) and any("-" in name for name in names):
+            assert all("-" in name for name in names)
+            assert min(read) == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        (["layer-1", "layer_0", "layer_1"], ["layer-1", "layer_0", "layer_1"]),
+        (["layer-0", "layer-1", "layer-10"], [0, 1, 10]),
+        (["layer-1", "layer-2"], ["layer-1", "layer-2"]),
+        (["layer_0", "acts_layer_1"], ["layer_0", "acts_layer_1"]),
+    ],
+)
+def test_a_hyphen_before_a_number_is_a_minus(
+    names: list[str], keys: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for i, name in enumerate(names):
+        np.save(tmp_path / f"{name}.npy", np.full((4, 3), i))
+    found = probing.read_activations(tmp_path)
+    assert sorted(found.layers, key=str) == sorted(keys, key=str)
+    assert {int(np.asarray(found.layers[key])[0, 0]) for key in keys} == set(range(len(names)))
+    shown = ", ".join(map(str, found.layers))
+    assert capsys.readouterr().err == (
+        f"read {tmp_path} as folder of npy: {len(names)} layers ({shown}), 4 rows, 3 columns\n"
+    )
+
+
+@pytest.mark.parametrize("names", [("layer_1.npy", "layer_01.npy"), ("layer_1.npy", "layer_1.NPY")])
+def test_two_files_of_one_layer_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
+    for name in names:
+        with (tmp_path / name).open("wb") as file:
+            np.save(file, np.zeros((4, 3)))
+    with pytest.raises(UserError, match="are two names of one layer, 1; rename one"):
+        probing.read_activations(tmp_path)
