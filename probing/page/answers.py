@@ -6,9 +6,8 @@ from probing.models.layers import neuron_of, site_of
 from probing.page.sources import Sources, Subject
 from probing.results.schema import Row
 from probing.results.shown import count, layers_named, listed
-from probing.runs.checks import has_intercept
 from probing.tables.answers import accuracies
-from probing.tables.columns import R2, score_of
+from probing.tables.columns import R2, has_intercept, score_of
 from probing.tables.conclusions import basis, conclusion, given_words, held_fixed, overlaps, scope
 from probing.tables.controls import held_against_by_layer, why_leading
 from probing.tables.evidence_sentences import say
@@ -94,5 +93,7 @@ def conclusions(subject: Subject) -> list[str]:
 def _on_neurons(subject: Subject, layer: int) -> str:
     (row,) = (row for row in subject.run.accuracy if row["layer"] == layer)
     ranked = subject.ranked[layer]
-    said = conclusion(ranked, subject.task, row, given_words(subject.run.config)), overlaps(row, len(ranked))
+    config = subject.run.config
+    of_first = conclusion(ranked, subject.task, row, given_words(config), has_intercept(config))
+    said = of_first, overlaps(row, len(ranked))
     return " ".join(sentence for sentence in said if sentence)

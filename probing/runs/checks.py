@@ -17,6 +17,7 @@ from probing.results.schema import Row
 from probing.results.shown import without_nan
 from probing.runs.folder import PARTIAL, read_json
 from probing.runtime.files import regular
+from probing.tables.columns import has_intercept
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -309,11 +310,6 @@ def read_tensor(path: Path, name: str) -> Tensor:
 def reads_transformed(config: Mapping[str, Any]) -> bool:
     """Whether the probes of a run read transformed activations, which are centred if they have an intercept."""
     return config.get("transform", "none") != "none" or has_intercept(config)
-
-
-def has_intercept(config: Mapping[str, Any]) -> bool:
-    """Whether the probes of a run have an intercept; those of versions without the option have none."""
-    return bool(config["probe"].get("bias", False))
 
 
 def read_transforms(folder: Path, layers: Sequence[int], d_model: int) -> dict[int, Transform]:

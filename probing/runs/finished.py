@@ -41,10 +41,11 @@ from probing.probes.recipe import Training
 from probing.probes.solvers import Penalty
 from probing.rankings.null_rankings import null_rankings
 from probing.results.shown import count, layers_named
-from probing.runs.checks import has_intercept, leaves_out_first, read_transforms, reads_transformed
+from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runs.dictionaries import site_read
 from probing.runs.places import model_of, task_of, texts_of_runs
 from probing.runtime.progress import stage
+from probing.tables.columns import has_intercept
 from probing.tasks import Labels, short_name
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Any
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.models import site_of
-from probing.runs.checks import has_intercept
 from probing.runs.places import TEXTS, is_model_of, model_of, texts_of
 from probing.runs.run import Run
+from probing.tables.columns import has_intercept
 from probing.tracking import least, resolve_mode
 
 

@@ -16,7 +16,6 @@ from probing.runs.checks import (
     check_documents,
     check_tables,
     check_tensors,
-    has_intercept,
     kind_of,
     read_tensor,
     reading,
@@ -24,7 +23,7 @@ from probing.runs.checks import (
 from probing.runs.folder import read_json, read_yaml
 from probing.runs.further import further_table
 from probing.runs.study import Result, Study
-from probing.tables.columns import Order, ordered
+from probing.tables.columns import Order, has_intercept, ordered
 from probing.tables.schema import (
     ACCURACY,
     BASES,

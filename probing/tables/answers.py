@@ -8,7 +8,7 @@ from typing import Any
 from probing.results.schema import Row
 from probing.results.shown import in_brackets, interval, layers_named
 from probing.tables.classes import worst_class
-from probing.tables.columns import R2, UNINFORMATIVE, score_of
+from probing.tables.columns import R2, UNINFORMATIVE, has_intercept, score_of
 from probing.tables.conclusions import basis, conclusion, given_words, held_fixed, overlaps, scope
 from probing.tables.controls import held_against_by_layer, leading, why_leading
 from probing.tables.evidence_sentences import say
@@ -55,7 +55,8 @@ def answer(accuracy: Rows, neurons: Rows, task: str, config: Mapping[str, Any]) 
         config: The resolved configuration.
     """
     row = leading(accuracy)
-    of_neuron = conclusion([one for one in neurons if one["layer"] == row["layer"]], task, row, given_words(config))
+    own = [one for one in neurons if one["layer"] == row["layer"]]
+    of_neuron = conclusion(own, task, row, given_words(config), has_intercept(config))
     said = [accuracies(accuracy), why_leading(accuracy), of_neuron, held_against_by_layer(accuracy, task)]
     return [sentence for sentence in said if sentence]
 

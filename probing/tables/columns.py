@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.results.schema import Row
@@ -16,6 +16,11 @@ UNRESOLVED = "unresolved"
 NEGLIGIBLE = "negligible"
 # An effect is negligible if its interval is within this many nats of 0: the perplexity changes by a thousandth.
 NEGLIGIBLE_NATS = 1e-3
+
+
+def has_intercept(config: Mapping[str, Any]) -> bool:
+    """Return whether the probes of a run have an intercept; those of versions without the option have none."""
+    return bool(config["probe"].get("bias", False))
 
 
 def accuracy_flag(row: Row) -> str:

@@ -12,11 +12,13 @@ from probing.results.shown import ends, in_brackets, interval, listed
 from probing.statistics.intervals import few_sentences
 from probing.statistics.rank_similarity import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES
 from probing.tables.columns import (
+    FAR,
     NEGLIGIBLE,
     NEGLIGIBLE_NATS,
     R2,
     UNINFORMATIVE,
     UNRESOLVED,
+    has_intercept,
     score_of,
     score_of_neurons,
     with_intercept,
@@ -26,12 +28,18 @@ from probing.tables.evidence_sentences import ALPHA, say
 
 # A centred contribution within this share of the contribution itself counts as nearly unchanged.
 UNCHANGED = 0.05
+# False discovery rate below which a neuron surely varies with the label.
+SURE = 1e-3
 # Neurons of a group that are named.
 MOST_NAMED = 8
 
 
 def conclusion(
-    rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any] | None = None, given: str = ""
+    rows: Sequence[Mapping[str, Any]],
+    task: str,
+    layer: Mapping[str, Any] | None = None,
+    given: str = "",
+    bias: bool = False,
 ) -> str:
     """Return what the top neuron's numbers support, in a few sentences.
 
@@ -40,13 +48,13 @@ def conclusion(
         task: What the probe predicts, such as `position`.
         layer: The layer's row of `accuracy.csv`, for the controls that see the token, or what is held fixed, alone.
         given: What is held fixed, as `given_words` says it.
+        bias: Whether the probe has an intercept.
     """
     top = rows[0]
     if not top["contribution"]:
         return say("no_weights", layer=top["layer"])
     if top["flag"] == UNINFORMATIVE:
-        measure = "R²" if score_of_neurons(top) is R2 else "nats"
-        return say("unread", layer=top["layer"], measure=measure, task=task)
+        return _unread(rows, task, layer or {}, bias)
     first = [row["neuron"] for row in rows if row["rank"] == top["rank"]]
     values = {"layer": top["layer"], "ratio": top["ratio"], "share": top["share"], "range": _range(top)}
     who = say("most", neuron=top["neuron"], **values) if len(first) == 1 else say(
@@ -57,6 +65,37 @@ def conclusion(
         *_confounds(layer, task, given), _first_unflagged(rows), _in_control_tasks(top), _not_measured(top),
     ]  # fmt: skip
     return " ".join(sentence for sentence in said if sentence)
+
+
+def _unread(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any], bias: bool) -> str:
+    """Say that a ranking is not to be read, and whether the probe lacks an intercept."""
+    is_number = score_of_neurons(rows[0]) is R2
+    column, values = "r2" if is_number else "information", {"measure": "R²" if is_number else "nats", "task": task}
+    said = say("unread", layer=rows[0]["layer"], **values)
+    if known(layer, f"{column}_high") and layer[f"{column}_high"] < 0:
+        said = say("worse", layer=rows[0]["layer"], interval=interval(layer, column, " to ", ".4f"), **values)
+    why = [] if bias else [*_far_mean(rows), *_varies_by_itself(rows, task, layer, is_number)]
+    return f"{said} {say('no_intercept', why=listed(why))}" if why else said
+
+
+def _far_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the neuron whose mean is farthest from 0, if it is far."""
+    live = [row for row in rows if row["flag"] != "dead" and known(row, "sd") and row["sd"] > 0]
+    far, neuron = max(((abs(row["mean"]) / row["sd"], row["neuron"]) for row in live), default=(0.0, 0))
+    return [say("far_mean", neuron=neuron, far=far)] if far > FAR else []
+
+
+def _varies_by_itself(
+    rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any], is_number: bool
+) -> list[str]:
+    """Name the neuron that varies most surely with what a probe predicts worse than the majority class does."""
+    q, neuron = min(
+        ((row["eta_squared_q"], row["neuron"]) for row in rows if known(row, "eta_squared_q")), default=(1, 0)
+    )
+    score, floor = (layer.get("r2"), 0) if is_number else (layer.get("accuracy"), layer.get("majority_accuracy"))
+    if q >= SURE or score is None or floor is None or score >= floor:
+        return []
+    return [say("varies_by_itself_number" if is_number else "varies_by_itself", neuron=neuron, task=task, q=q)]
 
 
 def _correlated(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -342,7 +381,8 @@ def ranking_conclusions(
     lines: list[str] = []
     for row, fitted in zip(accuracy, results["layers"], strict=True):
         ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
-        lines += [conclusion(ranked, task, row, given_words(config)), overlaps(row, len(ranked))]
+        said = conclusion(ranked, task, row, given_words(config), has_intercept(config))
+        lines += [said, overlaps(row, len(ranked))]
         if not fitted["converged"]:
             lines.append(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))
     lines += [*basis(accuracy), held_fixed(results, config), scope(results, config["test_corpus"])]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from probing.statistics.intervals import FEW
 from probing.tables.basis_sentences import BASIS_SENTENCES
 from probing.tables.evidence_notes import NOTES, Sentence
+from probing.tables.layer_sentences import LAYER_SENTENCES
 from probing.tables.recipe_sentences import RECIPE_SENTENCES
 
 # Error rate at which claims are made: for a single interval, and for all neurons together that were removed in a layer.
@@ -27,7 +28,6 @@ def say(name: str, **values: object) -> str:
     return SENTENCES[name].text.format(**values)
 
 
-_WHOLE_LAYER = "The whole layer"
 _NEURON = "The neuron that contributes most"
 _LOSS = "What a probe loses without that neuron"
 _BESIDE = "Beside it"
@@ -44,58 +44,7 @@ _CORRECTED = (
 )
 
 SENTENCES: dict[str, Sentence] = {
-    "no_weights": Sentence(
-        "Layer {layer}: no neuron contributes, because every weight of the probe is 0.",
-        "All contributions are 0.",
-        _WHOLE_LAYER,
-    ),
-    "unread": Sentence(
-        "Layer {layer}: do not read its ranking. In {measure}, it is not resolved whether the probe predicts the test "
-        "part better than a constant answer does. The comparison with the controls may still show that {task} can be "
-        "read in this layer.",
-        "Flag `uninformative`: the 95% interval of the nats saved over a constant answer, or of R², is not above 0.",
-        _WHOLE_LAYER,
-    ),
-    "unread_layers": Sentence(
-        "Do not read the rankings of {layers}: their probes are not shown to be better than a constant answer.",
-        "Flag `uninformative` in some of several layers.",
-        _WHOLE_LAYER,
-    ),
-    "leading": Sentence(
-        "Neurons are those of layer {layer}, whose {what} is furthest above its strongest floor, by {apart:.3f} "
-        "({floor}, {value:.3f}){among}.",
-        "Several layers. Floors are the majority class or a constant answer and all controls but the randomly "
-        "initialised model, where labels are positions, and those of `--transform`; of equal differences, the last "
-        "layer's; layers with the flag `uninformative` come last.",
-        _WHOLE_LAYER,
-    ),
-    "among_readable": Sentence(
-        ", of the layers whose ranking may be read", "Some layers have the flag `uninformative`.", _PARTS
-    ),
-    "led_by_means": Sentence(
-        "In {layers} the first neuron contributes mostly by its mean (flag `offset`), in place of an intercept: --sort "
-        "centred ranks without means, --probe.bias true trains with an intercept.",
-        "Flag `offset` of the first neuron in some of several layers.",
-        _WHOLE_LAYER,
-    ),
-    "worst_class": Sentence(
-        "Layer {layer}: macro F1 is {macro:.3f}; of the classes that the test part has {few} times or more, {label} is "
-        "read worst (F1 {f1:.3f}, {right} of {n} right{taken}).",
-        "Classes are no numbers, the test part has at least two of them 10 times, and one answer is wrong.",
-        _WHOLE_LAYER,
-    ),
-    "stopped_short": Sentence(
-        "Layer {layer}: the probe stopped up to {gap:.1g} nats short of its optimum, so this ranking may reflect the "
-        "optimiser rather than the data.",
-        "The bound on the distance to the optimum is above the tolerance.",
-        _WHOLE_LAYER,
-    ),
-    "stopped_short_report": Sentence(
-        "In {layers} the probe stopped short of its optimum, so the ranking may reflect the optimiser rather than the "
-        "data.",
-        "The same, in a report.",
-        _WHOLE_LAYER,
-    ),
+    **LAYER_SENTENCES,
     "most": Sentence(
         "Layer {layer}: neuron {neuron} contributes most, {share:.1%} of the total and {ratio:.1f} times the "
         "mean{range}.",

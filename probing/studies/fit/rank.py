@@ -24,7 +24,6 @@ from probing.results.rows import Table
 from probing.results.schema import Row
 from probing.results.shown import layers_named
 from probing.runs.call import say_where, writable_folder
-from probing.runs.checks import has_intercept
 from probing.runs.loading import load_fit_of_classes
 from probing.runs.of_run import tracked_like
 from probing.runs.rankings import (
@@ -40,6 +39,7 @@ from probing.runs.run import Run
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.progress import expect, stage
 from probing.runtime.stages import BRIEF
+from probing.tables.columns import has_intercept
 from probing.tables.rankings import curves_lines, rankings_lines
 from probing.tables.schema import RANKING
 from probing.tracking import Tracker, resolve_mode
