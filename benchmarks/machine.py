@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,7 +18,7 @@ LIBRARIES = ("neuron-probing", "torch", "pytorch-lightning", "transformers", "nu
 def describe(threads: int) -> dict[str, str]:
     """Return machine, versions, commit, date and the load before the measurement."""
     return {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
         "processor": _processor(),
         "cores": str(os.cpu_count()),
