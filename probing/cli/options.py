@@ -201,7 +201,7 @@ DESCRIPTIONS = {
     "seed": "Seed of every random draw: bootstrap samples, clip_random's neurons and random initialisation.",
     "runs": "Folder in which the run is written.",
     "cache": "Folder of cached activations; $PROBING_CACHE or RUNS/cache by default.",
-    "quiet": "Print result lines only, without tables and progress.",
+    "quiet": "Print result lines, sentences and warnings, without tables and progress.",
     "figure_format": "Formats of the figures: all, or some of png (for the screen; W&B shows it), pdf and svg (for a "
     "paper, 3.3 or 6.8 inches wide).",
     "probe": "How the probe is trained.",

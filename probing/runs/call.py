@@ -25,7 +25,7 @@ from probing.runtime.installation import versions
 from probing.runtime.logger_names import logger_problems
 from probing.runtime.machine import Stopwatch
 from probing.runtime.processes import interrupt_behind
-from probing.runtime.progress import expect, stage
+from probing.runtime.progress import expect, messages, stage
 from probing.runtime.stages import BRIEF
 from probing.tracking import Tracker, resolve_mode
 
@@ -261,8 +261,8 @@ class Call:
 
     @property
     def say(self) -> Callable[[str], None]:
-        """Takes one-line messages; drops them with `--quiet`."""
-        return terminal.silence if self.config["quiet"] else terminal.say
+        """Takes one-line messages."""
+        return messages(self.config["quiet"])
 
     def expect(self, n_stages: int) -> None:
         """Say how many stages there are before the results are written; see `probing.runtime.progress.expect`."""

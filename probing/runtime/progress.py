@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
 from probing.runtime.processes import is_main_process
 from probing.runtime.stages import Cost, Overview, Stage
-from probing.runtime.terminal import in_notebook, say
+from probing.runtime.terminal import in_notebook, say, silence
 
 _overview: ContextVar[Overview | None] = ContextVar("overview", default=None)
 _is_part: ContextVar[bool] = ContextVar("is_part", default=False)
@@ -50,6 +50,21 @@ def overview(quiet: bool, briefly: bool = False) -> Iterator[None]:
 def is_part() -> bool:
     """Whether this is a command inside another one."""
     return _is_part.get()
+
+
+def messages(quiet: bool) -> Callable[[str], None]:
+    """Return what takes one-line messages that a reader needs to trust the results: `quiet` does not drop them.
+
+    Args:
+        quiet: Whether the command is quiet; one inside another command, such as a trial of a sweep, then says nothing.
+    """
+    return silence if quiet and is_part() else say
+
+
+def remark(message: str) -> None:
+    """Say how far a command is in a line of its own, unless it is quiet."""
+    if (here := _overview.get()) and (here.line or here.said):
+        say(message)
 
 
 def _line() -> Any:

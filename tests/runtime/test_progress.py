@@ -15,7 +15,7 @@ import pytest
 
 from conftest import BARE_ARGS, ROOT
 from probing.runtime import stages
-from probing.runtime.progress import counted, expect, hush, note, overview, stage
+from probing.runtime.progress import counted, expect, hush, messages, note, overview, remark, stage
 from probing.runtime.stages import BRIEF, Cost, duration, spent
 from typed import PROGRAM
 
@@ -92,9 +92,13 @@ def test_a_log_has_a_line_for_each_stage_and_a_terminal_one_line_which_vanishes(
     assert not any("/6]" in line for line in list(screens(seen))[-1])
 
 
-def test_quiet_says_nothing_at_a_terminal(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
+def test_quiet_says_what_was_left_out_at_a_terminal_and_not_how_far_it_is(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
     seen, _ = at_a_terminal(command(checkpoints, corpus_file, tmp_path, "--quiet"))
-    assert seen == ""
+    assert "are too rare to be classes" in " ".join(seen.split())
+    assert "\x1b" not in seen
+    assert "/6]" not in seen
 
 
 # --- what is told, by a clock of our own ---
@@ -235,6 +239,16 @@ def test_a_call_from_python_says_long_stages_only_and_a_command_inside_another_i
         "[2] long: of its own, 1 of 3, 60 s so far, about 2 min for the others",
         "[2] long: 1 min 33 s",
     ]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_quiet_drops_remarks_but_messages_only_of_a_part(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with overview(quiet):
+        messages(quiet)("3 rows are left out")
+        remark("1 of 2 trials")
+        with overview(quiet=False):
+            messages(True)("3 rows are left out of a trial")
+    assert capsys.readouterr().err.splitlines() == ["3 rows are left out", *["1 of 2 trials"] * (not quiet)]
 
 
 @pytest.mark.parametrize("way", ["quiet", "hushed", "another rank", "no command", "failed"])

@@ -15,7 +15,7 @@ from probing.errors import UserError, about_option, as_clause
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import ModelSource, is_downloaded
 from probing.runtime.machine import drop_garbage
-from probing.runtime.progress import stage
+from probing.runtime.progress import remark, stage
 from probing.studies.claims.claim import Claim, Paper
 from probing.studies.claims.estimate import seconds, training_seconds
 from probing.studies.claims.evaluation import Model
@@ -332,11 +332,11 @@ def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say)
                 lacking[one.need.name] = one.need.lacking
                 continue
             if one.there:
-                say(f"{one.need.line}: read from {one.there}")
+                remark(f"{one.need.line}: read from {one.there}")
                 places[one.need.name] = one.there
                 continue
             n += 1
-            say(f"run {n} of {len(planned.to_run)}: {one.need.line}")
+            remark(f"run {n} of {len(planned.to_run)}: {one.need.line}")
             try:
                 with stage(one.need.line):
                     if gone := [lacking[other] for other in one.need.reads if other in lacking]:

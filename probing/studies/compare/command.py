@@ -67,7 +67,7 @@ def compare(
         seed: Seed of every random draw: resampled sentences and the null distributions.
         runs: Folder of runs, in which the comparison is written too.
         name: Name of the comparison; compare-MODELS-YYYYMMDD-HHMMSS by default.
-        quiet: Print the sentences only.
+        quiet: Print the sentences and warnings only.
         verbose: Print the neurons at the top of every run, too.
         trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
             are accepted.

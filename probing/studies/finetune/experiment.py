@@ -10,7 +10,7 @@ from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split
 from probing.models import ModelSource
 from probing.runtime.kept_training import Places, Row
-from probing.runtime.progress import stage
+from probing.runtime.progress import remark, stage
 from probing.studies.finetune.baselines import baselines
 from probing.studies.finetune.examples import Task, labelled
 from probing.studies.finetune.options import TuningOptions
@@ -67,7 +67,7 @@ def carry_out(
     curve: list[Row] = []
     for job in asked.jobs:
         if places.finished(job.name) is None and places.state(job.name).is_file():
-            say(f"{job.name}: the tuning goes on")
+            remark(f"{job.name}: the tuning goes on")
         with stage(f"tuning of {job.name}"):
             curve += tune(job, source, task, asked.recipe, asked.trainer, places, logger)
     with stage("baselines"):  # all processes share their passes

@@ -18,11 +18,10 @@ from probing.errors import UserError, refuse
 from probing.runs.call import runs_folder, say_where, tracking
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, load_fit, read_run
-from probing.runtime import terminal
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.logger_names import logger_names
 from probing.runtime.machine import Stopwatch
-from probing.runtime.progress import expect, overview, stage
+from probing.runtime.progress import expect, messages, overview, stage
 from probing.tracking import resolve_mode
 
 # What can be shuffled or drawn without a model.
@@ -66,7 +65,7 @@ def probe(
         trainer: Arguments of Lightning's Trainer.
         probe: How the probe is trained.
         logger: Lightning logger for the training curves, of `pytorch_lightning` or of `lightning`.
-        quiet: Whether to show no progress and say nothing; results are in the returned run in any case.
+        quiet: Whether to show no progress and not to say where results are; what was left out is said in any case.
         numbers: Whether labels are numbers to predict as such, and not classes; if None, they are where at least one
             has a fraction.
         figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
@@ -90,8 +89,9 @@ def probe(
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
     from probing.studies.fit.estimate import stages_of_probes
 
-    watch, say = Stopwatch(), terminal.silence if quiet else terminal.say
+    watch = Stopwatch()
     with overview(quiet, briefly=True), quiet_libraries(), algorithms_kept():
+        say = messages(quiet)
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
         _check(options, sides, trainer or {}, mdl, logger)

@@ -38,7 +38,7 @@ from probing.runtime import terminal
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.machine import Stopwatch
 from probing.runtime.processes import is_main_process
-from probing.runtime.progress import expect, stage
+from probing.runtime.progress import expect, messages, stage
 from probing.runtime.stages import Cost
 from probing.tables.columns import Order, controls_of
 from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, reader_of, task_in_words
@@ -94,7 +94,7 @@ def fit(
     """
     probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
     config |= described(task, task_args)
-    say = terminal.silence if quiet else terminal.say
+    say = messages(quiet)
     refuse(option_problems(probe, seed, max_length, batch_tokens, replicates))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
@@ -238,42 +238,54 @@ def _write(
 
 
 def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order = "contribution") -> None:
-    """Print the answer, the tables, what to distrust, and where the results are; with `verbose` all there is."""
+    """Print the answer, the tables, what to distrust, and where the results are; with `verbose` all there is.
+
+    If `quiet`, a line for each layer stands in place of the tables; sentences are the same.
+    """
     from probing.tables import answers, probes
-    from probing.tables.bases import bases_lines, bases_table
-    from probing.tables.classes import classes_table
+    from probing.tables.bases import bases_lines
     from probing.tables.controls import leading
 
     rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
+    verbose = verbose and not quiet
+    said = answers.answer(rows, neurons, task, run.config)
+    layer = leading(rows)["layer"]
     if quiet:
         for row in rows:
             print(probes.result_line(row, run.top(row["layer"], 5, sort)))
+    terminal.tell(*said)
+    if not quiet:
+        _show(run, layer, verbose, sort)
+    if verbose:
+        terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in said))
     else:
-        said = answers.answer(rows, neurons, task, run.config)
-        terminal.tell(*said)
-        layer = leading(rows)["layer"]
-        scores = run.scores_of(layer)
-        removed = sum(bool(row.get("removed")) for row in run.top(layer, len(neurons)))
-        ranked = probes.neurons_table(run.top(layer, by=sort), site_of(run.config), removed, sort, verbose)
-        if verbose:
-            terminal.show(ranked, probes.accuracy_table(run.results["layers"]))
-            if scores:
-                terminal.show(classes_table(scores))
-            if {*controls_of(rows)} - {"majority"}:
-                terminal.show(probes.controls_table(rows))
-        else:
-            terminal.show(ranked, *[probes.layers_table(rows, neurons, sort)] * (len(rows) > 1))
-        if heads := [row for row in run.heads if row["layer"] == layer]:
-            terminal.show(probes.heads_table(heads))
-        if bases := [row for row in run.bases if row["layer"] == layer]:
-            terminal.show(bases_table(bases))
-            terminal.tell(*[] if verbose else bases_lines(bases, task))
-        if verbose:
-            terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in said))
-        else:
-            terminal.tell(*answers.distrust(rows, neurons, run.class_scores, task, run.results, run.config))
+        terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
+        terminal.tell(*answers.distrust(rows, neurons, run.class_scores, task, run.results, run.config))
     terminal.tell(*probes.transform_lines(run.transform, rows))
     say_where(run.folder, where, "" if quiet or verbose else answers.IN_FULL)
+
+
+def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
+    """Print the tables of the leading layer, and of all layers; with `verbose` all there are."""
+    from probing.tables import probes
+    from probing.tables.bases import bases_table
+    from probing.tables.classes import classes_table
+
+    rows, neurons, scores = run.accuracy, run.neurons, run.scores_of(layer)
+    removed = sum(bool(row.get("removed")) for row in run.top(layer, len(neurons)))
+    ranked = probes.neurons_table(run.top(layer, by=sort), site_of(run.config), removed, sort, verbose)
+    if verbose:
+        terminal.show(ranked, probes.accuracy_table(run.results["layers"]))
+        if scores:
+            terminal.show(classes_table(scores))
+        if {*controls_of(rows)} - {"majority"}:
+            terminal.show(probes.controls_table(rows))
+    else:
+        terminal.show(ranked, *[probes.layers_table(rows, neurons, sort)] * (len(rows) > 1))
+    if heads := [row for row in run.heads if row["layer"] == layer]:
+        terminal.show(probes.heads_table(heads))
+    if bases := [row for row in run.bases if row["layer"] == layer]:
+        terminal.show(bases_table(bases))
 
 
 @command
@@ -295,14 +307,13 @@ def extract(
             (mlp), or outputs of its heads (attention). Features (sae:FOLDER) are computed from hidden states.
         seed: Seed of the weights of a randomly initialised model.
         runs: Folder of runs, in which the cache is by default.
-        quiet: Print the result line only.
+        quiet: Print the result line and warnings only.
 
     Returns:
         The folder of the cache entry.
     """
     from probing.cache.source import ActivationSource, say_what_was_left_out
     from probing.corpus import load_corpus
-    from probing.runtime import terminal
     from probing.runtime.processes import is_main_process
 
     problems = number_problems(seed, max_length, batch_tokens)
@@ -311,7 +322,7 @@ def extract(
     refuse(problems)
     layer_numbers(layer)
     cached = cache_folder(cache, runs)
-    say = terminal.silence if quiet else terminal.say
+    say = messages(quiet)
     with quiet_libraries():
         source = ActivationSource.of(
             model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,

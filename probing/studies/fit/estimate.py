@@ -27,6 +27,7 @@ from probing.probes.history import LONGEST
 from probing.probes.objective import cross_entropy_sums
 from probing.results.shown import count
 from probing.runtime.machine import check_memory, gigabytes, undisturbed_rate
+from probing.runtime.progress import remark
 from probing.runtime.stages import BRIEF, Cost, duration
 
 # A run whose cache is larger than this, in bytes, says what it takes before it begins.
@@ -279,6 +280,6 @@ def announced(
         estimate = Estimate(readings, known, source.cache)
         estimate.check_memory()
         if estimate.n_bytes > LARGE:
-            source.say(estimate.line(source.trainer))
+            remark(estimate.line(source.trainer))
 
     return announce

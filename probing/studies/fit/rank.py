@@ -37,7 +37,7 @@ from probing.runs.rankings import (
 from probing.runs.registry import refuse_several
 from probing.runs.run import Run
 from probing.runtime.libraries import quiet_libraries
-from probing.runtime.progress import expect, stage
+from probing.runtime.progress import expect, messages, stage
 from probing.runtime.stages import BRIEF
 from probing.tables.columns import has_intercept
 from probing.tables.rankings import curves_lines, rankings_lines
@@ -74,7 +74,7 @@ def rank(
         top: Number of first neurons that `--erase` keeps or removes, at most half of all.
         seed: Seed of every random draw: random neurons, and a sample of the tokens where not all are used.
         cache: Folder of cached activations; the one that the run used by default.
-        quiet: Print result lines only, without tables.
+        quiet: Print result lines and warnings, without tables and progress.
         wandb: Where and how to track the rankings in Weights & Biases; with the mode auto, not sent if the run was not.
         corpus: The text of the run, if it has moved: its path, or [A, B] for a corpus and a test corpus; accepted if it
             has the same content.
@@ -141,15 +141,13 @@ def _read(run: Run, corpus: Moved | None, cache: str | None, quiet: bool) -> tup
         run: The run.
         corpus: Its text, if that has moved.
         cache: Folder of cached activations; by default that of the run.
-        quiet: Whether messages and progress are left out.
+        quiet: Whether progress is left out.
     """
     from probing.runs.finished import Extraction, open_runs, sides_of
     from probing.runs.places import cache_of, given_texts
-    from probing.runtime import terminal
 
     (finished,) = open_runs([run], "index", given_texts(corpus))
-    say = terminal.silence if quiet else terminal.say
-    extract = Extraction(cache_of(run, cache), {}, say)
+    extract = Extraction(cache_of(run, cache), {}, messages(quiet))
     return finished.label, sides_of(finished, extract)
 
 

@@ -103,7 +103,7 @@ def pretrain(
 
             def measure(tracker: Tracker | None) -> Measured | None:
                 logger = tracker.logger if tracker else None
-                losses = train_all(rows, asked, written, logger, call.say)
+                losses = train_all(rows, asked, written, logger)
                 layers = measure_all(rows, asked, written, call.cached, losses, call.say)
                 tables = {"arms": layers, "losses": losses}
                 if multiples:

@@ -14,7 +14,7 @@ from probing.corpus import Corpus
 from probing.results.shown import count
 from probing.runtime.files import replacing
 from probing.runtime.kept_training import Places
-from probing.runtime.progress import stage
+from probing.runtime.progress import remark, stage
 from probing.runtime.terminal import silence
 from probing.studies.pretrain.arms import checkpoint_folder, checkpoint_steps
 from probing.studies.pretrain.batches import PackedText, as_fast, prepare
@@ -64,9 +64,8 @@ def packed_text(corpus: Corpus, asked: Asked, places: Places) -> PackedText:
 
 
 def train_all(
-    text: PackedText, asked: Asked, places: Places, logger: Any, say: Callable[[str], None],
-    callbacks: Sequence[pl.Callback] = (),
-) -> list[Row]:  # fmt: skip
+    text: PackedText, asked: Asked, places: Places, logger: Any, callbacks: Sequence[pl.Callback] = ()
+) -> list[Row]:
     """Train what is not trained yet, and return the rows of `losses.csv`.
 
     Args:
@@ -74,14 +73,13 @@ def train_all(
         asked: What is asked.
         places: Where to write.
         logger: Lightning logger of the curves, if any.
-        say: Takes messages.
         callbacks: Further callbacks of Lightning.
     """
     rows: list[Row] = []
     for job in asked.jobs:
         if not places.curve(job.name).is_file():
             how = "goes on" if places.state(job.name).is_file() else "begins"
-            say(f"{job.name}: the training {how} ({asked.recipe.steps} steps)")
+            remark(f"{job.name}: the training {how} ({asked.recipe.steps} steps)")
         with stage(f"training of {job.name}"):
             rows += train(job, text, asked.shape, asked.recipe, asked.trainer, places, logger, callbacks)
     return rows

@@ -83,7 +83,7 @@ def series(
         text = Text(*read_corpora(corpus, test_corpus, seed, say))
         how = How(probe, seed)
         call.expect(1)
-        found = survey(found_there, source_of, names, text, how, keep_activations, say)
+        found = survey(found_there, source_of, names, text, how, keep_activations)
         call.watch.end("measure")
         title = _title(found_there)
         folder = RunFolder(call.place, name, f"series-{title}"[:120])

@@ -10,7 +10,7 @@ from probing.cache.source import ActivationSource
 from probing.errors import UserError
 from probing.results.shown import count
 from probing.runtime.machine import drop_garbage
-from probing.runtime.progress import stage
+from probing.runtime.progress import remark, stage
 from probing.studies.series.checkpoints import Checkpoint
 from probing.studies.series.measures import (
     MEASURES,
@@ -68,7 +68,6 @@ def survey(
     text: Text,
     how: How,
     keeps_activations: bool,
-    say: Callable[[str], None],
 ) -> Found:
     """Measure each checkpoint, with one model in memory at a time.
 
@@ -79,7 +78,6 @@ def survey(
         text: What all of them read.
         how: How they are measured.
         keeps_activations: Whether the hidden states of a checkpoint stay in the cache once it is measured.
-        say: Called with a line for each checkpoint.
 
     Raises:
         UserError: If a checkpoint cannot be read, or does not read the text as the first one does.
@@ -104,7 +102,7 @@ def survey(
             measured.append(here)
             n_kept += len(were_kept)
             left, cached = len(checkpoints) - i - 1, f", {', '.join(were_kept)} from the cache" if were_kept else ""
-            say(f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {left} of {len(checkpoints)} left")
+            remark(f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {left} of {len(checkpoints)} left")
             advance(1)
     return Found(checkpoints, measured, n_kept)
 

@@ -28,7 +28,7 @@ from probing.runs.study import Result
 from probing.runtime.installation import started_as
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import interrupt_behind
-from probing.runtime.progress import Advance, expect, hush, stage
+from probing.runtime.progress import Advance, expect, hush, messages, remark, stage
 from probing.runtime.stages import BRIEF
 from probing.studies.fit.command import fit as fit_command
 from probing.studies.sweep.definition import Sweep, parse_sweep
@@ -72,8 +72,6 @@ def sweep(
         "trials": trials, "seed": seed, "fit": _flat(fit or {}), "runs": runs, "name": name, "cache": cache,
         "quiet": quiet, "wandb": asdict(wandb), "figure_format": figure_format,
     }  # fmt: skip
-    from probing.runtime import terminal
-
     refuse_several("sweep")
     if file is None:
         raise UserError("`sweep` takes a sweep file, such as conf/sweeps/layers.yaml.")
@@ -89,9 +87,9 @@ def sweep(
     n_trials = _number_of_trials(definition, trials, file)
     settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": over}
     folder = SweepFolder(place, name, settings)
-    say = terminal.silence if quiet else terminal.say
     if quiet:
         hush()
+    say = messages(quiet)
     with quiet_libraries(), folder.claimed() as whole, one_service(mode):
         start = time.perf_counter()
         runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say)
@@ -190,7 +188,7 @@ class _Runner:
     def run(self) -> list[Trial]:
         """Run what is left and return all trials."""
         if self.whole:
-            self.say(f"{len(self.whole)} of {self.n_trials} trials are finished already")
+            remark(f"{len(self.whole)} of {self.n_trials} trials are finished already")
         if self.definition.program:
             self.say(f"`program: {self.definition.program}` is ignored: here every trial is a run of `probing fit`")
         if self.definition.stops_early:
@@ -289,7 +287,7 @@ class _Runner:
         self.advance(1)
         tenth = max(1, self.n_trials // 10)
         if before // tenth != len(self.whole) // tenth or len(self.whole) == self.n_trials:
-            self.say(f"{len(self.whole)} of {self.n_trials} trials")
+            remark(f"{len(self.whole)} of {self.n_trials} trials")
 
 
 def _conclude(

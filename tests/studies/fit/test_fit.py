@@ -28,6 +28,7 @@ from probing.cache.tokens import Tokens
 from probing.cli.commandline import run as main_run
 from probing.errors import UserError
 from probing.studies.fit.command import extract
+from probing.tables import answers
 from probing.tables.schema import ACCURACY, NEURONS
 from rendering import rendered
 from typed import PROGRAM
@@ -315,12 +316,26 @@ def test_loaded_runs_are_lists_of_dicts_and_look_like_tables(run: Run) -> None:
         loaded.top(9)
 
 
-def test_quiet_prints_result_lines_only(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    again(run, name="quiet")
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    assert [line.split(":")[0] for line in printed.out.splitlines()] == [*(f"layer {k}" for k in range(4)), "Results"]
+@pytest.mark.parametrize("layer", [[0], [0, 1, 2, 3]])
+def test_quiet_leaves_out_tables_and_progress_but_no_sentence_and_no_warning(
+    run: Run, layer: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: dict[bool, tuple[list[str], list[str]]] = {}
+    for quiet in (False, True):
+        capsys.readouterr()
+        made = again(run, layer=layer, name=f"quiet-{quiet}-{len(layer)}", quiet=quiet)
+        printed = capsys.readouterr()
+        said[quiet] = printed.out.splitlines(), [one for one in printed.err.splitlines() if not one.startswith("[")]
+    beginnings = *(f"layer {k}: accuracy" for k in layer), "Results: "
+    sentences = [line for line in said[True][0] if not line.startswith(beginnings)]
+    assert len(said[True][0]) == len(sentences) + len(beginnings)
+    words = "position", made.config
+    limits = answers.distrust(made.accuracy, made.neurons, made.class_scores, words[0], made.results, words[1])
+    assert sentences == [*answers.answer(made.accuracy, made.neurons, *words), *limits]
+    assert set(sentences) < set(said[False][0])  # what else is printed is tables
+    assert any("do not read its ranking" in sentence for sentence in sentences)
+    assert said[True][1] == said[False][1]
+    assert "are too rare to be classes" in said[True][1][0]
 
 
 @pytest.mark.slow

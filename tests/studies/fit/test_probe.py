@@ -262,15 +262,18 @@ def test_a_run_is_logged_to_wandb_as_one_of_fit_is(planted: Any, tmp_path: Path,
         probe(X, y, wandb={"modus": "offline"}, **FAST)
 
 
-def test_quiet_says_nothing(planted: Any, tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize("missing", ["", -1])
+def test_quiet_says_what_is_left_out_and_not_where_results_are(
+    planted: Any, missing: str | int, tmp_path: Path, capsys: Any
+) -> None:
     X, y, groups = planted
-    y = np.where(np.arange(len(y)) == 3, "", y)
+    y = np.where(np.arange(len(y)) == 3, missing, y if missing == "" else y == "up")
     probe(X, y, groups, runs=tmp_path, name="loud", **FAST)
     said = capsys.readouterr()
     assert "1 of 1200 rows have no label" in said.err
     assert said.out == f"Results: {tmp_path / 'loud'}\n"
     probe(X, y, groups, runs=tmp_path, name="quiet", quiet=True, wandb={"mode": "disabled"}, **FAST)
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", said.err)
 
 
 def test_it_is_a_run(planted: Any) -> None:

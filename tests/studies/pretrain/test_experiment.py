@@ -64,7 +64,7 @@ def curve_of(
     job, places = Job(arm, 0), Places(folder)
     asked = Asked([job], shape, recipe, 100, 0, {"accelerator": "cpu", "accumulate_grad_batches": accumulated})
     text = packed_text(from_sentences("text", make_sentences(200)), asked, places)
-    return train_all(text, asked, places, None, lambda message: None, callbacks)
+    return train_all(text, asked, places, None, callbacks)
 
 
 def trained(folder: Path, stop: int | None = None) -> dict[str, bytes]:

@@ -90,7 +90,7 @@ def test_every_arm_is_measured_at_every_length_or_says_why_not(tmp_path: Path) -
     recipe = Recipe(4, 8, 1e-2, 1, held_out_rows=40, checkpoint_factor=10.0, save_every=2)
     asked = Asked(jobs, SHAPE, recipe, 200, 0, {"accelerator": "cpu"})
     text = packed_text(from_sentences("text", make_sentences(3000)), asked, places)
-    losses = train_all(text, asked, places, None, lambda message: None)
+    losses = train_all(text, asked, places, None)
     rows = measure_lengths(text, asked, [1, 2, 10_000], places, tmp_path / "cache")
     read = {(arm, length): top for arm, length, top in lengths_read(rows)}
     assert [*read] == [(job.arm, length) for job in jobs for length in (16, 32, 160_000)]
