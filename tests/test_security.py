@@ -355,6 +355,94 @@ def test_what_is_looked_for_is_found(line: str) -> None:
     assert findings(line)
 
 
+# What opens a file, or makes objects of a text. `probing.runtime.files` looks at what it is before.
+OPENS = re.compile(
+    r"open|((?!webbrowser).+\.)(open|read_text|read_bytes)"
+    r"|(np|numpy)\.(load|memmap|fromfile|loadtxt|genfromtxt|open_memmap)|torch\.load|json\.loads?"
+    r"|yaml\.(safe_load|load|compose)(_all)?|(safetensors\..*)?(safe_open|load_file)|(h5py\.)?File"
+    r"|(zipfile\.)?ZipFile|(tarfile\.)?TarFile|(datasets\.)?load_(from_disk|dataset|dataset_builder)"
+    r"|.+\.from_pretrained|shutil\.copy(file|2|tree)?|.+\.(memory_map|ParquetFile|read_table)"
+    r"|(pd|pandas)\.read_\w+"
+)
+CHECKS = {"regular", "stored", "checked", "_checked", "files_of", "json.dumps"}
+# What is opened in another way, and why.
+EXCEPTIONS = {
+    ("runtime/files.py", "open"): "the one place where files are opened",
+    ("runtime/files.py", "os.open"): "the same",
+    ("runtime/files.py", "json.loads"): "behind the count of levels",
+    ("runtime/machine.py", "limit.read_text"): "a file of the system, of a fixed name",
+    ("runtime/arithmetic.py", "said.read_text"): "a file of the system, of a fixed name",
+    ("runtime/owner.py", "os.open"): "made here, where nothing was before",
+    ("cli/commandline.py", "os.open"): "the null device",
+    ("cache/store.py", "os.open"): "synchronised after it was written",
+    ("cache/store.py", "json.loads"): "of a line that was written here",
+    ("models/objects.py", "json.loads"): "of a tokenizer that is there",
+    ("page/build.py", "files('probing.page').joinpath(name).read_text"): "a file of this package",
+    ("studies/cloze/texts.py", "files(__package__).joinpath('pairs.tsv').read_text"): "a file of this package",
+    ("studies/claims/claim.py", "(_folder() / f'{name}.yaml').read_text"): "a file of this package",
+    ("studies/claims/claim.py", "yaml.safe_load"): "the same",
+    ("cli/yaml_files.py", "yaml.compose"): "behind the count of values",
+    ("runtime/files.py", "zipfile.ZipFile"): "of a file that is open",
+    ("activations/numpy_files.py", "archive.open"): "a member of an archive that is open",
+    ("activations/zarr_stores.py", "zarr.open"): "every file in the folder was looked at before",
+    ("corpus/hub.py", "datasets.load_dataset_builder"): "its files are looked at before any is read",
+    ("corpus/hub.py", "pandas.read_csv"): "one of those files",
+}
+
+
+def opened_unseen(source: str) -> list[str]:
+    """Return the calls in a file that open what was not looked at."""
+    tree, found = ast.parse(source), []
+    looked_at = {
+        ast.unparse(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _is_checked(node.value)
+        for target in node.targets
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not OPENS.fullmatch(name := ast.unparse(node.func)):
+            continue
+        given = [*node.args[:1], *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
+        words = {ast.unparse(one).strip("'") for one in [*node.args, *(word.value for word in node.keywords)]}
+        is_written = name.endswith("open") and bool({"w", "wb", "a+b"} & words)
+        is_seen = any(_is_checked(one) or ast.unparse(one) in looked_at for one in given)
+        if not (is_written or is_seen):
+            found.append(name)
+    return found
+
+
+def _is_checked(node: ast.AST) -> bool:
+    """Whether an expression, or what is in it, is what one of the checks returns."""
+    calls = (ast.unparse(inside.func) for inside in ast.walk(node) if isinstance(inside, ast.Call))
+    return any(name in CHECKS or name.rpartition(".")[2] in CHECKS for name in calls)
+
+
+def test_every_file_is_opened_by_the_function_that_looks_at_it() -> None:
+    package = ROOT / "probing"
+    found = {
+        (path.relative_to(package).as_posix(), name)
+        for path in package.rglob("*.py")
+        for name in opened_unseen(path.read_text(encoding="utf-8"))
+    }
+    assert found == {*EXCEPTIONS}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "open(path)", "open(path, 'rb')", "path.open()", "path.read_text()", "path.read_bytes()", "np.load(path)",
+        "safe_open(path, 'pt')", "load_file(path)", "h5py.File(path, 'r')", "torch.load(path)", "gzip.open(path)",
+        "zipfile.ZipFile(path)", "zarr.open(path)", "load_from_disk(path)", "pandas.read_csv(path)",
+        "AutoModel.from_pretrained(path)", "shutil.copyfile(path, to)", "json.loads(path)", "yaml.safe_load(path)",
+        "yaml.load(path, Loader=SafeLoader)", "os.open(path, os.O_RDONLY)", "io.open(path)", "json.load(path)",
+        "np.memmap(path)", "(folder / path).read_text()",
+    ],
+)  # fmt: skip
+def test_what_opens_a_file_is_seen(line: str) -> None:
+    assert opened_unseen(line)
+    assert not opened_unseen(line.replace("path", "regular(path, folder)"))
+
+
 def test_the_sources_are_those_that_are_used() -> None:
     used = Path(probing.__file__).parent
     own = [path for path in SOURCES if path.is_relative_to(ROOT / "probing")]

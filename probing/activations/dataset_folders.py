@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from probing.activations.contents import Activations, Columns, First, check_rows, layer_keys, natural
 from probing.activations.rows import Bounds, LazyRows
 from probing.errors import UserError
+from probing.runtime.files import files_of, parse_json, read_text, regular
 
 # Rows of the data set whose lengths are read at once.
 _BATCH = 10_000
@@ -39,7 +40,7 @@ def read_dataset(path: Path, first: First | None) -> Activations:
         raise UserError(
             f"{path} holds the data sets {', '.join(splits)}: name one, such as {path / (splits or ['train'])[0]}."
         )
-    table = load_from_disk(str(path)).with_format("arrow")
+    table = load_from_disk(str(_checked(path))).with_format("arrow")
     kinds = {name: _kind(feature) for name, feature in table.features.items()}
     n_axes = max((axes for axes, is_float in kinds.values() if is_float), default=0)
     names = [name for name, kind in kinds.items() if kind == (n_axes, True)]
@@ -68,6 +69,20 @@ def read_dataset(path: Path, first: First | None) -> Activations:
     if "groups" in columns:
         groups = columns.pop("groups")()
     return Activations(path, "datasets", layers, groups, Columns(columns))
+
+
+def _checked(path: Path) -> Path:
+    """Return the folder of a data set whose files all lie in it, those that its `state.json` names too.
+
+    Raises:
+        ValueError: If it is damaged.
+        OSError: If a file lies elsewhere, or is none.
+    """
+    files_of(path)
+    state, _ = (parse_json(read_text(path / name, path)) for name in ("state.json", "dataset_info.json"))
+    for file in state["_data_files"]:
+        regular(path / str(file["filename"]), path)
+    return path
 
 
 def _kind(feature: Any) -> tuple[int, bool]:

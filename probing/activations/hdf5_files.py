@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from probing.activations.contents import Activations, Columns, First, assemble
 from probing.activations.rows import Bounds, LazyRows, Source
 from probing.errors import UserError
+from probing.runtime.files import parse_json, regular
 
 if TYPE_CHECKING:
     import h5py
@@ -35,8 +35,8 @@ def read_hdf5(path: Path, first: First | None) -> Activations:
     """
     import h5py
 
-    file = h5py.File(path, "r")
-    if _INDEX in file:
+    file = h5py.File(regular(path), "r")
+    if file.id.links.exists(_INDEX.encode()):
         if first is not None:
             raise UserError(f"`first` does not apply: {path} is of NeuroX, whose axes are layers, words and d_model.")
         return _of_neurox(path, file)
@@ -44,6 +44,7 @@ def read_hdf5(path: Path, first: First | None) -> Activations:
 
     def visit(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
+            _refuse_outside(name, item)
             found[name] = item.asstr() if h5py.check_string_dtype(item.dtype) else item
 
     file.visititems(visit)
@@ -54,7 +55,7 @@ def _of_neurox(path: Path, file: h5py.File) -> Activations:
     sentences = _sentences(path, file)
     if not sentences:
         raise UserError(f"{path} is empty: it names no sentences.")
-    data_sets = [file[index] for index in sentences]
+    data_sets = [_data_set(file, index) for index in sentences]
     # An array of two axes is one of all layers beside each other.
     shapes = [data.shape if len(data.shape) == 3 else (1, *data.shape) for data in data_sets]
     n_layers, _, width = shapes[0]
@@ -80,12 +81,41 @@ def _of_neurox(path: Path, file: h5py.File) -> Activations:
 
 def _sentences(path: Path, file: h5py.File) -> dict[str, str]:
     """Return the text of each data set of a sentence by its name, in the order of their numbers."""
-    found = json.loads(file[_INDEX].asstr()[0])
+    found = parse_json(_data_set(file, _INDEX).asstr()[0])
     indices = [*found.values()] if isinstance(found, Mapping) else []
-    missing = [index for index in indices if not str(index).isdecimal() or str(index) not in file]
+    missing = [
+        index for index in indices if not str(index).isdecimal() or not file.id.links.exists(str(index).encode())
+    ]
     if missing or not isinstance(found, Mapping):
         raise ValueError(f"`{_INDEX}` names a data set {missing[:1] or ''} that is not there")
     return dict(sorted(((str(index), text) for text, index in found.items()), key=lambda pair: int(pair[0])))
+
+
+def _data_set(file: h5py.File, name: str) -> h5py.Dataset:
+    """Return a data set of the file itself; a link could lead to another file.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    import h5py
+
+    if file.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+        raise ValueError(f"`{name}` is a link, which could lead to another file")
+    found = file[name]
+    if not isinstance(found, h5py.Dataset):
+        raise ValueError(f"`{name}` is no data set")
+    _refuse_outside(name, found)
+    return found
+
+
+def _refuse_outside(name: str, data_set: h5py.Dataset) -> None:
+    """Refuse a data set whose values lie in other files.
+
+    Raises:
+        ValueError: If they do.
+    """
+    if data_set.is_virtual or data_set.external:
+        raise ValueError(f"the values of `{name}` lie in other files, which are not read: copy them into this one")
 
 
 def _words(sentence: str, n_words: int) -> list[str]:

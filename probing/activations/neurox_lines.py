@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,12 @@ from numpy.typing import NDArray
 
 from probing.activations.contents import Activations, Columns, First
 from probing.errors import UserError
+from probing.runtime.files import most_text, open_file, parse_json
 
 
 def is_of_neurox(path: Path) -> bool:
     """Return whether a file begins like a line of NeuroX."""
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with open_file(path, "r", encoding="utf-8", errors="replace") as file:
         return '"features"' in file.read(1000)
 
 
@@ -33,13 +33,13 @@ def read_lines(path: Path, first: First | None) -> Activations:
     groups: list[int] = []
     tokens: list[str] = []
     layers: list[int] = []
-    with path.open(encoding="utf-8") as file:
+    with open_file(path, "r", most=most_text(), encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
             try:
-                sentence, words, there, values = _sentence(json.loads(line))
-            except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+                sentence, words, there, values = _sentence(parse_json(line))
+            except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
                 raise UserError(
                     f"{path}: line {number} is no sentence of NeuroX ({type(error).__name__}: {error}); the file is "
                     "damaged or truncated, so copy or write it again."

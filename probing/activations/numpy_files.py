@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import zipfile
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +14,13 @@ from numpy.typing import NDArray
 
 from probing.activations.rows import Source
 from probing.errors import UserError
+from probing.runtime.files import open_file, regular
+from probing.runtime.machine import check_memory
 
 # Length of a local header of a zip file before the name, and the place of the lengths of name and extra field in it.
 _LOCAL_HEADER, _LENGTHS = 30, slice(26, 30)
+# Most bytes of the header of an array, which could be compressed and say that it is longer.
+_LONGEST_HEADER = 2**16
 
 
 def npy_arrays(path: Path) -> dict[str, Source]:
@@ -25,10 +31,10 @@ def npy_arrays(path: Path) -> dict[str, Source]:
         ValueError: If it is damaged.
         OSError: If it cannot be read.
     """
-    with path.open("rb") as file:
+    with open_file(path) as file:
         _, _, dtype = _header(file)
     _refuse_objects(path, dtype)
-    return {path.stem: np.load(path, mmap_mode="r", allow_pickle=False)}
+    return {path.stem: np.load(regular(path), mmap_mode="r", allow_pickle=False)}
 
 
 def npz_arrays(path: Path) -> dict[str, Source]:
@@ -41,17 +47,18 @@ def npz_arrays(path: Path) -> dict[str, Source]:
     """
     arrays: dict[str, Source] = {}
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(regular(path)) as archive:
             for member in archive.infolist():
                 name = member.filename.removesuffix(".npy")
                 with archive.open(member) as file:
-                    shape, fortran, dtype = _header(file)
-                    start = file.tell()
+                    begin = io.BytesIO(file.read(_LONGEST_HEADER))
+                shape, fortran, dtype = _header(begin)
+                start = begin.tell()
                 _refuse_objects(path, dtype)
                 if member.compress_type == zipfile.ZIP_STORED and np.prod(shape):
                     offset = _offset(path, member) + start
                     order: Any = "F" if fortran else "C"
-                    arrays[name] = np.memmap(path, dtype, "r", offset, shape, order)
+                    arrays[name] = np.memmap(regular(path), dtype, "r", offset, shape, order)
                 else:
                     arrays[name] = _Compressed(path, name, shape, dtype)
     except zipfile.BadZipFile as error:
@@ -67,8 +74,10 @@ class _Compressed:
 
     @cached_property
     def _values(self) -> NDArray[Any]:
+        needed = math.prod(self.shape) * self.dtype.itemsize
+        check_memory(needed, f"the values of `{self._name}` in {self._path}", "save them with `np.savez`, unpacked")
         try:
-            with np.load(self._path, allow_pickle=False) as archive:
+            with np.load(regular(self._path), allow_pickle=False) as archive:
                 return archive[self._name]
         except zipfile.BadZipFile as error:
             raise ValueError(str(error)) from None
@@ -87,7 +96,7 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 def _offset(path: Path, member: zipfile.ZipInfo) -> int:
     """Return where a stored member's bytes begin."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         file.seek(member.header_offset)
         lengths = file.read(_LOCAL_HEADER)[_LENGTHS]
     return member.header_offset + _LOCAL_HEADER + sum(np.frombuffer(lengths, "<u2").tolist())

@@ -14,6 +14,7 @@ from probing.activations.contents import Activations, First, assemble, check_row
 from probing.activations.formats import FORMATS, Format
 from probing.activations.rows import LazyRows, Source
 from probing.errors import UserError, as_clause, library_errors
+from probing.runtime.files import open_file
 from probing.runtime.terminal import say
 
 Made = TypeVar("Made")
@@ -91,7 +92,7 @@ def _checked(form: Format, path: Path, read: Callable[[], Made]) -> Made:
 def _refuse_pickle(path: Path) -> None:
     if not path.is_file():
         return
-    with path.open("rb") as file:
+    with open_file(path) as file:
         begin = file.read(2)
     if path.suffix.lower() in _PICKLES or (begin[:1] == b"\x80" and begin[1:] <= b"\x05"):
         raise UserError(

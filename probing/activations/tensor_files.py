@@ -11,6 +11,7 @@ import numpy as np
 
 from probing.activations.rows import Source
 from probing.errors import UserError, as_clause
+from probing.runtime.files import regular, stored
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +27,7 @@ def safetensors_arrays(path: Path) -> dict[str, Source]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        file = safe_open(path, framework="pt")
+        file = safe_open(regular(path), framework="pt")
         return {name: _Slices(file.get_slice(name), file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(str(error)) from None
@@ -65,11 +66,11 @@ def _loaded(path: Path) -> Any:
         with warnings.catch_warnings():  # torch advises to report that a file is a pickle, which is said below
             warnings.simplefilter("ignore", UserWarning)
             try:
-                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+                return torch.load(stored(path), map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError as error:
                 if "mmap" not in str(error):
                     raise
-                return torch.load(path, map_location="cpu", weights_only=True)  # of torch before 1.6
+                return torch.load(stored(path), map_location="cpu", weights_only=True)  # of torch before 1.6
     except (RuntimeError, EOFError) as error:
         raise ValueError(as_clause(error)) from None
     except Exception as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from probing.cache.plan import Plan, Shard
 from probing.cache.store import ActivationStore, DamagedCache, not_written
 from probing.cache.tokens import Tokens
+from probing.runtime.files import regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,4 +67,4 @@ class PassStore(ActivationStore):
         """Return the content of a file."""
         from safetensors.torch import load_file
 
-        return load_file(self.path(index, 0))
+        return load_file(regular(self.path(index, 0), self.folder))

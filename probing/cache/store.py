@@ -20,7 +20,7 @@ from probing.cache.plan import DTYPES, FORMAT, Plan, Shard, fingerprint
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.errors import RunError, UserError
-from probing.runtime.files import write_tensors
+from probing.runtime.files import file_sha256, most_text, parse_json, read_text, regular, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -183,7 +183,7 @@ class ActivationStore:
         if (mapped := self._mapped.get((layer, shard))) is not None:
             return mapped
         try:
-            with safe_open(self.path(layer, shard), framework="pt") as file:
+            with safe_open(regular(self.path(layer, shard), self.folder), framework="pt") as file:
                 mapped = file.get_tensor("hidden_states")
         except FileNotFoundError:
             gone = f"{self.path(layer, shard)} was removed while it was in use; run the same command again"
@@ -297,7 +297,7 @@ def _is_shard_of(line: str, plan_id: str) -> bool:
 
 
 def _lines(manifest: Path) -> list[str]:
-    return manifest.read_text(errors="replace", encoding="utf-8").splitlines()
+    return read_text(manifest, manifest.parent, most_text(), "replace").splitlines()
 
 
 def _line(record: Mapping[str, Any]) -> str:
@@ -310,7 +310,7 @@ def _line(record: Mapping[str, Any]) -> str:
 def _parse(line: str) -> dict[str, Any]:
     """Return the record of a manifest line, or raise ValueError if the line is incomplete or damaged."""
     try:
-        outer = json.loads(line)
+        outer = parse_json(line)
         record: dict[str, Any] = outer["record"]
         if json.loads(_line(record)) != outer:
             raise ValueError("checksum differs")
@@ -321,14 +321,10 @@ def _parse(line: str) -> dict[str, Any]:
 
 def _checksum(path: Path) -> str | None:
     """Return the SHA-256 (hex) of a file, or None if it cannot be read."""
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        return file_sha256(path, path.parent)
     except OSError:
         return None
-    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from probing.cache.words_of_tokens import Assigned, assign, divided
 from probing.corpus import Corpus
 from probing.errors import UserError
-from probing.runtime.files import write_tensors
+from probing.runtime.files import parse_json, regular, write_tensors
 
 # Sentences tokenised at a time; this bounds the memory of the tokenizer's objects.
 CHUNK = 1024
@@ -241,13 +241,13 @@ class Tokens:
         """Read a table that `save` wrote."""
         from safetensors import safe_open
 
-        with safe_open(path, framework="numpy") as file:
+        with safe_open(regular(path, path.parent), framework="numpy") as file:
             lengths, input_ids, words = (file.get_tensor(name) for name in ("lengths", "input_ids", "words"))
             there = set(file.keys())
             further = {name: file.get_tensor(name) for name in _OPTIONAL if name in there}
             metadata = file.metadata()
             # Earlier versions noted the number alone.
-            noted = json.loads(metadata["noted"]) if "noted" in metadata else {"n_truncated": metadata["n_truncated"]}
+            noted = parse_json(metadata["noted"]) if "noted" in metadata else {"n_truncated": metadata["n_truncated"]}
             added_texts = dict(noted.get("added_texts", ()))
             return cls(lengths, input_ids, words, int(noted["n_truncated"]), **further, added_texts=added_texts)
 

@@ -17,7 +17,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 
 from probing.cli.elsewhere import meant
 from probing.cli.option_types import admits_none, as_typed, expected, is_mapping, option_types, python_only
-from probing.cli.yaml_files import all_values, as_yaml, read_yaml
+from probing.cli.yaml_files import all_values, as_yaml, oversized, read_yaml
 from probing.errors import UserError, refuse
 from probing.runtime.installation import started_as
 from probing.runtime.terminal import columns
@@ -323,11 +323,13 @@ class Given:
 
 
 def unwritable(value: Any) -> str:
-    """Return what keeps a value's text from being written, or part of a file's name; an empty string if nothing does.
+    """Return what keeps a value's text from being read, written or part of a name; an empty string if nothing does.
 
     Bytes that are no text of the locale, which Python has as lone surrogates, can be part of a file's name.
     """
     for text in filter(lambda part: isinstance(part, str), all_values(value)):
+        if problem := oversized(text):
+            return problem
         try:
             os.fsencode(text)
         except UnicodeEncodeError as error:

@@ -9,6 +9,7 @@ from typing import Any
 from jsonargparse import get_loader
 
 from probing.errors import UserError, as_clause
+from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, read_text
 
 # Most values in a configuration file; a file that refers to itself would have infinitely many.
 MAX_VALUES = 10_000
@@ -29,7 +30,8 @@ def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
     if not path or "\0" in path:
         raise UserError(f"`{typed}`: expected the path of a YAML file")
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(Path(path), most=YAML_DOCUMENT)
+        check_yaml(text, MAX_VALUES)
         options, root = get_loader("yaml")(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise UserError(f"`{typed} {path}` cannot be read ({as_clause(error)})") from None
@@ -42,8 +44,6 @@ def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
         raise UserError(f"`{typed} {path}` is not YAML that can be read ({as_clause(error)})") from None
     if not isinstance(options, Mapping):
         raise UserError(f"`{typed} {path}` holds no options: expected lines such as `layer: 6`")
-    if sum(1 for _ in all_values(options)) > MAX_VALUES:
-        raise UserError(f"`{typed} {path}` holds more than {MAX_VALUES} values, or refers to itself")
     if twice := _repeated(root):
         raise UserError(f"`{typed} {path}` has more than one `{twice[0]}`")
     return options
@@ -52,9 +52,27 @@ def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
 def as_yaml(text: str) -> Any:
     """Return a value typed as YAML; text that is not YAML stays text."""
     try:
+        if oversized(text):
+            return text
         return get_loader("yaml")(text)
     except Exception:  # as in `read_yaml`; text that is not YAML is refused later
         return text
+
+
+def oversized(text: str) -> str:
+    """Return what is too large in a text that the parser of options would read as YAML; empty if nothing is."""
+    import yaml
+
+    # Shorter texts have fewer levels, and without an alias as many values as characters at most.
+    if "*" not in text and len(text) <= MOST_LEVELS:
+        return ""
+    try:
+        check_yaml(text, MAX_VALUES)
+    except yaml.YAMLError:  # then it is text
+        return ""
+    except ValueError as error:
+        return f"is no option that can be read ({error})"
+    return ""
 
 
 def as_text(options: Mapping[str, Any], *, unicode: bool = True) -> str:

@@ -11,6 +11,7 @@ from probing.cli.option_types import Folders
 from probing.cli.python_calls import command
 from probing.errors import UserError, as_clause
 from probing.runs.folder import PARTIAL
+from probing.runtime.files import open_file
 from probing.runtime.libraries import quiet_libraries
 
 
@@ -74,7 +75,7 @@ def _check(path: Path, typed: str) -> None:
         if not path.parent.is_dir():
             raise UserError(f"`{typed}`: there is no folder {path.parent}; make it, or name another file.")
         if path.exists():
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 if file.read(len(MARK)) != MARK.encode():
                     raise UserError(f"`{typed}` is there and is no report; name another file.")
     except (OSError, ValueError) as error:

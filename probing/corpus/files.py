@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import sys
 import zlib
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from probing.corpus.columns import Wanted
 from probing.errors import UserError
+from probing.runtime.files import above_most_text, most_text, open_file
 from probing.runtime.processes import is_main_process
 
 READABLE = (
@@ -90,7 +92,7 @@ def read_lines(name: str, option: str, readable: str = READABLE) -> list[str]:
 def _way_out(path: Path) -> str:
     """Return what to do with a file of another type by its content, as a clause; empty if that does not tell."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             sample = file.read(_SAMPLE).decode("utf-8", "replace")
     except (OSError, ValueError):
         return ""
@@ -135,10 +137,12 @@ def read_bytes(path: Path, typed: str, readable: str) -> bytes:
         UserError: If the file cannot be read.
     """
     try:
-        return path.read_bytes()
+        with open_file(path, most=most_text()) as file:
+            content: bytes = file.read()
+        return content
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
-        reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).lower()
-        raise UserError(f"`{typed}` cannot be read ({reason}); give {readable}.") from None
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UserError(f"`{typed}` cannot be read ({reason[:1].lower()}{reason[1:]}); give {readable}.") from None
 
 
 def _read_standard_input(typed: str) -> bytes:
@@ -147,19 +151,26 @@ def _read_standard_input(typed: str) -> bytes:
             raise UserError(f"`{typed}`: only one of several processes has standard input; give the text as a file.")
         if sys.stdin is None:
             raise OSError("it is closed")
-        return sys.stdin.buffer.read()
+        data = sys.stdin.buffer.read((most := most_text()) + 1)
     except OSError as error:
         raise UserError(f"`{typed}` cannot be read ({error.strerror or error}); pipe a text into it.") from None
+    if len(data) > most:
+        raise UserError(f"`{typed}` cannot be read ({above_most_text(most)}); pipe a smaller text into it.")
+    return data
 
 
 def _unpack(data: bytes, typed: str) -> bytes:
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as archive:
+            text = archive.read((most := most_text()) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(
             f"`{typed}` is not a complete gzip archive ({str(error) or type(error).__name__}); "
             "download it again, or unpack its readable part with `zcat`."
         ) from None
+    if len(text) > most:
+        raise UserError(f"`{typed}` cannot be read (unpacked, {above_most_text(most)}); give a smaller text.")
+    return text
 
 
 def decode_lines(data: bytes, typed: str) -> list[str]:

@@ -16,6 +16,7 @@ from probing.corpus.layouts import labelled
 from probing.corpus.rows import Rows, check_text, text_of
 from probing.corpus.tables import DIVIDER, divider_of
 from probing.errors import UserError
+from probing.runtime.files import home_of, regular
 
 SETTINGS = ("config", "split", "column", "label", "stream")
 # Other names of the setting `column`, as for files.
@@ -184,6 +185,7 @@ def _builder(name: str, config: str | None, typed: str) -> Any:
         name = str(Path(name).absolute().resolve())  # the library finds no name in `.`
     try:
         builder = datasets.load_dataset_builder(name, config)
+        _check_files(builder, name)
         if _kind(builder) == "csv":
             builder = datasets.load_dataset_builder(name, config, **_as_text(builder))
     except Exception as error:  # the library, pyarrow, pandas and the hub each raise their own types
@@ -195,6 +197,23 @@ def _builder(name: str, config: str | None, typed: str) -> Any:
     if (kind := _kind(builder)) not in _KINDS:
         raise _unreadable(typed, f"its files are of the kind {kind}")
     return builder
+
+
+def _check_files(builder: Any, name: str) -> None:
+    """Refuse a data set whose description names files of this machine that are not its own.
+
+    Raises:
+        OSError: If one lies outside of its folder, or is none.
+    """
+    if _kind(builder) == "cache":
+        return
+    is_folder = os.path.isdir(name)
+    for file in (file for files in (builder.config.data_files or {}).values() for file in files):
+        path = str(file).rpartition("::")[2]  # behind the names of archives that it is in
+        if is_folder and "://" not in path:
+            regular(Path(path), home_of(Path(name)))
+        elif is_folder or "://" not in path or path.startswith(("file:", "local:")):
+            raise OSError(f"it names {path}, which is not in it")
 
 
 def _prepare(builder: Any, typed: str) -> None:

@@ -25,6 +25,7 @@ from probing.corpus.columns import (
 )
 from probing.corpus.rows import Rows
 from probing.errors import UserError
+from probing.runtime.files import parse_json
 
 _EXPECTED = '{"words": ["A", "word"], "labels": ["DET", "NOUN"]} or {"text": "A sentence.", "label": "short"}'
 
@@ -130,7 +131,7 @@ def _are_aligned(texts: Sequence[Any], rows: Sequence[Sequence[Any]]) -> bool:
 
 def _object(line: str, number: int, typed: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(line)
+        found = parse_json(line)
     except (ValueError, RecursionError) as error:
         reason = str(error).split(":")[0].lower() if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise UserError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,8 +13,11 @@ from torch import Tensor
 
 from probing.cli.options import LARGEST
 from probing.errors import UserError
+from probing.runtime.files import open_file
 
 _WORD = re.compile(r"\w+|[^\w\s]")
+# Most characters of a line: those of a word and fifty thousand numbers.
+_LONGEST_LINE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,8 @@ def read_static(path: str, sentences: Iterable[str]) -> StaticVectors:
     vectors: list[list[float]] = []
     width = None
     try:
-        with Path(path).open(encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, 1):
+        with open_file(path, "r", encoding="utf-8", newline="\n") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), ""), 1):
                 cells = line.rstrip().split(" ")
                 if number == 1 and len(cells) == 2 and all(map(str.isdigit, cells)):
                     continue

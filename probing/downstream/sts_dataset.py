@@ -130,8 +130,7 @@ def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
 
 def _folder(source: str) -> Iterator[SentencePairs]:
     root, before = Path(source), len(source)
-    # `rglob` would leave out folders that are links.
-    listed = (Path(folder, name) for folder, _, names in os.walk(root, followlinks=True) for name in names)
+    listed = (path for folder in _folders(root) for path in folder.iterdir())
     files = [root] if root.is_file() else sorted(path for path in listed if path.is_file())
     inputs: dict[Path, list[Path]] = {}
     for path in files:
@@ -154,6 +153,17 @@ def _folder(source: str) -> Iterator[SentencePairs]:
     if before:
         reason = "no such file or directory" if not os.path.exists(root) else "there are no pairs of sentences in it"
         raise UserError(f"`sts {source}` cannot be read ({reason}); give {READABLE}.")
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """Yield a folder and those in it, also those that are links, each once; `rglob` would leave links out."""
+    waiting, seen = [root], set()
+    while waiting:
+        folder = waiting.pop()
+        if (place := folder.resolve()) not in seen and folder.is_dir():
+            seen.add(place)
+            yield folder
+            waiting += sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True)
 
 
 def _subset(path: Path) -> Iterator[Rated]:

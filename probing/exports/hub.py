@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,11 +17,13 @@ from probing.exports.card import card
 from probing.exports.places import portable, portable_results
 from probing.runs.loading import load_run
 from probing.runs.study import Result
-from probing.runtime.files import regular, replacing_folder, write_tensors
+from probing.runtime.files import above_most_text, most_text, regular, replacing_folder, write_tensors
 
 # Files of a run that are read without running code or unpickling.
 READ = re.compile(r"\w[\w .+-]*\.(csv|safetensors|yaml|json)")
 CARD = "README.md"
+# Most files and folders of a repository that is downloaded.
+MOST_FILES = 1000
 
 
 def push(
@@ -54,7 +57,7 @@ def stage(made: Result, folder: Path) -> None:
     folder.mkdir()
     for path in sorted(made.folder.iterdir()):
         if path.is_file() and not path.is_symlink() and READ.fullmatch(path.name):  # a link may lead to a secret
-            _copy(regular(path), folder / path.name)
+            _copy(regular(path, made.folder), folder / path.name)
     try:
         again = load_run(folder)
     except UserError as error:
@@ -77,7 +80,7 @@ def _copy(path: Path, to: Path) -> None:
     elif path.suffix == ".safetensors":
         _copy_tensors(path, to)
     else:
-        shutil.copyfile(path, to)
+        shutil.copyfile(regular(path), to)
 
 
 def _copy_tensors(path: Path, to: Path) -> None:
@@ -85,12 +88,12 @@ def _copy_tensors(path: Path, to: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import load_file
 
-    with safe_open(path, framework="pt") as file:
+    with safe_open(regular(path), framework="pt") as file:
         metadata = file.metadata() or {}
     if portable(metadata) == metadata:
-        shutil.copyfile(path, to)
+        shutil.copyfile(regular(path), to)
     else:
-        write_tensors(to, load_file(path), portable(metadata))
+        write_tensors(to, load_file(regular(path)), portable(metadata))
 
 
 def pull(
@@ -109,8 +112,9 @@ def pull(
         endpoint: Address of another hub.
 
     Raises:
-        UserError: If the repository is not there, holds no results or damaged ones, or has a file whose name leads out
-            of its folder; or if the folder is there already.
+        UserError: If the repository is not there, holds no results or damaged ones, has a file whose name leads out of
+            its folder, more than 1,000 files, or more bytes than $PROBING_MAX_GB (2 GB by default); or if the folder is
+            there already.
     """
     from huggingface_hub import HfApi
 
@@ -120,7 +124,13 @@ def pull(
     with _speaking_of(repo_id):
         api = HfApi(endpoint=endpoint, token=token)
         commit = api.repo_info(repo_id, revision=revision).sha
-        names = _names(api.list_repo_files(repo_id, revision=commit), repo_id)
+        there = api.list_repo_tree(repo_id, revision=commit, recursive=True)
+        sizes = {one.path: getattr(one, "size", 0) for one in islice(there, MOST_FILES + 1)}
+        names = _names([*sizes], repo_id)
+    if len(sizes) > MOST_FILES:
+        raise UserError(f"`pull`: `{repo_id}` has more than {MOST_FILES:,} files, and results have some dozens.")
+    if sum(sizes[name] for name in names) > (most := most_text()):
+        raise UserError(f"`pull`: `{repo_id}` cannot be downloaded ({above_most_text(most)}).")
     if not {"config.yaml", "results.json"} <= set(names):
         raise UserError(f"`pull`: `{repo_id}` holds no results that `push` has uploaded.")
     try:

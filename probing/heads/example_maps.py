@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.runtime.files import write_tensors
+from probing.runtime.files import parse_json, regular, write_tensors
 
 NAME = "examples.safetensors"
 Arc = tuple[int, int, str]
@@ -148,8 +148,8 @@ def read_examples(folder: Path) -> Examples | None:
     path = folder / NAME
     if not path.is_file():
         return None
-    with safe_open(path, framework="numpy") as file:
-        described: dict[str, Any] = {name: json.loads(text) for name, text in file.metadata().items()}
+    with safe_open(regular(path, folder), framework="numpy") as file:
+        described: dict[str, Any] = {name: parse_json(text) for name, text in file.metadata().items()}
         names = range(len(described["sentences"]))
         maps = [np.asarray(file.get_tensor(f"attention/{i}"), dtype=np.float32) for i in names]
     sentences = [ExampleSentence(**one) for one in described["sentences"]]

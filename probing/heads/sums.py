@@ -10,6 +10,7 @@ from torch import Tensor
 
 from probing.cache.store import ActivationStore
 from probing.heads.reading import Batch, Kept
+from probing.runtime.files import regular
 
 # Number of tokens in a shard. A pass that was killed has to read its unfinished shard again, which takes some seconds.
 SHARD_TOKENS = 8192
@@ -51,7 +52,7 @@ class SumsStore(ActivationStore):
         filled = 0
         # Filled shard by shard: to hold the rows both in pieces and joined would need twice the memory.
         for shard in self.plan.shards:
-            tensors = load_file(self.path(0, shard.index))
+            tensors = load_file(regular(self.path(0, shard.index), self.folder))
             if not tensors:
                 continue
             here = slice(shard.first_sentence, shard.first_sentence + shard.n_sentences)
@@ -64,10 +65,10 @@ class SumsStore(ActivationStore):
 
     def names(self) -> list[str]:
         """Return the names of what is kept, each with its kind, such as `by_sentence/entropy`."""
-        return sorted(load_file(self.path(0, 0)))
+        return sorted(load_file(regular(self.path(0, 0), self.folder)))
 
     def _shards(self, name: str) -> list[Tensor]:
-        found = (load_file(self.path(0, shard.index)) for shard in self.plan.shards)
+        found = (load_file(regular(self.path(0, shard.index), self.folder)) for shard in self.plan.shards)
         return [tensors[name] for tensors in found if tensors]
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from probing.errors import UserError
 from probing.models.dictionary_folders import CONFIG, DTYPES, PREFIX, Layout
+from probing.runtime.files import DOCUMENT, file_sha256, open_file, regular
 
 # Number of activations that are computed at a time.
 _AT_A_TIME = 2**24
@@ -115,11 +116,9 @@ def load_dictionary(layout: Layout) -> Dictionary:
     Raises:
         UserError: If they are not what the configuration says.
     """
-    digest = hashlib.sha256((layout.folder / CONFIG).read_bytes())
-    with layout.weights.open("rb") as file:
-        while part := file.read(2**24):
-            digest.update(part)
-    return _load(replace(layout, layer=None), digest.hexdigest())
+    with open_file(layout.folder / CONFIG, within=layout.folder, most=DOCUMENT) as file:
+        digest = hashlib.sha256(file.read())
+    return _load(replace(layout, layer=None), file_sha256(layout.weights, layout.folder, digest))
 
 
 # Names of the tensors of each architecture in SAELens; the last two change the decoded states alone.
@@ -135,7 +134,7 @@ def _load(layout: Layout, fingerprint: str) -> Dictionary:
     biases = ("encoder.bias",) if layout.is_of_sparsify else _BIASES[layout.architecture]
     encoder = "encoder.weight" if layout.is_of_sparsify else "W_enc"
     try:
-        with safe_open(layout.weights, framework="pt") as file:
+        with safe_open(regular(layout.weights, layout.folder), framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             _check_names(layout, shapes, {encoder, "W_dec", "b_dec", *biases})
             needed = [encoder, "b_dec", *biases, *["W_dec"] * layout.by_decoder_norm]

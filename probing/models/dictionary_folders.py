@@ -7,7 +7,6 @@ not understood is refused: an architecture, a normalisation, a hook that is no h
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from probing.errors import UserError
+from probing.runtime.files import parse_json, read_text
 
 PREFIX = "sae:"
 CONFIG, SAELENS_WEIGHTS, SPARSIFY_WEIGHTS = "cfg.json", "sae_weights.safetensors", "sae.safetensors"
@@ -146,8 +146,8 @@ def _layouts(folder: Path) -> list[Layout]:
 def _layout(folder: Path) -> Layout:
     """Read the configuration of one dictionary."""
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        config = parse_json(read_text(folder / CONFIG, folder))
+    except (OSError, ValueError) as error:
         _refuse(folder, f"{CONFIG} cannot be read ({error})")
     if not isinstance(config, dict):
         _refuse(folder, f"{CONFIG} holds no mapping")

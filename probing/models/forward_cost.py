@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from probing.errors import UserError
 
 # Names that families have for the width of the MLP.
 _WIDTHS = ("intermediate_size", "hidden_dim", "n_inner", "d_ff", "encoder_ffn_dim")
@@ -36,6 +39,33 @@ def weight_bytes(config: Any, itemsize: int) -> int:
     sizes = Blocks.of(config)
     of_block = sum(one.inputs * one.outputs * one.times for one in sizes.matrices)
     return itemsize * (sizes.n_blocks * of_block + int(getattr(config, "vocab_size", 0)) * sizes.d_model)
+
+
+# Most of what a configuration counts, by the end of the name: of each a model has a module, or a name.
+_MOST = ((re.compile(r"(layer|block|group|stage|depth)s?$"), 1000), (re.compile(r"(label|expert|head)s$"), 100_000))
+
+
+def check_counts(name: str, configs: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse a configuration whose model would be built for minutes, before anything is built.
+
+    Args:
+        name: The model's name.
+        configs: Its configuration, as it is read.
+
+    Raises:
+        UserError: If it has more layers, or other parts, than any model.
+    """
+    waiting = [*configs]
+    while waiting:
+        config = waiting.pop()
+        waiting += [inner for inner in config.values() if isinstance(inner, Mapping)]
+        for counted, n in config.items():
+            most = next((most for ends, most in _MOST if ends.search(counted)), None)
+            if most is not None and isinstance(n, int) and n > most:
+                raise UserError(
+                    f"`--model {name}`: its config.json has {counted} {n}, and at most {most} are read; check "
+                    "the folder."
+                )
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from probing.errors import UserError, as_clause, without_panics
-from probing.models.forward_cost import weight_bytes
+from probing.models.forward_cost import check_counts, weight_bytes
 from probing.models.lower_blocks import are_lower_layers, leave_out_blocks, not_cut
 from probing.models.max_length import max_length_of, outline
 from probing.models.objects import ModelObject, encoder_in, has_masked_lm_head, predicts_next_tokens
-from probing.models.source import WEIGHT_FILES, ModelSource, building, has, know_family
+from probing.models.source import WEIGHT_FILES, ModelSource, building, entries, has, know_family
 from probing.runtime.machine import check_memory
 
 if TYPE_CHECKING:
@@ -36,12 +36,14 @@ def load_config(source: ModelSource) -> Any:
     from transformers import AutoConfig
 
     if isinstance(source, ModelSource):
-        know_family(source.folder)
+        folder = source.checked()
+        check_counts(source.name, entries(source.folder, "config.json"))
+        know_family(folder)
     try:
         config = (
             getattr(source.encoder, "config", source.model.config)
             if isinstance(source, ModelObject)
-            else AutoConfig.from_pretrained(source.folder, trust_remote_code=False)
+            else AutoConfig.from_pretrained(folder, trust_remote_code=False)
         )
     except Exception as error:  # transformers and its validators raise many types
         if "trust_remote_code" in str(error):
@@ -76,9 +78,10 @@ def load_tokenizer(source: ModelSource) -> Any:
 
     if isinstance(source, ModelObject):
         return deepcopy(source.tokenizer)
+    folder = source.checked()
     try:
         with without_panics():
-            tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             tokenizer("a b")
     except Exception as error:  # tokenizers raises a plain Exception for an unreadable file
         pieces = next(source.folder.glob("*.model"), None)
@@ -284,10 +287,11 @@ def _read_weights(kind: Any, source: ModelSource, config: Any, dtype: torch.dtyp
     Raises:
         UserError: If the weights are not safetensors or plain tensors.
     """
+    folder = source.checked()
     try:
         with without_panics():
             return kind.from_pretrained(
-                source.folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
+                folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
             )
     except Exception as error:  # safetensors, pickle and transformers each raise their own types
         if isinstance(error, ImportError):

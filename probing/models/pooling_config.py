@@ -40,12 +40,12 @@ def sentence_model(model: ModelSource, with_pooling: bool = True) -> SentenceMod
     Raises:
         UserError: If the checkpoint pools in another way than by the mean or the first token.
     """
-    length = next((one.get("max_seq_length") for one in entries(model.folder / "sentence_bert_config.json")), None)
+    length = next((one.get("max_seq_length") for one in entries(model.folder, "sentence_bert_config.json")), None)
     home, modules = _modules(model.folder)
     kinds = {str(one.get("type", "")).rsplit(".", 1)[-1]: str(one.get("path", "")) for one in modules}
     pooling = None
     if with_pooling and "Pooling" in kinds:
-        settings = next(iter(entries(home / kinds["Pooling"] / "config.json")), {})
+        settings = next(iter(entries(home, str(Path(kinds["Pooling"], "config.json")))), {})
         pooling = _pooling(settings, model.name)
     left_out = tuple(kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize"))
     return SentenceModel(pooling, length if isinstance(length, int) else None, left_out)
@@ -54,7 +54,7 @@ def sentence_model(model: ModelSource, with_pooling: bool = True) -> SentenceMod
 def _modules(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     """Return the list of modules that a transformer is in, and its folder: its own, or the one above."""
     for home, path in ((folder, ""), (folder.parent, folder.name)):
-        modules = entries(home / "modules.json")
+        modules = entries(home, "modules.json")
         if any(one.get("path") == path and str(one.get("type", "")).endswith("Transformer") for one in modules):
             return home, modules
     return folder, []

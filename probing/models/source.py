@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError, as_clause, did_you_mean, library_errors
+from probing.runtime.files import file_sha256, home_of, most_text, parse_json, read_text, regular, stored
 
 # Short names of published models, with their ids on the Hugging Face hub.
 ALIASES = {
@@ -91,6 +91,21 @@ class ModelSource:
         last += f"-{self.revision}" if self.revision else ""
         return "".join(c if c.isalnum() or c in "-_." else "-" for c in last).lstrip(".-") or "model"
 
+    def checked(self) -> Path:
+        """Return the folder after looking at all files that transformers may open: each is one, and lies in it.
+
+        Raises:
+            UserError: If one does not.
+        """
+        root = _root(self.folder)
+        with _inside():
+            for path in sorted([*self.folder.iterdir(), *self.folder.glob("*templates/*")]):
+                if not path.name.startswith(".") and not path.is_dir():
+                    regular(path, root, None if path.suffix in (".safetensors", ".bin") else most_text())
+            for path in {*_named_weights(self.folder), *self.folder.glob("*.bin")}:
+                stored(path, root)
+        return self.folder
+
     def fingerprint(self, weights: bool = True) -> str:
         """SHA-256 (hex) of the files that determine the hidden states, without the weight files if they are random.
 
@@ -98,6 +113,7 @@ class ModelSource:
             UserError: If a file cannot be read.
         """
         patterns = _DESCRIPTION_FILES + _FURTHER_DESCRIPTION_FILES + (WEIGHT_FILES if weights else ())
+        self.checked()
         paths = [path for pattern in patterns for path in sorted(self.folder.glob(pattern))]
         try:
             if weights:
@@ -108,16 +124,34 @@ class ModelSource:
             raise UserError(f"`--model {self.name}`: {path} cannot be read ({as_clause(error)}).") from None
 
 
+@contextmanager
+def _inside() -> Iterator[None]:
+    """Turn what `regular` says of a model's files into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"`--model`: {error.filename} cannot be read ({as_clause(error)}); put the file itself into the folder of "
+            "the model."
+        ) from None
+
+
+def _root(folder: Path) -> Path | None:
+    """Return the folder that the files of a model have to lie in; None for the one that is installed."""
+    spec = find_spec(BUILTIN_PACKAGE)
+    if spec and spec.origin and folder == Path(spec.origin).parent / "model":
+        return None
+    return home_of(folder)
+
+
 def _named_weights(folder: Path) -> list[Path]:
     """Return the weight files that the configuration or an index names, whatever they are called."""
     named: set[str] = set()
     for path in (*folder.glob("config.json"), *folder.glob("*.index.json")):
-        with suppress(
-            ValueError, TypeError, AttributeError, RecursionError
-        ):  # a file of another form is refused where it is read
-            found = json.loads(path.read_bytes())
+        with suppress(ValueError, TypeError, AttributeError):  # a file of another form is refused where it is read
+            found = parse_json(read_text(path))
             named |= {found.get("transformers_weights") or "", *found.get("weight_map", {}).values()}
-    return [path for name in sorted(named) if (path := folder / name).is_file()]
+    return [path for name in sorted(named - {""}) if os.path.lexists(path := folder / name)]
 
 
 @lru_cache(maxsize=64)
@@ -130,9 +164,7 @@ def _digest(files: tuple[tuple[Path, int, int], ...]) -> str:
     digest = hashlib.sha256()
     for path, n_bytes, _ in files:
         digest.update(f"{path.name}\0{n_bytes}\0".encode())
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        file_sha256(path, digest=digest)
     return digest.hexdigest()
 
 
@@ -193,11 +225,13 @@ def _model_folder(name: str) -> Path:
     if (folder / "config.json").is_file():
         return folder
     # sentence-transformers saves a list of modules, and older versions the transformer in a folder of its own.
-    for module in entries(folder / "modules.json"):
+    for module in entries(folder, "modules.json"):
         inside = folder / str(module.get("path", ""))
         if (inside / "config.json").is_file() and str(module.get("type", "")).endswith("Transformer"):
+            with _inside():
+                regular(inside / "config.json", _root(folder))
             return inside
-    adapter = next(iter(entries(folder / _ADAPTER)), None)
+    adapter = next(iter(entries(folder, _ADAPTER)), None)
     if adapter is not None:
         raise UserError(
             f"`--model {name}` is an adapter of {adapter.get('base_model_name_or_path') or 'another model'} and no "
@@ -210,11 +244,16 @@ def _model_folder(name: str) -> Path:
     )
 
 
-def entries(file: Path) -> list[dict[str, Any]]:
-    """Return the objects in a JSON file that is one or is a list of them; nothing without such a file."""
+def entries(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Return the objects in a JSON file of a model that is one or is a list of them; nothing without such a file.
+
+    Raises:
+        UserError: If something else than a file is there, or it lies outside of the model's folder.
+    """
     try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        with _inside():
+            read = parse_json(read_text(folder / name, _root(folder))) if os.path.lexists(folder / name) else []
+    except ValueError:
         return []
     return [one for one in (read if isinstance(read, list) else [read]) if isinstance(one, dict)]
 
@@ -224,7 +263,7 @@ def know_family(folder: Path) -> None:
 
     It is imported only then, because that takes seconds.
     """
-    if any(entry.get("model_type") == "probing-alibi-bert" for entry in entries(folder / "config.json")):
+    if any(entry.get("model_type") == "probing-alibi-bert" for entry in entries(folder, "config.json")):
         import_module("probing.models.alibi")
 
 

@@ -12,7 +12,7 @@ from probing.page.sources import Subject
 from probing.results.markup import Html, element, joined, pairs
 from probing.runs.checks import reading
 from probing.runs.study import Result
-from probing.runtime.files import regular
+from probing.runtime.files import read_text
 
 # Options on where results are written and how they are shown; they do not change the results.
 BESIDE_THE_POINT = ("runs", "cache", "quiet", "verbose", "wandb")
@@ -79,7 +79,7 @@ def option_words(name: str, value: Any, default: Any = None) -> list[str]:
 
 def _configuration(folder: Path) -> Html:
     with reading(folder):
-        text = regular(folder / "config.yaml").read_text(encoding="utf-8")
+        text = read_text(folder / "config.yaml", folder)
     return _folded(text)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.runtime.files import write_tensors
+from probing.runtime.files import parse_json, regular, write_tensors
 from probing.statistics.moments import Covariance, subtract_
 
 Kind = Literal["clip", "whiten", "standardise", "center", "all_but_the_top"]
@@ -263,10 +263,10 @@ def load(path: Path) -> dict[int, Transform]:
     """Read the transforms that `save` wrote, by layer."""
     from safetensors import safe_open
 
-    with safe_open(path, framework="pt") as file:
+    with safe_open(regular(path, path.parent), framework="pt") as file:
 
         def read(layer: int, rank: int) -> Transform:
             shift, linear, offset = (file.get_tensor(f"{layer:02d}.{name}") for name in ("shift", "linear", "offset"))
             return Transform(file.metadata()["kind"], shift, linear, offset, rank)
 
-        return {int(layer): read(int(layer), rank) for layer, rank in json.loads(file.metadata()["ranks"]).items()}
+        return {int(layer): read(int(layer), rank) for layer, rank in parse_json(file.metadata()["ranks"]).items()}

@@ -14,7 +14,7 @@ from probing.errors import UserError, as_clause
 from probing.results.markup import Html, as_in_terminal, element
 from probing.results.schema import Column, Row, Schema, Type, Value, with_layer_name, with_named_layer
 from probing.results.shown import is_end, shown_table
-from probing.runtime.files import regular, replacing
+from probing.runtime.files import most_text, open_file, replacing
 
 # Rows that a prompt or a notebook shows of a table.
 SHOWN = 10
@@ -238,7 +238,7 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
     Raises:
         ValueError: If it has no columns or two of a name, or a row is cut or too long.
     """
-    with regular(path).open(newline="", encoding="utf-8") as file:
+    with open_file(path, "r", within=path.parent, most=most_text(), newline="", encoding="utf-8") as file:
         text = file.read()
     if not text:
         raise ValueError(f"{path.name} is empty")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from probing.models.layers import is_site_of_run
 from probing.results.schema import Row
 from probing.results.shown import without_nan
 from probing.runs.folder import PARTIAL, read_json
-from probing.runtime.files import regular
+from probing.runtime.files import parse_json, regular
 from probing.tables.columns import has_intercept
 
 if TYPE_CHECKING:
@@ -270,9 +269,9 @@ def shapes_of(path: Path) -> tuple[dict[str, list[int]], dict[str, Any]]:
     """Return the shape of each tensor in a file, and what the file says of them."""
     from safetensors import safe_open
 
-    with safe_open(regular(path), framework="numpy") as file:
+    with safe_open(regular(path, path.parent), framework="numpy") as file:
         about = file.metadata() or {}
-        said = {name: json.loads(about[name]) for name in ("layers", "classes") if name in about}
+        said = {name: parse_json(about[name]) for name in ("layers", "classes") if name in about}
         return {name: file.get_slice(name).get_shape() for name in file.keys()}, said  # noqa: SIM118  no mapping
 
 
@@ -300,7 +299,7 @@ def read_tensor(path: Path, name: str) -> Tensor:
     """
     from safetensors import safe_open
 
-    with safe_open(regular(path), framework="pt") as file:
+    with safe_open(regular(path, path.parent), framework="pt") as file:
         found: Tensor = file.get_tensor(name)
     if not found.is_floating_point() or not bool(found.isfinite().all()):
         raise ValueError(f"{path.name} has numbers in {name} that are not finite")
@@ -321,7 +320,7 @@ def read_transforms(folder: Path, layers: Sequence[int], d_model: int) -> dict[i
     from probing.probes.transforms import load
 
     with reading(folder):
-        found = load(regular(folder / "transform.safetensors"))
+        found = load(folder / "transform.safetensors")
         for layer in layers:
             one = found[layer]
             parts = one.shift, one.linear, one.offset

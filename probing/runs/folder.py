@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import RunError, UserError, as_clause
-from probing.runtime.files import regular
+from probing.runtime.files import check_yaml, parse_json, read_text
 from probing.runtime.owner import RUNNING, Owner, take_over
 
 # Most values of a document: the largest that is written has some ten thousand.
@@ -32,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
     def refused(text: str) -> Any:
         raise ValueError(f"{text} is no number")
 
-    return _mapping(path, lambda text: json.loads(text, object_pairs_hook=_distinct, parse_constant=refused))
+    return _mapping(path, lambda text: parse_json(text, object_pairs_hook=_distinct, parse_constant=refused))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -51,6 +51,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     def load(text: str) -> Any:
         try:
+            check_yaml(text, anchors=False)
             return Loader(text).get_single_data()
         except yaml.YAMLError as error:
             raise ValueError(" ".join(str(error).split())) from None
@@ -59,7 +60,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
-    text = regular(path).read_text(encoding="utf-8")
+    text = read_text(path, path.parent)
     try:
         found = load(text)
         for n, value in enumerate(_values(found)):
@@ -69,8 +70,6 @@ def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
                 raise ValueError(f"{value} is no finite number")
             if isinstance(value, str) and not _is_text(value):
                 raise ValueError(f"{value!r:.60} is no text")
-    except RecursionError:
-        raise ValueError(f"{path.name} is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{path.name}: {error}") from None
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
@@ -315,7 +314,7 @@ class ResumableFolder:
     def _stored(self) -> Any:
         """Return the definition in the folder, None if there is none yet."""
         try:
-            return json.loads((self.path / _DEFINITION).read_text(encoding="utf-8"))
+            return parse_json(read_text(self.path / _DEFINITION, self.path))
         except FileNotFoundError:
             return None if self.is_empty() else ()
         except (OSError, ValueError):

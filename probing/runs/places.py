@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +21,7 @@ from probing.models.dictionary_folders import folder_in
 from probing.models.source import ALIASES, OBJECT, ModelSource, resolve_model
 from probing.results.shown import listed
 from probing.runs.folder import PARTIAL
+from probing.runtime.files import file_sha256
 from probing.tasks import TokenTask, load_task
 
 Say = Callable[[str], None]
@@ -75,7 +75,7 @@ def read_from(config: Mapping[str, Any], folder: Path) -> dict[str, dict[str, di
         if isinstance(path, str) and _is_folder(path):
             found[option] = _noted(path, final)
     if (file := _file_of_task(config["task"])) and os.path.isfile(file):
-        found["task"] = {**_noted(file, final), "sha256": _sha256(file)}
+        found["task"] = {**_noted(file, final), "sha256": file_sha256(file)}
     return {"read_from": found} if found else {}
 
 
@@ -117,10 +117,6 @@ def _file_of_task(task: str) -> str | None:
     """Return the file of a task `FILE.py:CLASS`, None for others."""
     file = task.rpartition(":")[0]
     return file if file.endswith(".py") else None
-
-
-def _sha256(file: str) -> str:
-    return sha256(Path(file).read_bytes()).hexdigest()
 
 
 # --- looking ---
@@ -378,7 +374,7 @@ def task_of(run: Kept) -> TokenTask:
         return load_task(task, options)
     places = places_of(run, "task", file)
     for place in places:
-        if os.path.isfile(place) and _sha256(place) == expected:
+        if os.path.isfile(place) and file_sha256(place) == expected:
             return load_task(f"{place}:{task.rpartition(':')[2]}", options)
     if os.path.exists(file):
         return load_task(task, options)

@@ -114,7 +114,7 @@ def read_answers_of(run: Result) -> TunedAnswers:
             f"`{run.folder}` does not have {ANSWERS}, what its tuned models have right of each test sentence; the run "
             "is of an earlier version, or the file was removed: tune again."
         )
-    found = load_file(regular(path))
+    found = load_file(regular(path, run.folder))
     known = [checkpoint_name(row) for row in run.tunings]
     right = {name: found[f"{RIGHT}{name}"] for name in known}
     made = TunedAnswers(found["sentence"], found["labels"], found["cluster"], found["of"], right)

@@ -1,28 +1,280 @@
-"""Files that are read only if they are files, files that are replaced atomically, and files of tensors."""
+"""How files from outside are read, within limits, and how files are replaced atomically and tensors written.
+
+Every file that may come from elsewhere is opened by `open_file`, or by a library after `regular` or `files_of`.
+SECURITY.md states what they promise.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import stat
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from probing.errors import UserError
+
+# Most bytes of a document, such as a configuration, in JSON and in YAML, whose parser is slow.
+DOCUMENT, YAML_DOCUMENT = 32_000_000, 2_000_000
+# Most levels of a document, and most values of one in YAML, where each use of an anchor counts in full.
+MOST_LEVELS, MOST_VALUES = 100, 100_000
+# Most gigabytes of a text or a table, unpacked, and of all files of results that are downloaded.
+_MOST_GB, _VARIABLE = 2.0, "PROBING_MAX_GB"
+
+_KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
+    (stat.S_ISFIFO, "it is a named pipe"), (stat.S_ISSOCK, "it is a socket"),
+    (stat.S_ISCHR, "it is a device"), (stat.S_ISBLK, "it is a device"),
+)  # fmt: skip
 
 
-def regular(path: Path) -> Path:
-    """Return the path of a file to open; reading a named pipe would wait for ever.
-
-    A path that leads nowhere is returned too: opening it says why.
+def most_text() -> int:
+    """Return the most bytes of a text or a table: those of $PROBING_MAX_GB, or 2 GB.
 
     Raises:
-        ValueError: If something else is there.
+        UserError: If the variable is no number above 0.
     """
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ValueError(f"{path.name} is no file")
+    typed = os.environ.get(_VARIABLE, "")
+    try:
+        gb = float(typed or _MOST_GB)
+        if not 0 < gb < float("inf"):
+            raise ValueError
+    except ValueError:
+        raise UserError(f"`{_VARIABLE}={typed}`: expected a number of gigabytes above 0, such as 16.") from None
+    return int(gb * 1e9)
+
+
+def above_most_text(most: int) -> str:
+    """Return that something has more bytes than a text may have, as a clause."""
+    return f"it has more than {most / 1e9:g} GB, the most that is read; ${_VARIABLE} raises it"
+
+
+def open_file(
+    path: str | Path, mode: str = "rb", *, within: Path | None = None, most: int | None = None, **how: Any
+) -> IO[Any]:
+    """Open a file for reading if it is a regular one; nothing is waited for, as it would be at a named pipe.
+
+    Args:
+        path: The file.
+        mode: As of `open`.
+        within: Folder that the file has to be in, wherever links lead.
+        most: Most bytes that it may have.
+        how: Further arguments of `open`, such as the encoding.
+
+    Raises:
+        OSError: If it cannot be opened, is no regular file, lies elsewhere or is larger; the message says which.
+    """
+    return open(path, mode, opener=partial(_descriptor, within, most), **how)
+
+
+def _descriptor(within: Path | None, most: int | None, path: str, flags: int) -> int:
+    """Open a file, and look at what was opened: another process could exchange what was looked at before."""
+    target = path
+    if within is not None:
+        target = os.path.realpath(path)
+        if not _is_in(target, within):
+            raise OSError(errno.EPERM, "it leads out of its folder", os.fspath(path))
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(target, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        if not stat.S_ISREG(status.st_mode):
+            what = next((what for holds, what in _KINDS if holds(status.st_mode)), "it is something else")
+            raise OSError(errno.EINVAL, f"{what}, where a file was expected", os.fspath(path))
+        if most is not None and status.st_size > most:
+            raise OSError(errno.EFBIG, _too_large(most), os.fspath(path))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_in(target: str, folder: Path) -> bool:
+    return Path(target).is_relative_to(os.path.realpath(folder))
+
+
+def _too_large(most: int) -> str:
+    return above_most_text(most) if most == most_text() else f"it has more than {most:,} bytes"
+
+
+def home_of(folder: Path) -> Path:
+    """Return the folder that the files of a folder have to lie in.
+
+    It is the folder itself or, of a snapshot in a cache of the hub, that of the repository: snapshots consist of links
+    to files beside them.
+    """
+    place = folder.resolve()
+    for snapshot in (place, *place.parents):
+        home = snapshot.parent.parent
+        if snapshot.parent.name == "snapshots" and home.name.startswith(("models--", "datasets--")):
+            return home
+    return place
+
+
+def regular(path: Path, within: Path | None = None, most: int | None = None) -> Path:
+    """Return the path of a file that a library opens, after looking at it as `open_file` does.
+
+    Raises:
+        OSError: As of `open_file`.
+    """
+    open_file(path, within=within, most=most).close()
     return path
+
+
+def stored(path: Path, within: Path | None = None) -> Path:
+    """Return the path of a file of `torch.save`, which never compresses: what is compressed could be of any size.
+
+    Raises:
+        OSError: As of `open_file`, or if a part of it is compressed.
+    """
+    with open_file(path, within=within) as file:
+        if zipfile.is_zipfile(file):
+            with suppress(zipfile.BadZipFile), zipfile.ZipFile(file) as archive:
+                if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                    raise OSError(errno.EINVAL, "its parts are compressed, which torch.save does not do", str(path))
+    return path
+
+
+def files_of(folder: Path, within: Path | None = None) -> set[str]:
+    """Return the paths of all files in a folder that a library reads whole, from the folder, with `/` between names.
+
+    Args:
+        folder: The folder, with all folders in it.
+        within: Folder that every file has to be in, wherever links lead; the folder itself by default.
+
+    Raises:
+        OSError: If one is no regular file, or lies elsewhere.
+    """
+    found, waiting = set(), [""]
+    while waiting:
+        inside = waiting.pop()
+        with os.scandir(folder / inside) as there:
+            for entry in there:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(f"{inside}{entry.name}/")
+                    continue
+                found.add(f"{inside}{entry.name}")
+                if not entry.is_file(follow_symlinks=False):  # only what is no plain file has to be looked at
+                    regular(Path(entry.path), within or folder)
+    return found
+
+
+def read_text(path: Path, within: Path | None = None, most: int = DOCUMENT, errors: str = "strict") -> str:
+    """Return the text of a document in UTF-8.
+
+    Raises:
+        OSError: As of `open_file`.
+        UnicodeDecodeError: If it is not UTF-8.
+    """
+    with open_file(path, "r", within=within, most=most, encoding="utf-8", errors=errors) as file:
+        text: str = file.read(most + 1)
+    if len(text) > most:  # it has grown, or the system does not know its size
+        raise OSError(errno.EFBIG, _too_large(most), os.fspath(path))
+    return text
+
+
+def file_sha256(path: str | Path, within: Path | None = None, digest: Any = None) -> str:
+    """Return the SHA-256 (hex) of a file, or of what a digest was given before and the file.
+
+    Raises:
+        OSError: As of `open_file`.
+    """
+    digest = digest or sha256()
+    with open_file(path, within=within) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return str(digest.hexdigest())
+
+
+def parse_json(text: str, **how: Any) -> Any:
+    """Return what a text in JSON holds, whose levels are counted before anything is made of it.
+
+    Args:
+        text: The text.
+        how: Further arguments of `json.loads`.
+
+    Raises:
+        ValueError: If it is not JSON, or has more than `MOST_LEVELS` levels.
+    """
+    if text.count("[") + text.count("{") > MOST_LEVELS:
+        # Only brackets outside of strings count. Escaped quotation marks and backslashes are in strings.
+        there = text.encode("utf-8", "surrogatepass").replace(rb"\\", b"").replace(rb"\"", b"")
+        there = there.translate(bytes.maketrans(b"{}", b"[]"), _NEITHER)
+        there = re.sub(rb'"[^"]*"', b"", there)
+        for _ in range(MOST_LEVELS):
+            there, before = there.replace(b"[]", b""), there
+            if there == before:
+                break
+        if b"[]" in there or len(there) > MOST_LEVELS:
+            raise ValueError(f"it has more than {MOST_LEVELS} levels, or brackets that are not closed")
+    return json.loads(text, **how)
+
+
+_NEITHER = bytes(sorted({*range(256)} - {*b'[]{}"'}))
+
+
+def check_yaml(text: str, most: int = MOST_VALUES, *, anchors: bool = True) -> None:
+    """Refuse a text in YAML that would take much memory or time, before anything is made of it.
+
+    Args:
+        text: The text.
+        most: Most values, keys included, where each use of an anchor counts as often as what it stands for.
+        anchors: Whether anchors and merge keys may be used.
+
+    Raises:
+        ValueError: If it has more values or levels, a key that is no scalar, or an anchor where there may be none.
+        yaml.YAMLError: If it is not YAML.
+    """
+    import yaml
+
+    if len(text) > YAML_DOCUMENT:
+        raise ValueError(f"it has more than {YAML_DOCUMENT:,} characters")
+    n_values = 0
+    sizes: dict[str, int] = {}
+    # Of each open list or mapping: whether a key comes next (None in a list), its anchor, and the values before it.
+    levels: list[tuple[bool | None, str | None, int]] = []
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            _, anchor, before = levels.pop()
+            if anchor:
+                sizes[anchor] = n_values - before
+            continue
+        if not isinstance(event, yaml.NodeEvent):
+            continue
+        is_key = False
+        if levels and levels[-1][0] is not None:
+            is_key = bool(levels[-1][0])
+            levels[-1] = (not is_key, *levels[-1][1:])
+        is_scalar = isinstance(event, yaml.ScalarEvent)
+        if is_key and not is_scalar:
+            raise ValueError("a key is no single value")
+        is_merge = is_key and isinstance(event, yaml.ScalarEvent) and event.value == "<<"
+        if not anchors and (event.anchor or is_merge):
+            raise ValueError("it has an anchor, an alias or a merge key")
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise ValueError(f"`*{event.anchor}` refers to itself or to nothing")
+            n_values += sizes[event.anchor]
+        else:
+            n_values += 1
+            if isinstance(event, yaml.CollectionStartEvent):
+                levels.append((isinstance(event, yaml.MappingStartEvent) or None, event.anchor, n_values - 1))
+                if len(levels) > MOST_LEVELS:
+                    raise ValueError(f"it has more than {MOST_LEVELS} levels")
+            elif event.anchor:
+                sizes[event.anchor] = 1
+        if n_values > most:
+            raise ValueError(f"it has more than {most:,} values")
 
 
 @contextmanager

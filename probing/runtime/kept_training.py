@@ -17,7 +17,7 @@ from torch import Tensor
 from probing.errors import UserError
 from probing.runtime.arithmetic import float64_device
 from probing.runtime.draws import seed_of
-from probing.runtime.files import replacing
+from probing.runtime.files import most_text, parse_json, read_text, replacing
 
 Row = dict[str, Any]
 
@@ -50,7 +50,7 @@ class Places:
     def finished(self, name: str) -> list[Row] | None:
         """Return the curve of a training; None if it is not finished."""
         path = self.curve(name)
-        return cast(list[Row], json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+        return cast(list[Row], parse_json(read_text(path, self.folder, most_text()))) if path.is_file() else None
 
     def finish(self, name: str, curve: list[Row]) -> None:
         """Write the curve of a training, which says that it is finished, and remove its state."""

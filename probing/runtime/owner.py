@@ -10,6 +10,8 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from probing.runtime.files import parse_json, read_text
+
 # Names the process in its folder.
 RUNNING = ".running"
 
@@ -35,7 +37,7 @@ class Owner:
     def read(cls, folder: Path) -> Owner | None:
         """Return the process that writes a folder, or wrote it; None if the folder does not say."""
         try:
-            told = json.loads((folder / RUNNING).read_text(encoding="utf-8"))
+            told = parse_json(read_text(folder / RUNNING, folder))
             return cls(int(told["process"]), str(told["machine"]))
         except (OSError, ValueError, TypeError, KeyError):
             return None

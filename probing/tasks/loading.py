@@ -19,6 +19,7 @@ import numpy as np
 
 from probing.cli.arguments import OptionSource, checked
 from probing.errors import UserError, as_clause, did_you_mean
+from probing.runtime.files import DOCUMENT, open_file
 from probing.tasks.base import Task, TokenTask
 
 GROUP = "probing.tasks"
@@ -165,7 +166,8 @@ def _module_of_file(path: Path, typed: str) -> ModuleType:
     """Import a file as a module; the same content is imported once."""
     try:
         path = path.expanduser().resolve(strict=True)
-        content = path.read_bytes()
+        with open_file(path, most=DOCUMENT) as file:
+            content = file.read()
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"`--task {typed}`: {path} cannot be read ({reason}); give FILE.py:CLASS.") from None

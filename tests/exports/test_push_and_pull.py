@@ -178,6 +178,24 @@ def test_pickles_are_not_even_downloaded(made: Run, hub: LoopbackHub, tmp_path: 
     assert not [path for path in hub.asked if "probe.bin" in path or "task.py" in path]
 
 
+def test_results_of_many_files_or_bytes_are_not_downloaded(
+    made: Run, hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.push(NAME, endpoint=hub.address)
+    files, before = dict(hub.repositories[NAME]), len(hub.asked)
+    hub.repositories[NAME] |= {f"{n}.csv": b"a\n1\n" for n in range(1000)}
+    with pytest.raises(UserError, match="has more than 1,000 files, and results have some dozens"):
+        probing.pull(NAME, tmp_path / "pulled", endpoint=hub.address)
+    hub.repositories[NAME] = {**files, "more.csv": b"0" * 2_000_000}
+    monkeypatch.setenv("PROBING_MAX_GB", "0.002")
+    with pytest.raises(UserError, match=r"more than 0\.002 GB, the most that is read; \$PROBING_MAX_GB raises it"):
+        probing.pull(NAME, tmp_path / "pulled", endpoint=hub.address)
+    assert not [path for path in hub.asked[before:] if "/resolve/" in path]
+    monkeypatch.setenv("PROBING_MAX_GB", "0.02")
+    hub.repositories[NAME]["more.csv"] = b"a\n1\n"
+    assert probing.pull(NAME, tmp_path / "pulled", endpoint=hub.address).accuracy == made.accuracy
+
+
 def test_damaged_results_are_refused_and_leave_nothing(made: Run, hub: LoopbackHub, tmp_path: Path) -> None:
     made.push(NAME, endpoint=hub.address)
     files = dict(hub.repositories[NAME])

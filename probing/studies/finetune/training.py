@@ -15,7 +15,7 @@ from probing.models import ModelSource
 from probing.models.loading import load_with_head
 from probing.runs.tuned import checkpoint_name
 from probing.runtime.draws import seed_of
-from probing.runtime.files import replacing
+from probing.runtime.files import regular, replacing
 from probing.runtime.kept_training import KeptTraining, Places, Row, save_model
 from probing.runtime.processes import interrupts_pass
 from probing.runtime.progress import steps_counted
@@ -163,6 +163,6 @@ def write_answers(places: Places, job: Job, answers: Answers) -> None:
 
 def read_answers(places: Places, job: Job) -> Answers:
     """Read what `write_answers` wrote."""
-    with np.load(places.curve(job.name).with_suffix(".npz"), allow_pickle=False) as found:
+    with np.load(regular(places.curve(job.name).with_suffix(".npz"), places.folder), allow_pickle=False) as found:
         arrays: dict[str, NDArray[Any]] = {field.name: found[field.name] for field in fields(Answers)}
     return Answers(**arrays)

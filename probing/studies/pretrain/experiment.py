@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 
 from probing.corpus import Corpus
 from probing.results.shown import count
-from probing.runtime.files import replacing
+from probing.runtime.files import parse_json, read_text, replacing
 from probing.runtime.kept_training import Places
 from probing.runtime.progress import remark, stage
 from probing.runtime.terminal import silence
@@ -110,7 +110,7 @@ def measure_all(
             folder = checkpoint_folder(places.checkpoints, job.arm, job.seed, step, asked.recipe.steps)
             kept = places.folder / "state" / f"{job.name}-{folder.name}.json"
             if kept.is_file():
-                found = json.loads(kept.read_text(encoding="utf-8"))
+                found = parse_json(read_text(kept, places.folder))
             else:
                 found = measure(folder, subject, silence if rows else say)  # what is left out is said once
                 if places.writes:

@@ -14,8 +14,9 @@ import torch
 
 from probing.corpus import from_sentences
 from probing.errors import UserError, as_clause
+from probing.models.source import ModelSource
 from probing.results.shown import count
-from probing.runtime.files import replacing
+from probing.runtime.files import parse_json, read_text, replacing
 from probing.runtime.kept_training import Places, Row
 from probing.runtime.processes import sum_over_ranks
 from probing.runtime.progress import stage
@@ -98,7 +99,7 @@ def measure_lengths(
             for job in asked.jobs:
                 kept = places.folder / "state" / f"{job.name}-x{multiple}.json"
                 if kept.is_file():
-                    found = json.loads(kept.read_text(encoding="utf-8"))
+                    found = parse_json(read_text(kept, places.folder))
                 else:
                     found = reader.read(job)
                     if places.writes:
@@ -147,7 +148,11 @@ class _Reader:
             return [{"reason": f"the held-out text does not fill a row of {self.length} tokens"}]
         steps = self.asked.recipe.steps
         checkpoint = checkpoint_folder(self.places.checkpoints, job.arm, job.seed, steps, steps)
-        model = class_of(job.arm).from_pretrained(checkpoint, trust_remote_code=False).eval()
+        model = (
+            class_of(job.arm)
+            .from_pretrained(ModelSource(job.arm, checkpoint).checked(), trust_remote_code=False)
+            .eval()
+        )
         if self.n_more:
             model = stretched(job.arm, model, self.n_more, self.asked.shape.initial_sd)
         rows = PackedRows(self.text, 1, None if job.arm == CAUSAL_LM else self.asked.recipe.masked, job.seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError, about_option
+from probing.runtime.files import most_text, open_file, parse_json, read_text
 from probing.studies.series.tables import LOST, UNIGRAM
 
 _THOUSANDS = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -171,7 +171,7 @@ def _of_pretrain(folder: Path, step: int) -> dict[str, float]:
     """Return both losses of a checkpoint of a run of `pretrain`; nothing if it is none."""
     training = folder.absolute().parent
     try:
-        with (training.parent.parent / LOSSES).open(newline="", encoding="utf-8") as file:
+        with open_file(training.parent.parent / LOSSES, "r", most=most_text(), newline="", encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if f"{row['arm']}-seed{row['seed']}" == training.name]
             (own,) = (row for row in rows if int(row["step"]) == step)
             return {LOST: float(own["loss"]), UNIGRAM: float(own["unigram_loss"])}
@@ -182,7 +182,7 @@ def _of_pretrain(folder: Path, step: int) -> dict[str, float]:
 def _of_trainer(folder: Path, step: int) -> dict[str, float]:
     """Return the loss on the evaluation set at a step; nothing if the Trainer did not write it."""
     try:
-        state = json.loads((folder / TRAINER_STATE).read_text(encoding="utf-8"))
+        state = parse_json(read_text(folder / TRAINER_STATE, folder, most_text()))
     except (OSError, ValueError):
         return {}
     history = state.get("log_history", ()) if isinstance(state, Mapping) else ()

@@ -36,6 +36,7 @@ from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
 from probing.runs.measuring import Asked, measure
 from probing.runs.results import Measured
+from probing.runtime.files import parse_json
 from probing.runtime.machine import Stopwatch
 from probing.runtime.terminal import silence
 from probing.statistics.outliers import deviations_of
@@ -159,7 +160,7 @@ def _read(folder: Path) -> Document | None:
     if store.unfinished([_ONLY]):
         return None
     store.touch()
-    found: Document = json.loads(bytes(store.get(_ONLY)["document"].tolist()))
+    found: Document = parse_json(bytes(store.get(_ONLY)["document"].tolist()).decode())
     return found
 
 

@@ -25,6 +25,7 @@ from probing.runs.call import places, say_results
 from probing.runs.registry import refuse_several, study_of
 from probing.runs.run import load_fit
 from probing.runs.study import Result
+from probing.runtime.files import parse_json, read_text
 from probing.runtime.installation import started_as
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import interrupt_behind
@@ -309,7 +310,7 @@ def _conclude(
     (folder / "figures").mkdir(exist_ok=True)
     figures = write_sweep_figure(folder / "figures" / "sweep", rows, options.varied, formats)
     write_csv(folder / "sweep.csv", rows, SWEEP)
-    settings = json.loads((folder / "definition.json").read_text(encoding="utf-8"))
+    settings = parse_json(read_text(folder / "definition.json", folder))
     (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False), encoding="utf-8")
     summary = {
         "kind": "sweep", "versions": versions(), **{key: settings[key] for key in ("trials", "seed", "fit")},

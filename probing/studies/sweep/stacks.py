@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +39,7 @@ from probing.runs.checks import leaves_out_first
 from probing.runs.folder import RunFolder
 from probing.runs.places import read_from
 from probing.runs.results import Measured, write, write_summary
-from probing.runtime.files import write_tensors
+from probing.runtime.files import parse_json, regular, write_tensors
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
 from probing.studies.sweep.trials import Trial, alike, by_seed
@@ -76,7 +75,7 @@ class Progress:
         if not self.path.is_file():
             return {}
         try:
-            with safe_open(self.path, "pt") as file:
+            with safe_open(regular(self.path, self.path.parent), "pt") as file:
                 saved = file.metadata()["stack"] == self.stack
                 return {name: file.get_tensor(name) for name in self.names} if saved else {}
         except SafetensorError:  # torn by a crash of the machine
@@ -255,8 +254,8 @@ class _Solved:
 
         self.weights: dict[Key, tuple[Tensor, Labels]] = {}
         for trial in done:
-            with safe_open(trials / trial.name / "probe.safetensors", "pt") as file:
-                classes = np.array(json.loads(file.metadata()["classes"]))
+            with safe_open(regular(trials / trial.name / "probe.safetensors", trials), "pt") as file:
+                classes = np.array(parse_json(file.metadata()["classes"]))
                 for layer, weight in zip(layers_of(trial), file.get_tensor("weight"), strict=True):
                     self.weights[layer, _penalty(trial)] = weight, classes
 
