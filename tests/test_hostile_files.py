@@ -278,6 +278,15 @@ def test_a_folder_of_texts_reads_no_other_file(pattern: str, tmp_path: Path) -> 
         load_corpus(f"hf:{tmp_path / 'own'}")
 
 
+@pytest.mark.parametrize("what", ["pipe", "aliases"])
+def test_the_description_of_a_folder_of_texts_is_looked_at_before(what: str, tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("a sentence of its own .\n", encoding="utf-8")
+    path = tmp_path / "README.md"
+    os.mkfifo(path) if what == "pipe" else path.write_text(f"---\n{nested_keys(9)}\n---\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"it is a named pipe|a key is no single value"):
+        load_corpus(f"hf:{tmp_path}")
+
+
 @pytest.mark.parametrize("what", ["chunk", "pipe"])
 def test_a_store_of_zarr_reads_no_other_file(what: str, tmp_path: Path, secret: Path) -> None:
     zarr.create_array(tmp_path / "own.zarr", data=SECRET)

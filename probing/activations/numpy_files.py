@@ -32,7 +32,7 @@ def npy_arrays(path: Path) -> dict[str, Source]:
         OSError: If it cannot be read.
     """
     with open_file(path) as file:
-        _, _, dtype = _header(file)
+        _, _, dtype = _header(io.BytesIO(file.read(_LONGEST_HEADER)))
     _refuse_objects(path, dtype)
     return {path.stem: np.load(regular(path), mmap_mode="r", allow_pickle=False)}
 

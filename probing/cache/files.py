@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from probing.errors import UserError, as_clause
+from probing.runtime.files import regular
 
 
 def cache_folder(cache: str | Path | None, runs: str = "runs") -> Path:
@@ -73,7 +74,7 @@ class FileLease:
 
     def __init__(self, path: Path, shared: bool = True) -> None:
         # NFS locks a file alone only if it is open for writing.
-        self._descriptor, self._close = os.open(path, os.O_RDONLY if shared else os.O_RDWR), os.close
+        self._descriptor, self._close = os.open(regular(path), os.O_RDONLY if shared else os.O_RDWR), os.close
         with suppress(ImportError):
             import fcntl
 

@@ -16,7 +16,7 @@ from probing.corpus.layouts import labelled
 from probing.corpus.rows import Rows, check_text, text_of
 from probing.corpus.tables import DIVIDER, divider_of
 from probing.errors import UserError
-from probing.runtime.files import home_of, regular
+from probing.runtime.files import check_yaml, home_of, parse_json, read_text, regular
 
 SETTINGS = ("config", "split", "column", "label", "stream")
 # Other names of the setting `column`, as for files.
@@ -184,6 +184,7 @@ def _builder(name: str, config: str | None, typed: str) -> Any:
     if os.path.isdir(name):
         name = str(Path(name).absolute().resolve())  # the library finds no name in `.`
     try:
+        _check_description(Path(name))
         builder = datasets.load_dataset_builder(name, config)
         _check_files(builder, name)
         if _kind(builder) == "csv":
@@ -197,6 +198,23 @@ def _builder(name: str, config: str | None, typed: str) -> Any:
     if (kind := _kind(builder)) not in _KINDS:
         raise _unreadable(typed, f"its files are of the kind {kind}")
     return builder
+
+
+def _check_description(folder: Path) -> None:
+    """Refuse a folder whose description is no file, or would take much memory.
+
+    Raises:
+        OSError: If it is no file of the folder, or too large.
+        ValueError: If it has too many values or levels.
+        yaml.YAMLError: If its first lines are not YAML.
+    """
+    for path in (folder / name for name in ("README.md", ".huggingface.yaml", "dataset_infos.json")):
+        if os.path.lexists(path):
+            text = read_text(path, home_of(folder))
+            if path.suffix == ".json":
+                parse_json(text)
+            else:
+                check_yaml(text.partition("---")[2].partition("\n---")[0] if path.suffix == ".md" else text)
 
 
 def _check_files(builder: Any, name: str) -> None:
