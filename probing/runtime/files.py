@@ -262,9 +262,9 @@ def check_yaml(text: str, most: int = MOST_VALUES, *, anchors: bool = True) -> N
         if not anchors and (event.anchor or is_merge):
             raise ValueError("it has an anchor, an alias or a merge key")
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in sizes:
-                raise ValueError(f"`*{event.anchor}` refers to itself or to nothing")
-            n_values += sizes[event.anchor]
+            if any(event.anchor == anchor for _, anchor, _ in levels):
+                raise ValueError(f"`*{event.anchor}` refers to itself")
+            n_values += sizes.get(event.anchor, 1)  # what it refers to is missing then, which the library says
         else:
             n_values += 1
             if isinstance(event, yaml.CollectionStartEvent):

@@ -66,7 +66,7 @@ def entry(name: str, value: object) -> Callable[[str], str]:
         ("results.json", entry("timings", {"a": float("nan")}), "NaN is no number"),
         ("results.json", entry("n_sentences", 3), "has 3 as n_sentences"),
         ("results.json", lambda text: text.replace("{", '{"classes": [],', 1), "`classes` is there twice"),
-        ("results.json", lambda text: "[" * 100_000, "results.json is nested too deeply"),
+        ("results.json", lambda text: "[" * 100_000, "results.json: it has more than 100 levels"),
         ("results.json", lambda text: "", "results.json: "),
         ("config.yaml", lambda text: text.replace("seed: 0", "seed: true"), "config.yaml has True as seed"),
         ("config.yaml", lambda text: text.replace("seed: 0", f"seed: {10**30}"), "as seed"),
@@ -162,7 +162,7 @@ def test_contexts_are_of_one_end_of_a_neuron_or_the_other() -> None:
 def test_the_page_reads_no_pipe_as_a_configuration(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
     signal.alarm(20)  # ends the test if the pipe is waited for
-    with pytest.raises(UserError, match=r"is damaged \(config.yaml is no file\); repeat the run"):
+    with pytest.raises(UserError, match=r"is damaged \(config.yaml: it is a named pipe, where a file was expected"):
         folder_block("To reproduce", results_of("cloze", tmp_path, {}, {}))
     signal.alarm(0)
 
