@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import re
 import sys
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from probing.corpus.columns import Wanted
 from probing.errors import UserError
-from probing.runtime.files import above_most_text, most_text, open_file
+from probing.runtime.files import (
+    above_most_text,
+    check_yaml,
+    home_of,
+    most_text,
+    open_file,
+    parse_json,
+    read_text,
+    regular,
+)
 from probing.runtime.processes import is_main_process
 
 READABLE = (
@@ -192,3 +203,38 @@ def decode_lines(data: bytes, typed: str) -> list[str]:
         f"`{typed}` is not UTF-8 (line {line}, byte {start}); convert it, for example with "
         f"`iconv -f {'utf-16' if is_utf16 else 'latin1'} -t utf-8`."
     )
+
+
+def check_description(folder: Path) -> None:
+    """Refuse a folder whose description is no file, or would take much memory.
+
+    Raises:
+        OSError: If it is no file of the folder, or too large.
+        ValueError: If it has too many values or levels.
+        yaml.YAMLError: If its first lines are not YAML.
+    """
+    for path in (folder / name for name in ("README.md", ".huggingface.yaml", "dataset_infos.json")):
+        if os.path.lexists(path):
+            text = read_text(path, home_of(folder))
+            if path.suffix == ".json":
+                parse_json(text)
+            else:
+                check_yaml(text.partition("---")[2].partition("\n---")[0] if path.suffix == ".md" else text)
+
+
+def check_data_files(data_files: Mapping[str, Iterable[Any]], folder: Path) -> None:
+    """Refuse a data set whose description names files of this machine that are not its own.
+
+    Args:
+        data_files: The files of each split, as the library names them.
+        folder: The folder of the data set; that of one on the hub is not there.
+
+    Raises:
+        OSError: If a file lies outside of the folder, or is none.
+    """
+    for file in (file for files in data_files.values() for file in files):
+        path = str(file).rpartition("::")[2]  # behind the names of archives that it is in
+        if folder.is_dir() and "://" not in path:
+            regular(Path(path), home_of(folder))
+        elif folder.is_dir() or "://" not in path or path.startswith(("file:", "local:")):
+            raise OSError(f"it names {path}, which is not in it")

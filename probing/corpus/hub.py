@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probing.corpus.columns import TEXT, WORDS, Column, Wanted, choose_sentences
+from probing.corpus.files import check_data_files, check_description
 from probing.corpus.layouts import labelled
 from probing.corpus.rows import Rows, check_text, text_of
 from probing.corpus.tables import DIVIDER, divider_of
 from probing.errors import UserError
-from probing.runtime.files import check_yaml, home_of, parse_json, read_text, regular
 
 SETTINGS = ("config", "split", "column", "label", "stream")
 # Other names of the setting `column`, as for files.
@@ -184,9 +184,10 @@ def _builder(name: str, config: str | None, typed: str) -> Any:
     if os.path.isdir(name):
         name = str(Path(name).absolute().resolve())  # the library finds no name in `.`
     try:
-        _check_description(Path(name))
+        check_description(Path(name))
         builder = datasets.load_dataset_builder(name, config)
-        _check_files(builder, name)
+        if _kind(builder) != "cache":
+            check_data_files(builder.config.data_files or {}, Path(name))
         if _kind(builder) == "csv":
             builder = datasets.load_dataset_builder(name, config, **_as_text(builder))
     except Exception as error:  # the library, pyarrow, pandas and the hub each raise their own types
@@ -198,40 +199,6 @@ def _builder(name: str, config: str | None, typed: str) -> Any:
     if (kind := _kind(builder)) not in _KINDS:
         raise _unreadable(typed, f"its files are of the kind {kind}")
     return builder
-
-
-def _check_description(folder: Path) -> None:
-    """Refuse a folder whose description is no file, or would take much memory.
-
-    Raises:
-        OSError: If it is no file of the folder, or too large.
-        ValueError: If it has too many values or levels.
-        yaml.YAMLError: If its first lines are not YAML.
-    """
-    for path in (folder / name for name in ("README.md", ".huggingface.yaml", "dataset_infos.json")):
-        if os.path.lexists(path):
-            text = read_text(path, home_of(folder))
-            if path.suffix == ".json":
-                parse_json(text)
-            else:
-                check_yaml(text.partition("---")[2].partition("\n---")[0] if path.suffix == ".md" else text)
-
-
-def _check_files(builder: Any, name: str) -> None:
-    """Refuse a data set whose description names files of this machine that are not its own.
-
-    Raises:
-        OSError: If one lies outside of its folder, or is none.
-    """
-    if _kind(builder) == "cache":
-        return
-    is_folder = os.path.isdir(name)
-    for file in (file for files in (builder.config.data_files or {}).values() for file in files):
-        path = str(file).rpartition("::")[2]  # behind the names of archives that it is in
-        if is_folder and "://" not in path:
-            regular(Path(path), home_of(Path(name)))
-        elif is_folder or "://" not in path or path.startswith(("file:", "local:")):
-            raise OSError(f"it names {path}, which is not in it")
 
 
 def _prepare(builder: Any, typed: str) -> None:

@@ -264,7 +264,7 @@ def check_yaml(text: str, most: int = MOST_VALUES, *, anchors: bool = True) -> N
         if isinstance(event, yaml.AliasEvent):
             if any(event.anchor == anchor for _, anchor, _ in levels):
                 raise ValueError(f"`*{event.anchor}` refers to itself")
-            n_values += sizes.get(event.anchor, 1)  # what it refers to is missing then, which the library says
+            n_values += sizes.get(str(event.anchor), 1)  # what it refers to is missing then, which the library says
         else:
             n_values += 1
             if isinstance(event, yaml.CollectionStartEvent):

@@ -36,7 +36,7 @@ from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
 from probing.runs.measuring import Asked, measure
 from probing.runs.results import Measured
-from probing.runtime.files import parse_json
+from probing.runtime.files import parse_json, read_text
 from probing.runtime.machine import Stopwatch
 from probing.runtime.terminal import silence
 from probing.statistics.outliers import deviations_of
@@ -135,7 +135,7 @@ def _note(source: ActivationSource) -> Path:
 
 def _entries_before(note: Path, source: ActivationSource) -> set[Path]:
     with suppress(FileNotFoundError, ValueError):  # a note that a kill cut short was written before any entry
-        return {source.cache / name for name in json.loads(note.read_text(encoding="utf-8"))}
+        return {source.cache / name for name in parse_json(read_text(note, source.cache))}
     before = _entries(source)
     try:
         source.cache.mkdir(parents=True, exist_ok=True)
