@@ -19,7 +19,7 @@ from probing.models.behaviour import Unsteady, add_tensor, attributes, model_beh
 from probing.models.source import OBJECT, ModelSource, building, resolve_model
 
 # Entries of a configuration that change no hidden state, and states that a tokenizer keeps from its last call.
-_NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
 _OF_THE_LAST_CALL = ("truncation", "padding")
 # Packages whose classes are identified by their names, and whose hooks change no hidden state.
 _LIBRARIES = ("torch", "transformers", "accelerate")
@@ -216,7 +216,7 @@ def _what_is_read(model: Any) -> Any:
 
 def _descriptions(model: Any, tokenizer: Any) -> Iterator[str]:
     """Yield descriptions of what a model and its tokenizer are made of, except the tensors."""
-    of_model = {name: value for name, value in model.config.to_dict().items() if name not in _NOT_OF_THE_MODEL}
+    of_model = {name: value for name, value in model.config.to_dict().items() if name not in NOT_OF_THE_MODEL}
     yield json.dumps(of_model, sort_keys=True, default=str)
     yield str(model.config._attn_implementation)
     yield from attributes(model)

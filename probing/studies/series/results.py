@@ -128,9 +128,15 @@ def tables_of(found: Found, thresholds: Thresholds) -> Written:
             rows.append({**of_layer, "measure": "n_outliers", "value": float(len(there))})
             k = max(range(len(values)), key=lambda k: (abs(values[k]), -k))
             rows.append({**of_layer, "measure": "largest_deviation", "value": abs(values[k]), "neuron": k})
-    return {
-        "series": rows, "series_outliers": outliers, "emergence": emergence(rows, deviations, steps, thresholds),
-    }  # fmt: skip
+    same_as = found.same_as()
+    for row in (*rows, *outliers):
+        if row["step"] in same_as:
+            row["same_as"] = same_as[row["step"]]
+    # A state that stands under several steps says nothing of the earlier ones.
+    own = [row for row in rows if "same_as" not in row]
+    deviations = [values for step, values in zip(steps, deviations, strict=True) if step not in same_as]
+    steps = [step for step in steps if step not in same_as]
+    return {"series": rows, "series_outliers": outliers, "emergence": emergence(own, deviations, steps, thresholds)}
 
 
 def measured(found: Found, names: Sequence[str], thresholds: Thresholds, title: str) -> Measured:

@@ -24,6 +24,7 @@ SERIES: Terms = {
     "in 90% of the queries.",
     "strongest": "Most that a head gives to one offset, with the layer and the head.",
     "special": "Share of the attention that goes to special tokens.",
+    "same as": "The last checkpoint that is the same model, where there is a later one.",
     "quantity": "What comes: loss, position, position heads or outliers. It is there where its measure is past its "
     "threshold.",
     "threshold": "From where on a quantity is there.",
@@ -58,7 +59,7 @@ def series_section(made: Result, anchor: str) -> Html:
 
 def _chart(made: Tables, panel: Panel) -> Html:
     """Return a measure over the steps, with what it is compared with and its threshold."""
-    steps = sorted({row["step"] for row in made["series"]})
+    steps = sorted({row["step"] for row in made["series"] if not row.get("same_as")})
     spread, layers = _spread(layers_of(made), LOOKS - _BESIDE), layers_of(made, panel.measure)
     drawn = [layer for layer in spread if layer in layers]
     lines = [Line(_named(layer), *course(made, panel.measure, layer)) for layer in drawn]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from probing.cache.source import ActivationSource
 from probing.errors import UserError
+from probing.models import load_encoder, load_tokenizer
+from probing.models.behaviour import add_tensor, tokenizer_behaviour
+from probing.models.objects import NOT_OF_THE_MODEL
 from probing.results.shown import count
 from probing.runtime.machine import drop_garbage
 from probing.runtime.progress import remark, stage
@@ -32,11 +37,19 @@ class Found:
         checkpoints: The checkpoints, by step.
         measured: For each checkpoint what each measure found, by its name.
         n_kept: Number of these that were in the cache.
+        identity: Of each checkpoint, what its weights, its configuration and its tokenizer are known by.
     """
 
     checkpoints: Sequence[Checkpoint]
     measured: Sequence[dict[str, Document]]
     n_kept: int
+    identity: Sequence[str] = ()
+
+    def same_as(self) -> dict[int, str]:
+        """Return by the step of each checkpoint that is the same model as later ones the name of the last of these."""
+        last = dict(zip(self.identity, self.checkpoints, strict=False))
+        pairs = zip(self.checkpoints, (last[own] for own in self.identity), strict=False)
+        return {one.step: other.name for one, other in pairs if one is not other}
 
     def rows_by_checkpoint(self) -> list[Rows]:
         """Return for each checkpoint a row for each layer and measure."""
@@ -83,10 +96,17 @@ def survey(
         UserError: If a checkpoint cannot be read, or does not read the text as the first one does.
     """
     measured: list[dict[str, Document]] = []
+    identity: list[str] = []
     n_kept = 0
     with stage(count(len(checkpoints), "checkpoint"), len(checkpoints)) as advance:
         for i, checkpoint in enumerate(checkpoints):
             source = source_of(checkpoint)
+            identity.append(_identity(source))
+            if (first := identity.index(identity[-1])) < i:
+                measured.append(measured[first])
+                remark(f"step {checkpoint.step} ({checkpoint.name}) is the same model as {checkpoints[first].name}")
+                advance(1)
+                continue
             here: dict[str, Document] = {}
             were_kept = []
             with without_new_entries([source], keeps_activations):
@@ -104,7 +124,22 @@ def survey(
             left, cached = len(checkpoints) - i - 1, f", {', '.join(were_kept)} from the cache" if were_kept else ""
             remark(f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {left} of {len(checkpoints)} left")
             advance(1)
-    return Found(checkpoints, measured, n_kept)
+    return Found(checkpoints, measured, n_kept, identity)
+
+
+def _identity(source: ActivationSource) -> str:
+    """SHA-256 (hex) of the parameters, the configuration and the tokenizer of a checkpoint, however they are stored."""
+    encoder: Any = load_encoder(source.model, dtype=source.dtype)
+    beside = {*NOT_OF_THE_MODEL, "architectures"}
+    config = {name: value for name, value in encoder.config.to_dict().items() if name not in beside}
+    described = json.dumps(config, sort_keys=True, default=str), tokenizer_behaviour(load_tokenizer(source.model))
+    digest = sha256("\0".join(described).encode())
+    for name, parameter in encoder.named_parameters():
+        digest.update(name.encode())
+        add_tensor(digest, parameter)
+    del encoder
+    drop_garbage()  # before the next model is loaded
+    return digest.hexdigest()
 
 
 def _check_text(first: Checkpoint, of_first: dict[str, Document], one: Checkpoint, here: dict[str, Document]) -> None:

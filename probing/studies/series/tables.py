@@ -104,9 +104,14 @@ def course(made: Tables, measure: str, layer: int | None = None) -> tuple[list[i
         measure: The measure.
         layer: The layer; None for a measure of the whole model.
     """
-    here = [row for row in made["series"] if row["measure"] == measure and row.get("layer") == layer]
+    here = [row for row in _own(made) if row["measure"] == measure and row.get("layer") == layer]
     here.sort(key=lambda row: int(row["step"]))
     return [row["step"] for row in here], [row["value"] for row in here]
+
+
+def _own(made: Tables) -> list[Row]:
+    """Return the rows of checkpoints that equal no later one."""
+    return [row for row in made["series"] if not row.get("same_as")]
 
 
 def layers_of(made: Tables, measure: str | None = None) -> list[int]:
@@ -169,6 +174,7 @@ def _steps_table(made: Tables) -> Any:
         "heads": lambda here: _sum(_all(here, "n_position_heads")),
         "strongest": lambda here: _largest(here, "offset_mass", ".2f", _head),
         "special": lambda here: _mean(_all(here, "special_mass")),
+        "same as": lambda here: here[0].get("same_as") or "",
     }  # fmt: skip
     cells = {
         step: [cell([row for row in rows if row["step"] == step]) for cell in columns.values()]
@@ -242,14 +248,26 @@ def _emergence_table(made: Tables) -> Any:
 
 def conclusions(made: Tables) -> list[str]:
     """Return the conclusions from the tables: when each quantity came, and in which order."""
-    steps = sorted({row["step"] for row in made["series"]})
+    steps = sorted({row["step"] for row in _own(made)})
     firsts = first_rows(made)
-    lines = [_when(made, name, rows, steps) for name, rows in firsts.items()]
+    lines = [*_equal(made), *(_when(made, name, rows, steps) for name, rows in firsts.items())]
     if "loss" not in firsts:
         lines.append("The loss is left out: it is not told for every checkpoint.")
     if len(steps) == 1:
         return [*lines, f"One checkpoint (step {steps[0]}) tells no order; give several."]
     return [*lines, *_order(firsts, steps)]
+
+
+def _equal(made: Tables) -> Iterator[str]:
+    """Yield a sentence for each model that stands under several steps."""
+    same: dict[str, set[int]] = {}
+    for row in made["series"]:
+        if row.get("same_as"):
+            same.setdefault(row["same_as"], set()).add(row["step"])
+    for name, steps in same.items():
+        listed = _and([str(step) for step in sorted(steps)])
+        which = f"Step {listed} is" if len(steps) == 1 else f"Steps {listed} are"
+        yield f"{which} the same model as {name}, to the bit: it was measured once, and counts at the last of its steps alone."
 
 
 def _when(made: Tables, name: str, rows: Sequence[Row], steps: Sequence[int]) -> str:
@@ -315,6 +333,7 @@ def _and(names: Sequence[str]) -> str:
 
 _CHECKPOINT = text("checkpoint", "Name of the checkpoint.")
 _OF_TRAINING = whole("step", "Number of steps, from the checkpoint's name.")
+_SAME_AS = text("same_as", "The last checkpoint that is the same model, where there is a later one.")
 _NEURON = whole("neuron", "Neuron that the measure is of.")
 SERIES = Schema("series", "a row per checkpoint, layer and measure", (
     _OF_TRAINING, _CHECKPOINT,
@@ -324,11 +343,11 @@ SERIES = Schema("series", "a row per checkpoint, layer and measure", (
     value("Its value"),
     whole("n", "What it is over: test tokens of fit, tokens of geometry, sentences of attention."),
     _NEURON,
-    whole("head", "Head that the measure is of."), whole("offset", "Offset that it attends to."),
+    whole("head", "Head that the measure is of."), whole("offset", "Offset that it attends to."), _SAME_AS,
 ))  # fmt: skip
 SERIES_OUTLIERS = Schema("series_outliers", "a row per checkpoint, layer and outlier", (
     _OF_TRAINING, _CHECKPOINT, layer_column(), _NEURON,
-    number("deviations", "Distance of its mean from the mean of all neurons' means, in sd."),
+    number("deviations", "Distance of its mean from the mean of all neurons' means, in sd."), _SAME_AS,
 ), optional=True)  # fmt: skip
 EMERGENCE = Schema("emergence", "a row per quantity, layer and neuron", (
     text("quantity", "What comes: loss, position, position heads or outliers."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from hashlib import sha256
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from conftest import make_sentences
 from family_tokenizers import make_tokenizer
@@ -291,3 +293,43 @@ def test_checkpoints_that_read_the_text_differently_are_refused(
     (other := tmp_path / "step5").symlink_to(checkpoints["distilbert"])
     with pytest.raises(UserError, match="step5 makes other tokens of the text than step0"):
         measured(place, [place / "step0", other], measures="geometry", cache=tmp_path / "cache")
+
+
+def test_a_checkpoint_that_is_a_later_one_is_measured_once_and_is_no_earlier_emergence(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step, source in ((0, POSITION), (1, 0), (POSITION, POSITION)):
+        shutil.copytree(place / f"step{source}", tmp_path / f"step{step}")
+    # The same weights in a file of other bytes, with another name in the configuration.
+    weights = tmp_path / "step0" / "model.safetensors"
+    save_file(load_file(weights), weights, metadata={"format": "pt", "branch": "step0"})
+    config = json.loads((tmp_path / "step0" / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "step0" / "config.json").write_text(json.dumps({**config, "_name_or_path": "x"}), encoding="utf-8")
+    calls: list[str] = []
+
+    def measure(source: Any, *rest: Any) -> Any:
+        calls.append(source.model.folder.name)
+        return fit_measure(source, *rest)
+
+    fit_measure = series_survey.MEASURES["fit"]
+    monkeypatch.setitem(series_survey.MEASURES, "fit", measure)
+    how = {**USUAL, "corpus": place / "text.txt", "runs": tmp_path / "runs"}
+    made = series(str(tmp_path / "step*"), measures="fit", **how)
+    assert calls == ["step0", "step1"]
+    assert {row["step"]: row.get("same_as") for row in made.series} == {0: f"step{POSITION}", 1: None, POSITION: None}
+    at = {row["layer"]: (row.get("step_before"), row.get("step")) for row in made.emergence}
+    assert at == {0: (1, POSITION), 1: (1, POSITION)}
+    of_position = [[row["value"] for row in made.series if row["step"] == step] for step in (0, POSITION)]
+    assert of_position[0] == of_position[1]
+    assert conclusions(made.by_name)[0] == (
+        f"Step 0 is the same model as step{POSITION}, to the bit: it was measured once, and counts at the last of its "
+        "steps alone."
+    )
+    assert not any("the first checkpoint" in line for line in conclusions(made.by_name))
+
+
+def test_without_equal_checkpoints_no_row_names_another(place: Path, tmp_path: Path) -> None:
+    folders = [f"{place}/step0", f"{place}/step{OUTLIER}"]
+    made = series(folders, measures="geometry", **{**USUAL, "corpus": place / "text.txt", "runs": tmp_path})
+    assert not any(row.get("same_as") for row in made.series)
+    assert not any("same model" in line for line in conclusions(made.by_name))
