@@ -267,7 +267,8 @@ def _equal(made: Tables) -> Iterator[str]:
     for name, steps in same.items():
         listed = _and([str(step) for step in sorted(steps)])
         which = f"Step {listed} is" if len(steps) == 1 else f"Steps {listed} are"
-        yield f"{which} the same model as {name}, to the bit: it was measured once, and counts at the last of its steps alone."
+        told = "it was measured once, and counts at the last of its steps alone"
+        yield f"{which} the same model as {name}, to the bit: {told}."
 
 
 def _when(made: Tables, name: str, rows: Sequence[Row], steps: Sequence[int]) -> str:
