@@ -25,7 +25,7 @@ from probing.studies.geometry.schema import (
 )
 from probing.studies.geometry.terms import MEASURES
 from probing.studies.similarity.tables import STS, STS_CHOSEN, WIC, WIC_CHOSEN
-from probing.tables.columns import UNRESOLVED
+from probing.tables.columns import DIRECTION_COLUMNS, UNRESOLVED
 from probing.tables.first_token import TOKENS
 from probing.tables.schema import ACCURACY, BASES, GIVEN, HEADS, NEURONS
 from written import columns_of, complete, read_csv, type_of, write_csv
@@ -105,6 +105,7 @@ def make_page(model: Path, corpus: Path, place: Path) -> Path:
     whole: list[dict[str, Any]] = [{**_numbers_of(columns_of(ACCURACY)), **row} for row in accuracy]
     write_csv(first / "accuracy.csv", whole)
     held_fixed = _numbers_of([*[column.name for column in GIVEN], "control_task_share", "selectivity"])
+    held_fixed |= _numbers_of([column.name for column in DIRECTION_COLUMNS]) | {"above_directions": "yes"}
     units = read_csv(first / "neurons.csv")
     neurons = [{**row, "head": row["neuron"] // 8, "feature": 2 * row["neuron"], **held_fixed} for row in units]
     write_csv(first / "neurons.csv", neurons)

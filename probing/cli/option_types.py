@@ -281,11 +281,21 @@ def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k not in ("name", "tokenizer")} | mappings
 
 
+# With so many, the first of all has the p-value .05.
+LEAST_ROTATIONS = 19
+
+
 def option_problems(
-    probe: ProbeOptions, seed: int, max_length: int | None, batch_tokens: int | None, replicates: int
-) -> list[str]:
+    probe: ProbeOptions, seed: int, max_length: int | None, batch_tokens: int | None, replicates: int,
+    rotations: int = 0,
+) -> list[str]:  # fmt: skip
     """Return the problems with these numbers that are known without the model and the corpus."""
     problems = probe.problems() + number_problems(seed, max_length, batch_tokens)
+    if rotations and rotations < LEAST_ROTATIONS:
+        problems.append(
+            f"`--rotations {rotations}`: expected 0, or at least {LEAST_ROTATIONS}, with fewer of which no p-value "
+            "reaches .05"
+        )
     if replicates == 1:
         return [*problems, "`--replicates 1` is too few: a single bootstrap has no range, so expected 0 or at least 2"]
     return problems + out_of_range("replicates", replicates, 0)

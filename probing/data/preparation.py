@@ -246,6 +246,8 @@ class Sample(NamedTuple):
 def thin(examples: Examples, at_most: int, seed: int) -> Examples:
     """Return the examples; if there are too many, those of randomly drawn sentences, as many as fit.
 
+    Where these are fewer than half, since a long sentence does not fit, a part of it fills the rest.
+
     Args:
         examples: Examples of one side.
         at_most: Most examples to return.
@@ -257,8 +259,13 @@ def thin(examples: Examples, at_most: int, seed: int) -> Examples:
     sizes = np.bincount(tokens.sentences[examples.labels >= 0], minlength=tokens.n_sentences)
     drawn = np.random.default_rng(seed).permutation(tokens.n_sentences)
     kept = np.zeros(tokens.n_sentences, dtype=bool)
-    kept[drawn[np.cumsum(sizes[drawn]) <= at_most]] = True
-    return replace(examples, labels=np.where(kept[tokens.sentences], examples.labels, -1))
+    fits = np.cumsum(sizes[drawn]) <= at_most
+    kept[drawn[fits]] = True
+    is_kept, n = kept[tokens.sentences], int(sizes[kept].sum())
+    if n < at_most // 2:
+        rows = np.flatnonzero((tokens.sentences == drawn[fits.sum()]) & (examples.labels >= 0))
+        is_kept[rows[np.linspace(0, len(rows) - 1, at_most - n).astype(np.int64)]] = True
+    return replace(examples, labels=np.where(is_kept, examples.labels, -1))
 
 
 def load(examples: Examples, layer: int) -> Sample:

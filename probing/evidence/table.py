@@ -14,6 +14,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from probing.data.examples import Examples, read_clusters
+from probing.evidence.directions import Directions
 from probing.evidence.removal import AblationEffect, Outcome
 from probing.evidence.stability import Stability
 from probing.probes.ridge import NumberFit
@@ -33,6 +34,7 @@ from probing.statistics.separation import (
     strata_with_several,
 )
 from probing.tables.columns import FAR, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
+from probing.tables.evidence_sentences import ALPHA
 from probing.tables.schema import FALSE_DISCOVERIES, GIVEN, NEURONS
 
 
@@ -101,6 +103,7 @@ class Evidence:
         given: How the neurons separate the classes among training tokens that are alike in what is held fixed, or None.
         control_task_share: Share of each neuron in the contributions to probes of the control task, shape (d_model,),
             or None.
+        directions: What the directions of random rotations contribute, or None.
     """
 
     moments: Moments
@@ -114,6 +117,7 @@ class Evidence:
     contribution_with_intercept: Tensor | None = None
     given: Separation | None = None
     control_task_share: Tensor | None = None
+    directions: Directions | None = None
 
 
 def collect_evidence(
@@ -188,8 +192,9 @@ def order(statistic: Tensor) -> Tensor:
 
 
 def flags(
-    contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor, q_given: Tensor | None = None
-) -> list[str]:
+    contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor, q_given: Tensor | None = None,
+    direction_p: Tensor | None = None,
+) -> list[str]:  # fmt: skip
     """Return what a reader must know before believing a neuron's rank.
 
     `dead`: the neuron hardly varies, so its weight and contribution are 0. `offset`: less than half of the
@@ -197,7 +202,8 @@ def flags(
     the intercept that the probe lacks. `no-signal`: its values differ between classes no more than under
     chance alone. Among the layer's neurons without this flag, at most a share of
     `FALSE_DISCOVERIES` is expected to have no signal. `confound`: it has a signal, but is not shown to have
-    one among tokens that are alike in what is held fixed, at the same rate.
+    one among tokens that are alike in what is held fixed, at the same rate. `direction`: a direction of a random
+    rotation contributes as much.
 
     Args:
         contribution: Contribution of each neuron, shape (d_model,).
@@ -205,11 +211,16 @@ def flags(
         q: Lowest false discovery rate at which each neuron counts as a signal, shape (d_model,).
         dead: Which neurons are dead, shape (d_model,), bool.
         q_given: The rates among tokens that are alike, shape (d_model,); None if nothing is held fixed.
+        direction_p: Share of rotations whose largest direction contributes as much, shape (d_model,); None without any.
     """
     offset = contribution_centred < OFFSET_BELOW * contribution
     no_signal = q > FALSE_DISCOVERIES
     confound = torch.zeros_like(no_signal) if q_given is None else ~no_signal & (q_given > FALSE_DISCOVERIES)
-    held = {"offset": offset.tolist(), "no-signal": no_signal.tolist(), "confound": confound.tolist()}
+    direction = torch.zeros_like(no_signal) if direction_p is None else direction_p > ALPHA
+    held = {
+        "offset": offset.tolist(), "no-signal": no_signal.tolist(), "confound": confound.tolist(),
+        "direction": direction.tolist(),
+    }  # fmt: skip
     return [
         "dead" if is_dead else " ".join(name for name, holds in held.items() if holds[i])
         for i, is_dead in enumerate(dead.tolist())
@@ -243,7 +254,8 @@ def neuron_table(
     p = torch.where(dead, 1.0, separation.p)
     q = discovery_rates(p, ~dead)
     given = _given_columns(evidence)
-    flag = flags(contribution, centred, q, dead, given.get("given_q"))
+    beside = evidence.directions
+    flag = flags(contribution, centred, q, dead, given.get("given_q"), None if beside is None else beside.p[0])
     if not is_informative:
         flag = [own if own == "dead" else UNINFORMATIVE for own in flag]
     width = len(contribution) // (n_heads or 1)
@@ -261,6 +273,7 @@ def neuron_table(
         "mean": evidence.moments.mean.tolist(),
         "sd": evidence.moments.sd.tolist(),
         "flag": flag,
+        **({} if beside is None else _direction_columns(beside)),
     }
     groups = correlated_groups(evidence.moments)
     if (groups >= 0).any():
@@ -280,9 +293,20 @@ def neuron_table(
         {"layer": layer, "rank": rank, "neuron": i, **{name: values[i] for name, values in columns.items()}}
         for rank, i in ranked(contribution.numpy())
     ]
+    if beside is not None:
+        lowest, highest = (ends.tolist() for ends in beside.directions[0].aminmax(dim=0))
+        for row, low, high in zip(rows, lowest, highest, strict=False):  # dead neurons, the last ones, have none
+            row |= {"direction_lowest": low, "direction_highest": high}
     for row in rows if evidence.ablation_effects else ():
         row |= _removal_columns(evidence.ablation_effects.get(row["neuron"]), row["neuron"] in evidence.matched)
     return rows
+
+
+def _direction_columns(beside: Directions) -> dict[str, list[Any]]:
+    """Return which neurons contribute more than directions, with the share of rotations in which they do not."""
+    plain, centred = beside.p.tolist()
+    above = ["yes" if p <= ALPHA else "no" for p in plain]
+    return {"direction_p": plain, "direction_p_centred": centred, "above_directions": above}
 
 
 def _given_columns(evidence: Evidence) -> dict[str, Tensor]:

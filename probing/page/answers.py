@@ -78,7 +78,7 @@ def answer(subject: Subject) -> str:
     short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
     if short:
         sentences.append(say("stopped_short_report", layers=layers_named(short)))
-    sentences += basis(subject.run.accuracy)
+    sentences += basis(subject.run.accuracy, subject.run.basis, subject.task, subject.run.config, in_short=True)
     sentences.append(held_fixed(subject.run.results, subject.run.config))
     return " ".join(
         sentence for sentence in [*sentences, *transform_sizes(subject.run.transform, subject.run.accuracy)] if sentence

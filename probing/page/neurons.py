@@ -275,6 +275,18 @@ def packed_rows(subject: Subject) -> dict[str, Any]:
     return {"columns": [described(column) for column in columns], "rows": packed}
 
 
+# Two flags that mean something of their own together.
+_TOGETHER = "offset", "no-signal"
+
+
+def flags_of(flag: str) -> list[str]:
+    """Return what a neuron's flag consists of, as the terms of the page have it."""
+    names = flag.split()
+    if not {*_TOGETHER} <= {*names}:
+        return names
+    return [" ".join(_TOGETHER), *(name for name in names if name not in _TOGETHER)]
+
+
 def shown_by_script(subject: Subject) -> set[str]:
     """Return the names that the map and the script show of a run's neurons beside the headings of the table."""
     rows = subject.run.neurons
@@ -282,7 +294,7 @@ def shown_by_script(subject: Subject) -> set[str]:
     ranges = [f"{name}_{end}" for name in WITHOUT for end in ("low", "high")]
     return {
         "shade", "activation mean", "activation sd",
-        *(f"flag {row['flag']}" for row in rows if row["flag"]),
+        *(f"flag {name}" for flag in {row["flag"] for row in rows} for name in flags_of(flag)),
         *("*" for row in rows if is_far(row)),
         *(UNRESOLVED for said in removed if UNRESOLVED in said),
         *(NEGLIGIBLE for said in removed if NEGLIGIBLE in said),

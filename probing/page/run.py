@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from probing.page.lines import Line, line_chart
 from probing.page.neuron_blocks import neurons_one_by_one
 from probing.page.neurons import class_chart, class_data, first_rows, neuron_map, packed_rows, scale
 from probing.page.sources import Subject
-from probing.page.terms import FLAGS
+from probing.page.terms import meaning_of_flag
 from probing.results.markup import Html, as_in_terminal, element, table
 from probing.results.shown import ends, interval, listed
 from probing.tables.bases import bases_lines, bases_table
@@ -109,7 +110,7 @@ def neurons_section(subject: Subject, number: int, room: int, room_of_each: int)
         "task": subject.task, "layers": subject.layers, "leading": subject.leading,
         "layerNames": [*map(str, subject.layers)],
         "width": subject.d_model, "classes": subject.classes,
-        "flags": FLAGS, "far": FAR, "unresolved": UNRESOLVED,
+        "flags": {flag: meaning_of_flag(flag) for flag in _flags(subject)}, "far": FAR, "unresolved": UNRESOLVED,
         "negligible": NEGLIGIBLE, "byClass": classes, **packed_rows(subject),
     }  # fmt: skip
     return element(
@@ -206,7 +207,7 @@ def _detail(subject: Subject, per_layer: int) -> Html:
     return element(
         "div",
         element("h3", f"Layer {layer}, neuron {top['neuron']}", class_="picked", tabindex="-1"),
-        element("p", FLAGS.get(top["flag"], ""), class_="flagged", hidden=not top["flag"]),
+        element("p", meaning_of_flag(top["flag"]), class_="flagged", hidden=not top["flag"]),
         element("dl", class_="facts", hidden=True),
         element(
             "p",
@@ -224,9 +225,15 @@ def _detail(subject: Subject, per_layer: int) -> Html:
     )
 
 
+def _flags(subject: Subject) -> list[str]:
+    """Return the flags that neurons of a run have, the most frequent first."""
+    flags = Counter(row["flag"] for row in subject.run.neurons if row["flag"])
+    return [flag for flag, _ in flags.most_common()]
+
+
 def _filters(subject: Subject) -> Html:
     layers = [element("option", layer, value=int(layer), selected=layer == subject.leading) for layer in subject.layers]
-    flags = [("any or none", ""), ("no flag", "none"), *((name, name) for name in FLAGS)]
+    flags = [("any or none", ""), ("no flag", "none"), *((name, name) for name in _flags(subject))]
     chosen = element("select", *(element("option", text, value=value) for text, value in flags), class_="by-flag")
     typed = element("input", class_="by-neuron", inputmode="numeric", pattern="[0-9]*", size="6")
     return element(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from html import unescape
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.page.neurons import COLUMNS
+from probing.page.neurons import COLUMNS, flags_of
 from probing.results.markup import Html, element, pairs
 from probing.tables.classes import SHOWN
 from probing.tables.columns import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED
@@ -24,10 +24,17 @@ FLAGS = {
     "offset no-signal": "it stands in for the intercept: it is large and nearly constant, and is not shown to tell the "
     "classes apart beyond chance",
     "confound": "with what `--given` names held fixed, it is not shown to tell the classes apart beyond chance",
+    "direction": "a direction of a random rotation of the neurons contributes as much",
     UNINFORMATIVE: "in nats, or of numbers in squared error, the probe of this layer is not shown to be better than a "
     "constant answer, so do not read its ranking",
     "dead": "it hardly varies; its weight and contribution are exactly 0",
 }
+
+
+def meaning_of_flag(flag: str) -> str:
+    """Return the meaning of a neuron's flag; empty where there is none."""
+    return "; ".join(FLAGS[name] for name in flags_of(flag) if name in FLAGS)
+
 
 _CONTROLS = {control.words: control.meaning for control in (*CONTROLS.values(), *ADDED_CONTROLS.values())}
 

@@ -86,6 +86,7 @@ _OF_PARTS = {
     "positions": ("layer", "position", "accuracy"),
     "heads": ("layer", "head", "first_neuron", "n_neurons", "contribution", "share"),
     "bases": ("layer", "basis", "k", "accuracy"),
+    "basis": ("layer", "first_10_share", "first_10_share_lowest", "first_10_share_highest", "n_above", "n_rotations"),
     "classes": ("layer", "class", "rank", "neuron", "contribution", "share", "weight"),
     "class_scores": ("layer", "class", "n_test_tokens", "n_predicted", "recall", "precision", "f1", "confused_with"),
     "confusions": ("layer", "class", "predicted", "n_test_tokens"),
@@ -97,6 +98,7 @@ _PARTS = {
     "positions": ("position", True),
     "heads": ("head", True),
     "bases": ("basis", False),
+    "basis": ("kind", True),
     "classes": ("class", False),
     "class_scores": ("class", True),
 }

@@ -10,6 +10,7 @@ from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
 from probing.data.layer_moments import layer_moments
 from probing.evidence.by_class import predicted_classes
+from probing.evidence.directions import directions_of
 from probing.evidence.extremes import extremes
 from probing.evidence.neuron_profiles import profile_rows
 from probing.evidence.retraining import Retraining, strengthened
@@ -47,6 +48,7 @@ class Asked:
         extremes: Whether the first neurons are described, and the tokens looked for on which they are highest and
             lowest.
         ranking: Whether neurons are ranked, with the evidence for it; otherwise there are accuracies alone.
+        n_rotations: Number of random rotations whose directions neurons are compared with, 0 for none.
     """
 
     n_replicates: int
@@ -57,6 +59,12 @@ class Asked:
     n_heads: int | None = None
     extremes: bool = False
     ranking: bool = True
+    n_rotations: int = 0
+
+    @property
+    def n_compared(self) -> int:
+        """Number of rotations that are drawn: none without the evidence of retraining."""
+        return self.n_rotations if self.retraining else 0
 
 
 def measure(
@@ -89,7 +97,7 @@ def measure(
     if sides.numbers:
         measured = measure_numbers(
             sides, controls, layers, probe, asked.n_replicates, asked.retraining, asked.transform, asked.seed,
-            asked.n_heads, watch, asked.ranking,
+            asked.n_heads, watch, asked.ranking, asked.n_compared,
         )  # fmt: skip
     else:
         measured = _measure_classes(sides, controls, layers, probe, asked, trainer, watch, say, logger, folder)
@@ -143,8 +151,10 @@ def _measure_classes(
             others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
             retraining = Retraining(read, layers, trained, training, asked.seed, others)
             evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
+            found = directions_of(fits, sides.test, probe.penalty_space, asked.n_compared, asked.seed)
+            evidence = [replace(one, directions=own) for one, own in zip(evidence, found, strict=True)]
         elif asked.n_replicates or asked.retraining:
-            say("the probes are not at their optimum, so --replicates and --evidence are skipped")
+            say("the probes are not at their optimum, so --replicates, --evidence and --rotations are skipped")
         predicted = predicted_classes(read.test, layers, [fit.weight for fit in trained])
         pairs = zip(fits, evidence, strict=True)
         heads = () if not asked.n_heads else head_rows(

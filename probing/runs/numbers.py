@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
+from probing.evidence.directions import basis_table, directions_of
 from probing.evidence.extremes import Extremes
 from probing.evidence.numbers import (
     NumberEvidence,
@@ -75,7 +76,9 @@ class MeasuredNumbers:
         """Return the rows of every table that a run of these results has, by its name."""
         accuracy, heads = self.accuracy(), self.heads
         neurons = self.neurons([row["flag"] for row in accuracy])
-        return {"accuracy": accuracy, "neurons": neurons, **({"heads": heads} if heads else {})}
+        basis = basis_table((fit.layer, one.directions) for fit, one in zip(self.fits, self.evidence, strict=False))
+        tables = {"accuracy": accuracy, "neurons": neurons, "heads": heads, "basis": basis}
+        return {name: rows for name, rows in tables.items() if rows}
 
     def accuracy(self) -> list[dict[str, Any]]:
         """Return a row per layer, as in `accuracy.csv`."""
@@ -156,6 +159,7 @@ def measure_numbers(
     n_heads: int | None,
     watch: Stopwatch,
     ranking: bool = True,
+    n_rotations: int = 0,
 ) -> MeasuredNumbers:
     """Solve the ridge probes of a run, of its controls, and those that give evidence for its rankings.
 
@@ -171,6 +175,7 @@ def measure_numbers(
         n_heads: Number of heads that the neurons of a layer belong to; None if they belong to none.
         watch: Stopwatch that records how long the stages take.
         ranking: Whether neurons are ranked, with the evidence for it.
+        n_rotations: Number of random rotations whose directions neurons are compared with, 0 for none.
     """
     space = probe.penalty_space
     with stage(f"probes of {layers_named(layers)}"):
@@ -197,4 +202,6 @@ def measure_numbers(
             evidence, replicates = with_number_replicates(evidence, found, fits, l2, n_replicates, seed)
         if retraining:
             evidence = with_number_removals(evidence, sides, fits, l2, seed)
+        found_directions = directions_of(fits, sides.test, space, n_rotations, seed)
+        evidence = [replace(one, directions=own) for one, own in zip(evidence, found_directions, strict=True)]
     return MeasuredNumbers(sides, fits, evidence, held_against, replicates, penalty, transform, n_heads)

@@ -17,6 +17,7 @@ from probing.corpus import Corpus
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import constant_cross_entropy_by_sentence
 from probing.evidence.by_class import Classes, class_scores, confusions, positions_of
+from probing.evidence.directions import basis_table
 from probing.evidence.extremes import Extremes
 from probing.evidence.removal import with_corrected
 from probing.evidence.table import Evidence, compared_with, neuron_table
@@ -98,6 +99,7 @@ class Measured:
             "classes": self.neurons_by_class(),
             "heads": self.heads,
             "bases": self.bases,
+            "basis": basis_table((fit.layer, one.directions) for fit, one in self._ranked),
         }
         return {name: rows for name, rows in tables.items() if rows}
 
@@ -105,16 +107,20 @@ class Measured:
         """Return a row per layer, as in `accuracy.csv`."""
         return [self._accuracy_row(i) for i in range(len(self.fits))]
 
+    @property
+    def _ranked(self) -> list[tuple[LayerFit, Evidence]]:
+        """The probe of each layer with its evidence; none if neurons are not ranked."""
+        return list(zip(self.fits, self.evidence, strict=True)) if self.evidence else []
+
     def neurons(self, flags: Sequence[str]) -> list[dict[str, Any]]:
         """Return a row per layer and neuron in ranked order, as in `neurons.csv`.
 
         Args:
             flags: The flag of each layer in `accuracy.csv`.
         """
-        pairs = zip(self.fits, self.evidence, flags, strict=True)
         return [
             row
-            for fit, evidence, flag in pairs
+            for (fit, evidence), flag in zip(self._ranked, flags, strict=True)
             for row in with_corrected(
                 neuron_table(fit.layer, fit.weight, evidence, is_informative=not flag, n_heads=self.n_heads),
                 evidence.ablation_effects,
@@ -124,8 +130,7 @@ class Measured:
     def neurons_by_class(self) -> list[dict[str, Any]]:
         """Return a row per layer, class and neuron among the first of the class, as in `classes.csv`."""
         labels = self.sides.classes.tolist()
-        pairs = zip(self.fits, self.evidence, strict=True)
-        return [row for fit, one in pairs for row in class_rows(fit.layer, fit.weight, one.magnitudes, labels)]
+        return [row for fit, one in self._ranked for row in class_rows(fit.layer, fit.weight, one.magnitudes, labels)]
 
     def class_scores(self) -> list[dict[str, Any]]:
         """Return a row per layer and class, as in `class_scores.csv`."""
@@ -140,9 +145,7 @@ class Measured:
 
     def contributions(self) -> list[Tensor]:
         """Return the mean contribution of each neuron to each class for each layer, of shape (n_classes, d_model)."""
-        return [
-            class_contributions(fit.weight, one.magnitudes) for fit, one in zip(self.fits, self.evidence, strict=True)
-        ]
+        return [class_contributions(fit.weight, one.magnitudes) for fit, one in self._ranked]
 
     def _accuracy_row(self, i: int) -> dict[str, Any]:
         fit, train, test, n_classes = self.fits[i], self.sides.train, self.sides.test, len(self.sides.classes)
@@ -193,10 +196,8 @@ class Measured:
         low, high = mean_interval(test.clusters(saved), test.clusters(test.tokens_by_sentence()))
         return {
             "prior_cross_entropy": float(prior.sum() / test.n_tokens),
-            "information": float(saved.sum() / test.n_tokens),
-            "information_low": low,
-            "information_high": high,
-        }
+            "information": float(saved.sum() / test.n_tokens), "information_low": low, "information_high": high,
+        }  # fmt: skip
 
     def _held_against(self, name: str, fit: LayerFit, draws: Sequence[LayerFit]) -> dict[str, float]:
         """Return a control's accuracy, the mean over its draws, and the interval of the probe's difference to it."""
@@ -211,6 +212,10 @@ class Measured:
 
 # The results of a run, of classes or of numbers.
 AnyMeasured = Measured | MeasuredNumbers
+
+
+# Tables that are logged beside accuracies and neurons.
+_LOGGED = "class_scores", "confusions", "heads", "bases", "basis", "contexts"
 
 
 @dataclass(frozen=True)
@@ -230,7 +235,7 @@ class Written:
             files: Further files.
             page: The report.
         """
-        own = {name: self.tables.get(name, ()) for name in ("class_scores", "confusions", "heads", "bases", "contexts")}
+        own = {name: self.tables.get(name, ()) for name in _LOGGED}
         files = [*self.files, *files]
         tracker.log_results(
             self.tables["accuracy"], self.tables["neurons"], self.figures, files, own, report=page,
@@ -270,9 +275,7 @@ def write(
     if transforms:
         paths.append(folder / "transform.safetensors")
         save(paths[-1], transforms)
-    figures = []
-    if formats:
-        figures = write_figures(folder / "figures", tables, short_name(config), model_name, formats)
+    figures = write_figures(folder / "figures", tables, short_name(config), model_name, formats) if formats else []
     return Written(tables, figures, paths, penalty_rows(measured.penalty))
 
 

@@ -27,6 +27,7 @@ from probing.tables.columns import Order, has_intercept, ordered
 from probing.tables.schema import (
     ACCURACY,
     BASES,
+    BASIS,
     CLASS_SCORES,
     CLASSES,
     CONFUSIONS,
@@ -100,7 +101,7 @@ class Fit(Study):
         return [
             *penalty_lines(made.results.get("penalty", {})), *filter(None, [at_positions]), *not_above(made.accuracy),
             *bases_lines(made.bases, task), *filter(None, [why_leading(made.accuracy)]),
-            *ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config),
+            *ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config, made.basis),
         ]  # fmt: skip
 
     def read(self, folder: Path) -> Run:
@@ -156,6 +157,11 @@ class Run(Result):
     def bases(self) -> Table:
         """A dict per layer, basis and number of units, as in `bases.csv`; empty unless neurons are features."""
         return self._further(BASES)
+
+    @property
+    def basis(self) -> Table:
+        """A dict per layer and kind, as in `basis.csv`: neurons beside directions; empty without rotations."""
+        return self._further(BASIS)
 
     @property
     def classes(self) -> Table:

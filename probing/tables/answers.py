@@ -68,8 +68,9 @@ def _led_by_means(neurons: Rows) -> str:
 
 
 def distrust(
-    accuracy: Rows, neurons: Rows, scores: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any]
-) -> list[str]:
+    accuracy: Rows, neurons: Rows, scores: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any],
+    beside: Rows = (),
+) -> list[str]:  # fmt: skip
     """Return what speaks against a ranking, or limits what it says, for the end of what is printed.
 
     Args:
@@ -79,6 +80,7 @@ def distrust(
         task: Name of the task.
         results: The content of `results.json`.
         config: The resolved configuration.
+        beside: Rows of `basis.csv`.
     """
     said: list[str | None] = []
     if len(accuracy) == 1:
@@ -89,5 +91,9 @@ def distrust(
         said.append(_led_by_means(neurons))
     if short := [row["layer"] for row in results["layers"] if not row.get("converged", True)]:
         said.append(say("stopped_short_report", layers=layers_named(short)))
-    said += [*basis(accuracy), held_fixed(results, config), scope(results, config["test_corpus"])]
+    said += [
+        *basis(accuracy, beside, task, config, in_short=True),
+        held_fixed(results, config),
+        scope(results, config["test_corpus"]),
+    ]
     return [sentence for sentence in said if sentence]

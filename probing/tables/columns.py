@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.results.schema import Row
+from probing.results.schema import Column, Row, number, text, whole
 
 # Flag of a layer whose probe does not beat a constant answer in nats, beyond the interval: do not read its ranking.
 UNINFORMATIVE = "uninformative"
@@ -107,3 +107,54 @@ def with_intercept(row: Row) -> float | None:
 
 # Standard deviations between a neuron's mean and 0 beyond which its centred contribution is unreliable.
 FAR = 3.0
+
+# What contributions are split over in the table of bases of directions: as they are, and without neurons' means.
+BASIS_KINDS = PLAIN, CENTRED = "plain", "centred"
+# How many of the first neurons are taken together.
+FIRST = 10
+
+
+def _beside_directions(name: str, meaning: str, form: str) -> Iterator[Column]:
+    """Yield how concentrated contributions of neurons are, and beside it how concentrated those of directions are."""
+    beside = {
+        "directions": "The same of the directions of a rotation: the median of the rotations.",
+        "lowest": "The lowest of a rotation.", "highest": "The highest of a rotation.",
+    }  # fmt: skip
+    yield number(name, meaning, form=form)
+    yield from (number(f"{name}_{which}", said, form=form) for which, said in beside.items())
+    yield number(f"{name}_p", "Share of the rotations, and of the neurons, that are at least as concentrated.")
+
+
+_CONCENTRATION = {
+    "first_share": ("Share of the first neuron in the sum over the layer's neurons.", ".1%"),
+    f"first_{FIRST}_share": (f"Share of the first {FIRST} neurons.", ".1%"),
+    "participation_ratio": (
+        "Squared sum of the contributions divided by the sum of their squares: the number of neurons, if they "
+        "contributed equally. The lower, the more concentrated.", ".1f",
+    ),
+}  # fmt: skip
+CONCENTRATION = tuple(_CONCENTRATION)
+# Columns of `basis.csv` beside the layer.
+BASIS_COLUMNS = (
+    text("kind", "plain: contributions; centred: those without the neurons' means over training tokens."),
+    *(column for name, how in _CONCENTRATION.items() for column in _beside_directions(name, *how)),
+    whole("n_above", "Number of neurons that contribute more than the largest direction of the rotations, at p = .05: "
+          "with 20 rotations, of every one."),
+    whole("n_neurons", "Number of neurons that were rotated: all but dead ones, divided by their standard deviations "
+          "(or as --probe.penalty_space says)."),
+    whole("n_rotations", "Number of random rotations; of more than 1,024 neurons they are products of sign changes and "
+          "cosine transforms."),
+    whole("n_test_tokens", "Number of test tokens that contributions were measured on: all, or whole sentences drawn "
+          "evenly, up to 4,000 tokens."),
+)  # fmt: skip
+# Columns of `neurons.csv` that say how a neuron compares with directions.
+DIRECTION_COLUMNS = (
+    number("direction_p", "Share of the random rotations, and of the neurons, whose largest direction contributes at "
+           "least as much as the neuron, on the same test tokens. Above .05 the flag says direction.", "p direction",
+           ".2f"),
+    number("direction_p_centred", "The same of centred contributions.", form=".2f"),
+    text("above_directions", "Whether the neuron contributes more than the largest direction, at p = .05: yes or no."),
+    number("direction_lowest", "Contribution of the direction of the same rank, in the rotation where it is lowest.",
+           form=".4f"),
+    number("direction_highest", "The same, in the rotation where it is highest.", form=".4f"),
+)  # fmt: skip

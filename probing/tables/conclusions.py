@@ -11,6 +11,7 @@ from probing.results.schema import Row
 from probing.results.shown import ends, in_brackets, interval, listed
 from probing.statistics.intervals import few_sentences
 from probing.statistics.rank_similarity import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES
+from probing.tables.bases import as_a_direction, basis, is_above_directions
 from probing.tables.columns import (
     FAR,
     NEGLIGIBLE,
@@ -62,7 +63,8 @@ def conclusion(
     )  # fmt: skip
     said = [
         who, _correlated(rows), _of_itself(top, task, layer), _without_it(rows), _given(top, task, given),
-        *_confounds(layer, task, given), _first_unflagged(rows), _in_control_tasks(top), _not_measured(top),
+        *_confounds(layer, task, given), as_a_direction(top), _first_unflagged(rows),
+        _in_control_tasks(top), _not_measured(top),
     ]  # fmt: skip
     return " ".join(sentence for sentence in said if sentence)
 
@@ -131,15 +133,17 @@ def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | Non
     if "eta_squared_p" in top:
         rate = f", q = {top['eta_squared_q']:.2g}" if "eta_squared_q" in top else ""
         chance += f" (p = {top['eta_squared_p']:.2g}{rate})"
-    if top["flag"] == "offset no-signal":
+    flags = top["flag"].split()
+    if {"offset", "no-signal"} <= {*flags}:
         return say("intercept_only", apart=apart, chance=chance, task=task)
-    if "no-signal" in top["flag"]:
+    if "no-signal" in flags:
         return say("only_together", apart=apart, chance=chance)
     explained = say(
         "explained", task=task, share=max(top["eta_squared"], 0), z=top["eta_squared_z"]
     )  # fmt: skip
-    carries = carries_it(top) and "confound" not in top["flag"] and not any(_is_enough(layer, name) for name in _ALONE)
-    if "offset" in top["flag"]:
+    is_confounded = "confound" in flags or any(_is_enough(layer, name) for name in _ALONE)
+    carries = carries_it(top) and is_above_directions(top) and not is_confounded
+    if "offset" in flags:
         name = "carries_some" if carries else "varies_though_offset"
         return say(name, centred=_centred(top, "only "), explained=explained, task=task)
     centred = _centred(top)
@@ -296,15 +300,6 @@ def overlaps(layer: Mapping[str, Any], n_neurons: int) -> str:
     return say("overlaps", layer=layer["layer"], parts="; ".join(parts)) if parts else ""
 
 
-def basis(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say that rankings are of one basis among many; nothing where no ranking is to be read.
-
-    Args:
-        rows: Rows of `accuracy.csv`.
-    """
-    return [] if all(row.get("flag") == UNINFORMATIVE for row in rows) else [say("basis")]
-
-
 def known(row: Mapping[str, Any], column: str) -> bool:
     """Return whether a row has a finite number in a column."""
     value = row.get(column)
@@ -367,8 +362,9 @@ def _over(results: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def ranking_conclusions(
-    accuracy: Sequence[Row], neurons: Sequence[Row], task: str, results: Mapping[str, Any], config: Mapping[str, Any]
-) -> list[str]:
+    accuracy: Sequence[Row], neurons: Sequence[Row], task: str, results: Mapping[str, Any], config: Mapping[str, Any],
+    beside: Sequence[Row] = (),
+) -> list[str]:  # fmt: skip
     """Return the conclusion on the ranking of each layer, and what all of them hold for.
 
     Args:
@@ -377,6 +373,7 @@ def ranking_conclusions(
         task: Name of the task.
         results: The content of `results.json`.
         config: The resolved configuration.
+        beside: Rows of `basis.csv`.
     """
     lines: list[str] = []
     for row, fitted in zip(accuracy, results["layers"], strict=True):
@@ -385,5 +382,9 @@ def ranking_conclusions(
         lines += [said, overlaps(row, len(ranked))]
         if not fitted["converged"]:
             lines.append(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))
-    lines += [*basis(accuracy), held_fixed(results, config), scope(results, config["test_corpus"])]
+    lines += [
+        *basis(accuracy, beside, task, config),
+        held_fixed(results, config),
+        scope(results, config["test_corpus"]),
+    ]
     return [line for line in lines if line]

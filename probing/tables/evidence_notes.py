@@ -21,6 +21,7 @@ class Sentence:
 
 
 TABLES = "Notes under tables"
+RANKING = "The ranking as such"
 
 NOTES: dict[str, Sentence] = {
     "several_intervals": Sentence(

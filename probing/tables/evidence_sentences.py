@@ -7,8 +7,8 @@ this table by `python docs/evidence.py`. Sentences of a group exclude one anothe
 from __future__ import annotations
 
 from probing.statistics.intervals import FEW
-from probing.tables.basis_sentences import BASIS_SENTENCES
-from probing.tables.evidence_notes import NOTES, Sentence
+from probing.tables.basis_sentences import BASIS_SENTENCES, DIRECTION_SENTENCES
+from probing.tables.evidence_notes import NOTES, RANKING, Sentence
 from probing.tables.layer_sentences import LAYER_SENTENCES
 from probing.tables.recipe_sentences import RECIPE_SENTENCES
 
@@ -32,7 +32,6 @@ _NEURON = "The neuron that contributes most"
 _LOSS = "What a probe loses without that neuron"
 _BESIDE = "Beside it"
 _CONTROLS = "Accuracy or R² against a control, or the majority class"
-_RANKING = "The ranking as such"
 _INTERVALS = "What intervals hold for"
 _COMPARE = "Several runs (`compare`)"
 _PARTS = "Parts of the sentences above"
@@ -40,7 +39,8 @@ _PARTS = "Parts of the sentences above"
 _CORRECTED = (
     f"the loss is above 0 with a p-value of at most {ALPHA}, corrected for all neurons that were removed in the layer "
     "(Holm), the upper end of its 95% interval is at least .001, the probes of the token alone and of what is held "
-    "fixed, if there are any, are beaten, and there is no flag `confound`"
+    "fixed, if there are any, are beaten, there is no flag `confound`, and the neuron contributes more than the "
+    "directions of random rotations; with the flag `offset`, centred too"
 )
 
 SENTENCES: dict[str, Sentence] = {
@@ -149,6 +149,11 @@ SENTENCES: dict[str, Sentence] = {
         "`--given`.",
         _INTERVALS,
     ),
+    "as_a_direction": Sentence(
+        "A random direction contributes as much (p = {p:.2g}).",
+        "Flag `direction`.",
+        _BESIDE,
+    ),
     "share_of_control_task": Sentence(
         "Of the contributions to probes of random labels of word types (control task) it makes up {share:.1%}.",
         "The control `control_task` was run; no rule, a number beside another.",
@@ -186,34 +191,30 @@ SENTENCES: dict[str, Sentence] = {
     "overlaps": Sentence(
         "Layer {layer}, first neurons: {parts}.",
         "Bootstraps or probes under other penalties were trained, and the layer is informative.",
-        _RANKING,
+        RANKING,
     ),
     "overlap_of_penalties": Sentence(
         "{more:.0%} of {top} stay with ten times the penalty, {less:.0%} with a tenth (Spearman of all "
         "{spearman_more:.2f} and {spearman_less:.2f})",
         "Probes under other penalties were trained.",
-        _RANKING,
+        RANKING,
     ),
     "overlap_of_bootstraps": Sentence(
         "two bootstraps share {share:.0%} of {top}",
         "Bootstraps were trained.",
-        _RANKING,
+        RANKING,
     ),
-    "basis": Sentence(
-        "A ranking is of one basis: random directions were not measured beside it.",
-        "A ranking is said to be read in at least one layer.",
-        _RANKING,
-    ),
+    **DIRECTION_SENTENCES,
     "fewest": Sentence(
         "Layer {layer}, {ranking}: {parts}; {end}.",
         "`rank --curves`; accuracies beside each other, and the fewest first neurons that reach that of all less .01, "
         "chosen on validation tokens.",
-        _RANKING,
+        RANKING,
     ),
     "positions": Sentence(
         "Layer {layer}: accuracy {parts} and {last}; positions.csv has every position.",
         "Classes are numbers of tokens, with test tokens at three positions or more.",
-        _RANKING,
+        RANKING,
     ),
     "few": Sentence(
         FEW,

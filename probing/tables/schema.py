@@ -18,6 +18,7 @@ from probing.results.schema import (
     whole,
 )
 from probing.statistics.sample_size import SIZE_COLUMNS
+from probing.tables.columns import BASIS_COLUMNS, DIRECTION_COLUMNS
 
 INTERVAL = "95% interval"
 
@@ -195,6 +196,7 @@ _REMOVED = (
 # `probing.page.neurons` and `probing.tables.probes`; files, Python and W&B have all of them.
 NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
     *_RANKED,
+    *DIRECTION_COLUMNS,
     _COMPANION,
     number("control_task_share", "Share of the neuron in the contributions to probes of random labels of word types, "
            "the mean over several draws. A neuron with as large a share there tells words apart rather than classes.",
@@ -207,7 +209,7 @@ NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
     *_REMOVED,
 ))  # fmt: skip
 NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order, of numbers", (
-    *_RANKED, _COMPANION,
+    *_RANKED, *DIRECTION_COLUMNS, _COMPANION,
     number("correlation", "Correlation of the neuron with the number over training tokens.", form="+.3f"),
     *_SEPARATION,
     measured("r2_without", "Ablation effect: by how much the R² of the test tokens falls for a probe that is solved "
@@ -266,6 +268,8 @@ HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
     N_TRAIN_TOKENS, N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
 
+BASIS = Schema("basis", "a row per layer and kind of contribution", (*LAYER, *BASIS_COLUMNS), optional=True)
+
 BASES = Schema("bases", "with `--site sae:FOLDER`, a row per layer, basis and number of units", (
     layer_column(),
     text("basis", "What a unit is: one of the features, of the neurons of the layer, of random features (random "
@@ -323,8 +327,8 @@ NEURON_CLASSES = Schema("neuron_classes", "of `Run.neuron`: a row per class", (
     number("contribution", "Mean contribution over the class's test tokens.", form=".3g"),
 ))  # fmt: skip
 # Tables of a run of classes, and of one of numbers.
-TABLES = ACCURACY, NEURONS, CLASS_SCORES, CONFUSIONS, POSITIONS, CLASSES, HEADS, BASES, CONTEXTS, PROFILES
-NUMBER_TABLES = NUMBERS, NUMBER_NEURONS, HEADS, CONTEXTS, PROFILES
+TABLES = ACCURACY, NEURONS, CLASS_SCORES, CONFUSIONS, POSITIONS, CLASSES, HEADS, BASES, BASIS, CONTEXTS, PROFILES
+NUMBER_TABLES = NUMBERS, NUMBER_NEURONS, HEADS, BASIS, CONTEXTS, PROFILES
 RANKING = Schema("METHOD", "a row per layer and neuron in ranked order, a file per method", (
     layer_column(), whole("rank", "Rank in the layer."), whole("neuron", "Index of the neuron."),
     number("score", "What the method ranks by."),

@@ -291,7 +291,7 @@ def row(**values: Any) -> dict[str, Any]:
 
 MEASURED: dict[str, Any] = {
     "rank_low": 1, "rank_high": 1, "removed": "top", "cross_entropy_without": 0.02, "cross_entropy_without_low": 0.01,
-    "cross_entropy_without_high": 0.03, "removed_p": 0.01,
+    "cross_entropy_without_high": 0.03, "removed_p": 0.01, "direction_p": 0.048, "direction_p_centred": 0.048,
 }  # fmt: skip
 
 
@@ -314,6 +314,19 @@ def test_a_neuron_carries_what_is_predicted_only_if_a_probe_without_it_does_wors
     said = conclusion([row(**{**MEASURED, **loss}, flag=flag)], "position")
     assert "it varies with position" in said
     assert "carries" not in said
+
+
+@pytest.mark.parametrize("flag", ["", "offset"])
+@pytest.mark.parametrize(("plain", "centred"), [(0.048, 0.095), (0.095, 0.048), (0.048, 0.048), (None, None)])
+def test_a_neuron_carries_what_is_predicted_only_if_no_direction_contributes_as_much(
+    flag: str, plain: float | None, centred: float | None
+) -> None:
+    """One that leads by its mean must be above directions without it, too; nothing is shown without rotations."""
+    values = {**MEASURED, "direction_p": plain, "direction_p_centred": centred, "flag": flag}
+    is_above = plain == 0.048 and (centred == 0.048 or not flag)
+    said = conclusion([row(**values)], "position")
+    assert ("it carries" in said) is is_above
+    assert ("it varies with position" in said) is not is_above
 
 
 @pytest.mark.parametrize(("low", "high", "is_enough"), [(0.01, 0.05, False), (-0.01, 0.02, True), (-0.05, -0.01, True)])

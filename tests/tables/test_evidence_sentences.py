@@ -96,7 +96,7 @@ def of_reversed(generator: np.random.Generator) -> tuple[NDArray[Any], NDArray[A
 def of_offset_signal(generator: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
     y = (generator.random(N) < 0.75).astype(int)
     X = generator.standard_normal((N, D))
-    X[:, 3] += 2.5 + y
+    X[:, 3] += 2 + 1.8 * y
     return X, y
 
 
@@ -199,8 +199,8 @@ def spoken(kind: str, **options: Any) -> str:
         ("varies", "weak", "noise"),
         ("intercept_only", "offset_noise", "offset_signal"),
         ("carries_some", "offset_signal", "offset_noise"),
-        ("first_unflagged", "offset_noise", "planted"),
-        ("all_flagged", "offset_signal", "offset_noise"),
+        ("as_a_direction", "offset_noise", "planted"),
+        ("all_flagged", "offset_signal", "planted"),
         ("only_together", "suppressor", "planted"),
         ("loses", "planted", "copies"),
         ("unresolved", "weak", "planted"),
@@ -227,6 +227,13 @@ def test_an_intercept_is_not_missed_where_there_is_one_or_the_ranking_is_read() 
     made = run("far_noise", probe={"l2": 1e-3, "bias": True})
     assert not said("no_intercept", str(made.conclusions()))
     assert not said("no_intercept", spoken("offset_signal"))
+
+
+def test_the_first_neuron_without_a_flag_is_named_where_the_first_of_all_has_one() -> None:
+    rows = [dict(row) for row in run("offset_noise").top(0, D)]
+    rows[2]["flag"] = ""
+    assert f"The first neuron without a flag is {rows[2]['neuron']}, at rank 3." in conclusion(rows, "label")
+    assert not said("first_unflagged", spoken("planted"))
 
 
 def test_a_gain_is_called_a_gain() -> None:
@@ -269,7 +276,7 @@ def test_a_probe_that_was_stopped_is_said_to_fall_short(capsys: pytest.CaptureFi
         assert said("stopped_short_report", answer(source_of(made).subjects[0])) is is_short
 
 
-@pytest.mark.parametrize(("kind", "n"), [("planted", 33), ("offset_signal", 35), ("noise", 33)])
+@pytest.mark.parametrize(("kind", "n"), [("planted", 34), ("offset_signal", 35), ("noise", 33)])
 def test_a_layer_is_told_in_35_lines_and_the_answer_in_the_first_three(
     kind: str, n: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,7 +37,7 @@ def probe(
     runs: str | Path | None = None, name: str | None = None, trainer: Mapping[str, Any] | None = None,
     probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(), logger: Any = None, quiet: bool = False,
     numbers: bool | None = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    wandb: WandbOptions | Mapping[str, Any] | None = None, given: Any = None,
+    wandb: WandbOptions | Mapping[str, Any] | None = None, given: Any = None, rotations: int = 20,
 ) -> Run:  # fmt: skip
     """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
 
@@ -54,7 +54,7 @@ def probe(
         ordinal: Whether labels are numbers, so that distances between labels are meaningful.
         replicates: Number of probes trained on bootstrap samples of the training groups; 0 trains none.
         controls: `all`, `none` or `shuffled` (shuffled labels); the other controls of `fit` need a model.
-        evidence: `all` retrains the probe without each of the first neurons and under other penalties; `none` does not.
+        evidence: `all`: probes without first neurons and under other penalties, and directions beside neurons; `none`.
         mdl: Also measure the length in bits of the training labels, encoded online with each layer's activations.
         seed: Seed of every random draw.
         model: What the activations are called in tables and figures.
@@ -71,6 +71,7 @@ def probe(
         figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
         wandb: How a run with a name or `runs` is logged to Weights & Biases, as in `fit`; if None, it is not.
         given: Value of each row, text or a whole number, that is held fixed because labels may go with it, as in `fit`.
+        rotations: Number of random rotations whose directions neurons are compared with, as in `fit`.
 
     Returns:
         The run, with the same tables and files as one of `fit`.
@@ -78,20 +79,18 @@ def probe(
     Raises:
         UserError: If the arrays do not fit together, a value is infinite or not a number, or an option is out of range.
     """
-    options, tracked, seed, replicates, evidence, mdl, quiet, trainer = _converted(
-        probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, quiet=quiet, trainer=trainer
-    )
-    wanted = chosen("controls", controls, list(CONTROLS), "none")
-    formats, place = figure_formats(figure_format), _place(runs, name)
-    refuse(_problems_with_tracking(tracked, place, logger, trainer))
+    options, tracked, seed, replicates, evidence, mdl, rotations, quiet, trainer = _converted(
+        probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, rotations=rotations, quiet=quiet,
+        trainer=trainer)  # fmt: skip
+    wanted, formats = chosen("controls", controls, list(CONTROLS), "none"), figure_formats(figure_format)
+    refuse(_problems_with_tracking(tracked, place := _place(runs, name), logger, trainer))
     from probing.data.arrays import sides_of_arrays
     from probing.runs.measuring import Asked, measure
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
     from probing.studies.fit.estimate import stages_of_probes
 
-    watch = Stopwatch()
     with overview(quiet, briefly=True), quiet_libraries(), algorithms_kept():
-        say = messages(quiet)
+        watch, say = Stopwatch(), messages(quiet)
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
         _check(options, sides, trainer or {}, mdl, logger)
@@ -99,12 +98,13 @@ def probe(
         sides, others, fitted = _read(sides, layers, options, wanted, given, seed)
         config = {
             "arrays": arrays, "model": model, "layer": [*map(int, layers)], "corpus": "arrays", "test_corpus": None,
-            "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers, "replicates": replicates,
-            "controls": wanted, "evidence": evidence, "mdl": mdl, "transform": "none", "seed": seed,
+            "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers, "mdl": mdl,
+            "controls": wanted, "evidence": evidence, "replicates": replicates, "rotations": rotations, "seed": seed,
             "given": None if given is None else GIVEN, "trainer": dict(trainer or {}), "probe": asdict(options),
+            "transform": "none",
         }  # fmt: skip
         expect(stages_of_probes([*others], replicates, evidence == "all", mdl, options, sides.numbers))
-        asked = Asked(replicates, evidence == "all", mdl, "none", seed)
+        asked = Asked(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
         measured = partial(measure, sides, others, layers, options, asked, trainer or {}, watch, say)
         if place is None:
             return _passing(measured(logger, None), config, watch, fitted)
@@ -158,7 +158,7 @@ def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:
     given = {"probe": probe, "wandb": WandbOptions("disabled") if wandb is None else wandb, **others}
     found = converted(fit, given, "probe")
     options = as_options(ProbeOptions, found["probe"], "probe")
-    refuse(option_problems(options, found["seed"], None, None, found["replicates"]))
+    refuse(option_problems(options, found["seed"], None, None, found["replicates"], found["rotations"]))
     return options, as_options(WandbOptions, found["wandb"], "wandb"), *(found[option] for option in others)
 
 

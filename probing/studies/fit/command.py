@@ -56,8 +56,8 @@ def fit(
     test_corpus: Source | None = None, group_by: GroupBy = "auto", max_length: int | None = None,
     batch_tokens: int | None = None, task: str | TokenTask = "position", task_args: dict[str, Any] | None = None,
     replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
-    transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None,
-    quiet: bool = False, trainer: dict[str, Any] | None = None, probe: Probe = ProbeOptions(),
+    rotations: int = 20, transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None,
+    cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None, probe: Probe = ProbeOptions(),
     wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
     first_token: FirstToken = "include", given: str | None = None, sort: Order = "contribution", verbose: bool = False,
 ) -> Run | None:  # fmt: skip
@@ -76,8 +76,9 @@ def fit(
             randomly initialised model), permuted_positions (sentences are read with their tokens permuted),
             control_task.
         evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
-            other penalties; none does not.
+            other penalties, and compares neurons with directions; none does neither.
         mdl: Also measure the minimum description length of the training labels, in bits: they are encoded online.
+        rotations: With --evidence all, number of random rotations whose directions neurons are compared with.
         transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the
             untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
         seed: Seed of every draw: split, shuffled labels, permuted tokens, bootstraps, batches, random initialisation.
@@ -95,7 +96,7 @@ def fit(
     probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
     config |= described(task, task_args)
     say = messages(quiet)
-    refuse(option_problems(probe, seed, max_length, batch_tokens, replicates))
+    refuse(option_problems(probe, seed, max_length, batch_tokens, replicates, rotations))
     resolve_mode(wandb.mode)
     layer_numbers(layer)
     cached, place = places(cache, runs, name)
@@ -113,15 +114,14 @@ def fit(
             batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, site=site,
             tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
-        asked = Asked(replicates, evidence == "all", mdl, transform, seed, extremes=True)
+        asked = Asked(replicates, evidence == "all", mdl, transform, seed, extremes=True, n_rotations=rotations)
         sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, wanted, asked, watch)
         folder = RunFolder(place, name, _usual_name(source, config)) if is_main_process() else None
         kept = keep_inputs(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
             measured = measure(
                 sides, others, source.layers, probe, replace(asked, n_heads=n_heads_of(stores[0])), source.trainer,
-                watch, say, tracker and tracker.logger,
-                str(folder.path) if folder else None,
+                watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
             )  # fmt: skip
             if folder is None or tracker is None:
                 return None
@@ -260,7 +260,7 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
         terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in said))
     else:
         terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
-        terminal.tell(*answers.distrust(rows, neurons, run.class_scores, task, run.results, run.config))
+        terminal.tell(*answers.distrust(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
     terminal.tell(*probes.transform_lines(run.transform, rows))
     say_where(run.folder, where, "" if quiet or verbose else answers.IN_FULL)
 

@@ -45,7 +45,17 @@ RETRAINED = {
     column
     for column in tuple(NEURONS.types)
     if column.startswith(
-        ("rank_", "unique", "cross_entropy", "removed", "contribution_companion", "control_task", "given")
+        (
+            "rank_",
+            "unique",
+            "cross_entropy",
+            "removed",
+            "contribution_companion",
+            "control_task",
+            "given",
+            "direction",
+            "above_",
+        )
     )
     or column == "selectivity"
 }
