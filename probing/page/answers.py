@@ -8,7 +8,7 @@ from probing.results.schema import Row
 from probing.results.shown import count, layers_named, listed
 from probing.tables.answers import accuracies
 from probing.tables.columns import R2, has_intercept, score_of
-from probing.tables.conclusions import basis, conclusion, given_words, held_fixed, overlaps, scope
+from probing.tables.conclusions import basis, conclusion, dependent_unit, given_words, held_fixed, overlaps, scope
 from probing.tables.controls import held_against_by_layer, why_leading
 from probing.tables.evidence_sentences import say
 from probing.tables.probes import transform_sizes
@@ -93,7 +93,7 @@ def conclusions(subject: Subject) -> list[str]:
 def _on_neurons(subject: Subject, layer: int) -> str:
     (row,) = (row for row in subject.run.accuracy if row["layer"] == layer)
     ranked = subject.ranked[layer]
-    config = subject.run.config
-    of_first = conclusion(ranked, subject.task, row, given_words(config), has_intercept(config))
+    config, dependent = subject.run.config, dependent_unit(subject.run.results)
+    of_first = conclusion(ranked, subject.task, row, given_words(config), has_intercept(config), dependent)
     said = of_first, overlaps(row, len(ranked))
     return " ".join(sentence for sentence in said if sentence)

@@ -9,7 +9,7 @@ from probing.results.schema import Row
 from probing.results.shown import in_brackets, interval, layers_named
 from probing.tables.classes import worst_class
 from probing.tables.columns import R2, UNINFORMATIVE, has_intercept, score_of
-from probing.tables.conclusions import basis, conclusion, given_words, held_fixed, overlaps, scope
+from probing.tables.conclusions import basis, conclusion, dependent_unit, given_words, held_fixed, overlaps, scope
 from probing.tables.controls import held_against_by_layer, leading, why_leading
 from probing.tables.evidence_sentences import say
 
@@ -45,18 +45,21 @@ def _share(row: Row) -> str:
     return f"{row[name]:.3f}{in_brackets(interval(row, name, ' to '))}"
 
 
-def answer(accuracy: Rows, neurons: Rows, task: str, config: Mapping[str, Any]) -> list[str]:
+def answer(
+    accuracy: Rows, neurons: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[str]:
     """Return how well the task is read, the controls beside it, and which neuron contributes most in the leading layer.
 
     Args:
         accuracy: Rows of `accuracy.csv`.
         neurons: Rows of `neurons.csv`.
         task: Name of the task.
+        results: The content of `results.json`.
         config: The resolved configuration.
     """
     row = leading(accuracy)
     own = [one for one in neurons if one["layer"] == row["layer"]]
-    of_neuron = conclusion(own, task, row, given_words(config), has_intercept(config))
+    of_neuron = conclusion(own, task, row, given_words(config), has_intercept(config), dependent_unit(results))
     said = [accuracies(accuracy), why_leading(accuracy), of_neuron, held_against_by_layer(accuracy, task)]
     return [sentence for sentence in said if sentence]
 

@@ -36,12 +36,9 @@ MOST_NAMED = 8
 
 
 def conclusion(
-    rows: Sequence[Mapping[str, Any]],
-    task: str,
-    layer: Mapping[str, Any] | None = None,
-    given: str = "",
-    bias: bool = False,
-) -> str:
+    rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any] | None = None, given: str = "",
+    bias: bool = False, dependent: str = "",
+) -> str:  # fmt: skip
     """Return what the top neuron's numbers support, in a few sentences.
 
     Args:
@@ -50,33 +47,35 @@ def conclusion(
         layer: The layer's row of `accuracy.csv`, for the controls that see the token, or what is held fixed, alone.
         given: What is held fixed, as `given_words` says it.
         bias: Whether the probe has an intercept.
+        dependent: What is not independent, as `dependent_unit` says it; of it, no p-value is a claim.
     """
     top = rows[0]
     if not top["contribution"]:
         return say("no_weights", layer=top["layer"])
     if top["flag"] == UNINFORMATIVE:
-        return _unread(rows, task, layer or {}, bias)
+        return _unread(rows, task, layer or {}, bias, dependent)
     first = [row["neuron"] for row in rows if row["rank"] == top["rank"]]
     values = {"layer": top["layer"], "ratio": top["ratio"], "share": top["share"], "range": _range(top)}
     who = say("most", neuron=top["neuron"], **values) if len(first) == 1 else say(
         "most_equal", neurons=_named(first), neuron=top["neuron"], **values
     )  # fmt: skip
     said = [
-        who, _correlated(rows), _of_itself(top, task, layer), _without_it(rows), _given(top, task, given),
-        *_confounds(layer, task, given), as_a_direction(top), _first_unflagged(rows),
-        _in_control_tasks(top), _not_measured(top),
+        who, _correlated(rows), _of_itself(top, task, layer, dependent), _without_it(rows),
+        _given(top, task, given, dependent), *_confounds(layer, task, given), as_a_direction(top),
+        _first_unflagged(rows), _in_control_tasks(top), _not_measured(top),
     ]  # fmt: skip
     return " ".join(sentence for sentence in said if sentence)
 
 
-def _unread(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any], bias: bool) -> str:
+def _unread(rows: Sequence[Mapping[str, Any]], task: str, layer: Mapping[str, Any], bias: bool, dependent: str) -> str:
     """Say that a ranking is not to be read, and whether the probe lacks an intercept."""
     is_number = score_of_neurons(rows[0]) is R2
     column, values = "r2" if is_number else "information", {"measure": "R²" if is_number else "nats", "task": task}
     said = say("unread", layer=rows[0]["layer"], **values)
     if known(layer, f"{column}_high") and layer[f"{column}_high"] < 0:
         said = say("worse", layer=rows[0]["layer"], interval=interval(layer, column, " to ", ".4f"), **values)
-    why = [] if bias else [*_far_mean(rows), *_varies_by_itself(rows, task, layer, is_number)]
+    why = [] if bias else _far_mean(rows)
+    why += [] if bias or dependent else _varies_by_itself(rows, task, layer, is_number)
     return f"{said} {say('no_intercept', why=listed(why))}" if why else said
 
 
@@ -125,7 +124,7 @@ def _first_unflagged(rows: Sequence[Mapping[str, Any]]) -> str:
     return say("first_unflagged", neuron=found["neuron"], rank=found["rank"]) if found else say("all_flagged")
 
 
-def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | None) -> str:
+def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | None, dependent: str) -> str:
     """Return the sentence on how the neuron goes with what is predicted."""
     apart = "going with the number" if score_of_neurons(top) is R2 else "telling the classes apart"
     # Runs of earlier versions have no p-values.
@@ -138,18 +137,18 @@ def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | Non
         return say("intercept_only", apart=apart, chance=chance, task=task)
     if "no-signal" in flags:
         return say("only_together", apart=apart, chance=chance)
-    explained = say(
-        "explained", task=task, share=max(top["eta_squared"], 0), z=top["eta_squared_z"]
-    )  # fmt: skip
+    is_offset = "offset" in flags
+    centred = _centred(top, "only " * is_offset)
+    begin = f"{centred[0].upper()}{centred[1:]}"
+    if dependent:
+        return say("unjudged", Centred=begin, task=task, unit=dependent, advice=_advice(dependent))
+    explained = say("explained", task=task, share=max(top["eta_squared"], 0), z=top["eta_squared_z"])
     is_confounded = "confound" in flags or any(_is_enough(layer, name) for name in _ALONE)
     carries = carries_it(top) and is_above_directions(top) and not is_confounded
-    if "offset" in flags:
+    if is_offset:
         name = "carries_some" if carries else "varies_though_offset"
-        return say(name, centred=_centred(top, "only "), explained=explained, task=task)
-    centred = _centred(top)
-    return say(
-        "carries" if carries else "varies", Centred=f"{centred[0].upper()}{centred[1:]}", explained=explained, task=task
-    )
+        return say(name, centred=centred, explained=explained, task=task)
+    return say("carries" if carries else "varies", Centred=begin, explained=explained, task=task)
 
 
 def carries_it(row: Mapping[str, Any]) -> bool:
@@ -201,12 +200,14 @@ def held_fixed(results: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     return say("held_fixed", given=given_words(config), n_train=n_train, **results["given"])
 
 
-def _given(top: Mapping[str, Any], task: str, given: str) -> str:
+def _given(top: Mapping[str, Any], task: str, given: str, dependent: str) -> str:
     """Say how the neuron goes with the labels with something held fixed; an empty text if nothing is."""
     if not known(top, "given_q") or "no-signal" in top["flag"]:
         return ""
     if "confound" in top["flag"]:
         return say("given_not", given=given, task=task, p=top["given_p"], q=top["given_q"])
+    if dependent:
+        return ""
     return say("given_too", given=given, task=task, share=max(top["given_eta_squared"], 0), q=top["given_q"])
 
 
@@ -341,12 +342,19 @@ def _held_over(results: Mapping[str, Any], test_corpus: str | None) -> str:
     return say("over_units", **over, of=of)
 
 
+def dependent_unit(results: Mapping[str, Any]) -> str:
+    """Return what is not independent, `row` or `sentence`; an empty text where labels do not speak against it."""
+    return str(_over(results)["unit"]) if "correlation_of_neighbours" in results else ""
+
+
 def _dependence(results: Mapping[str, Any]) -> str | None:
-    if (correlation := results.get("correlation_of_neighbours")) is None:
+    if not (unit := dependent_unit(results)):
         return None
-    unit = _over(results)["unit"]
-    advice = say("give_groups" if unit == "row" else "mark_documents")
-    return say("neighbours", unit=unit, correlation=correlation, advice=advice)
+    return say("neighbours", unit=unit, correlation=results["correlation_of_neighbours"], advice=_advice(unit))
+
+
+def _advice(unit: str) -> str:
+    return say("give_groups" if unit == "row" else "mark_documents")
 
 
 def _rounding(results: Mapping[str, Any]) -> str | None:
@@ -378,7 +386,7 @@ def ranking_conclusions(
     lines: list[str] = []
     for row, fitted in zip(accuracy, results["layers"], strict=True):
         ranked = [neuron for neuron in neurons if neuron["layer"] == row["layer"]]
-        said = conclusion(ranked, task, row, given_words(config), has_intercept(config))
+        said = conclusion(ranked, task, row, given_words(config), has_intercept(config), dependent_unit(results))
         lines += [said, overlaps(row, len(ranked))]
         if not fitted["converged"]:
             lines.append(say("stopped_short", layer=row["layer"], gap=fitted["optimality_gap"]))

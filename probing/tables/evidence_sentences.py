@@ -95,6 +95,12 @@ SENTENCES: dict[str, Sentence] = {
         "No flag, and not all that the sentence before needs.",
         _NEURON,
     ),
+    "unjudged": Sentence(
+        "{Centred}. Whether it goes with {task} is not judged: labels of neighbouring {unit}s go together, so these "
+        "{unit}s are not independent in this order, as p-values suppose. {advice}",
+        "In place of the sentences on what it varies with or carries, where labels of neighbours go together.",
+        _NEURON,
+    ),
     "loses": Sentence(
         "A probe retrained without it {changes}{beside}.",
         "It was removed, and its interval leaves out 0, or there is none; a loss below 0 is called a gain.",
@@ -251,7 +257,7 @@ SENTENCES: dict[str, Sentence] = {
         "correlation of neighbours is at least .05 and 4.5 standard errors above 0.",
         _INTERVALS,
     ),
-    "give_groups": Sentence("`groups` says which rows belong together.", "Rows of arrays.", _PARTS),
+    "give_groups": Sentence("Give `groups`; of independent rows, each is its own.", "Rows of arrays.", _PARTS),
     "mark_documents": Sentence(
         "Documents that are marked (`# newdoc`, empty lines) are taken together by --group_by document.",
         "Sentences of a corpus.",

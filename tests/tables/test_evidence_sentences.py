@@ -19,13 +19,13 @@ from probing import Run
 from probing.comparison.agreement import agreement
 from probing.evidence.by_class import position_line
 from probing.evidence.removal import ablation_effect, corrected
-from probing.page.answers import answer
+from probing.page.answers import answer, conclusions
 from probing.page.sources import source_of
 from probing.results.shown import ends
 from probing.statistics.intervals import difference_interval
 from probing.studies.compare.tables import everywhere_sentence, unpaired_lines, unread_lines, verdicts
 from probing.studies.fit.command import _report
-from probing.tables import probes
+from probing.tables import answers, probes
 from probing.tables.columns import UNINFORMATIVE
 from probing.tables.conclusions import basis, carries_it, conclusion, few_clusters, held_fixed, overlaps, scope
 from probing.tables.controls import held_against, not_above
@@ -411,6 +411,41 @@ def test_labels_in_runs_are_pointed_out_and_labels_in_any_order_are_not() -> Non
     assert not said("neighbours", scope(grouped.results, None))
     of_text = {"intervals_over": {"unit": "sentence", "n": 30}, "correlation_of_neighbours": 0.4}
     assert said("mark_documents", scope(of_text, None))
+
+
+@pytest.mark.parametrize("kind", ["in time", "in any order", "with groups"])
+def test_rows_that_are_not_independent_support_no_claim_on_a_neuron(kind: str) -> None:
+    """A series of 8 slow neurons of which one is the label's: as rows, in a random order, and in groups of 100 rows."""
+    generator = np.random.default_rng(1)
+    steps = generator.standard_normal((6000, 8))
+    X = np.zeros((6000, 8))
+    for i in range(1, 6000):
+        X[i] = 0.95 * X[i - 1] + steps[i]
+    y = (X[:, 3] > 0).astype(int)
+    if kind == "in any order":
+        order = generator.permutation(6000)
+        X, y = X[order], y[order]
+    groups = np.arange(6000) // 100 if kind == "with groups" else None
+    made = probing.probe(
+        X.astype(np.float32), y, groups, given=np.arange(6000) % 3, quiet=True, probe={"l2": 1e-3}, replicates=0
+    )  # fmt: skip
+    page = answer(source_of(made).subjects[0]) + " ".join(conclusions(source_of(made).subjects[0]))
+    printed = " ".join(answers.answer(made.accuracy, made.neurons, "label", made.results, made.config))
+    for text in (" ".join(made.conclusions()), page, printed):
+        claims = [name for name in ("carries", "varies", "given_too") if said(name, text)]
+        assert said("unjudged", text) is (kind == "in time")
+        assert said("give_groups", text) is (kind == "in time")
+        assert claims == ([] if kind == "in time" else ["carries", "given_too"])
+
+
+def test_sentences_that_are_not_independent_and_a_mean_support_no_claim_either() -> None:
+    (first, *_), layer = run("offset_signal").top(0, D), run("offset_signal").accuracy[0]
+    text = conclusion([first], "label", layer, dependent="sentence")
+    assert said("unjudged", text)
+    assert said("mark_documents", text)
+    assert "only" in text
+    assert "carries" not in text
+    assert said("intercept_only", conclusion(run("offset_noise").top(0, D), "label", dependent="row"))
 
 
 def test_positions_are_said_where_there_are_three() -> None:

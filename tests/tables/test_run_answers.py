@@ -38,7 +38,7 @@ def test_the_answer_begins_with_how_well_the_task_is_read(scores: list[float], s
     rows = [layer(i, score) for i, score in enumerate(scores)]
     assert said in accuracies(rows)
     ranked = [{"layer": i, "contribution": 0.0} for i in range(len(rows))]
-    assert answer(rows, ranked, "position", {})[0] == accuracies(rows)
+    assert answer(rows, ranked, "position", {}, {"probe": {}})[0] == accuracies(rows)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_the_layer_that_is_furthest_above_its_strongest_floor_leads(
     assert f"Neurons are those of layer {first}, " in why_leading(rows)
     assert why in why_leading(rows)
     ranked = [{"layer": i, "contribution": 0.0} for i in range(len(rows))]
-    assert f"Layer {first}: no neuron contributes" in " ".join(answer(rows, ranked, "position", {}))
+    assert f"Layer {first}: no neuron contributes" in " ".join(answer(rows, ranked, "position", {}, {"probe": {}}))
 
 
 def test_without_controls_numbers_are_held_against_a_constant_answer_and_one_layer_leads_silently() -> None:

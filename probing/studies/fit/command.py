@@ -248,7 +248,7 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
 
     rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
     verbose = verbose and not quiet
-    said = answers.answer(rows, neurons, task, run.config)
+    said = answers.answer(rows, neurons, task, run.results, run.config)
     layer = leading(rows)["layer"]
     if quiet:
         for row in rows:

@@ -339,9 +339,9 @@ def test_quiet_leaves_out_tables_and_progress_but_no_sentence_and_no_warning(
     beginnings = *(f"layer {k}: accuracy" for k in layer), "Results: "
     sentences = [line for line in said[True][0] if not line.startswith(beginnings)]
     assert len(said[True][0]) == len(sentences) + len(beginnings)
-    words = "position", made.config
-    limits = answers.distrust(made.accuracy, made.neurons, made.class_scores, words[0], made.results, words[1])
-    assert sentences == [*answers.answer(made.accuracy, made.neurons, *words), *limits]
+    about = "position", made.results, made.config
+    limits = answers.distrust(made.accuracy, made.neurons, made.class_scores, *about)
+    assert sentences == [*answers.answer(made.accuracy, made.neurons, *about), *limits]
     assert set(sentences) < set(said[False][0])  # what else is printed is tables
     assert any("do not read its ranking" in sentence for sentence in sentences)
     assert said[True][1] == said[False][1]
