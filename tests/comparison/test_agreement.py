@@ -26,7 +26,8 @@ def agree(a: NDArray[Any], b: NDArray[Any], **how: Any) -> dict[str, Agreement]:
 
 def assert_same(found: dict[str, Agreement], expected: dict[str, Agreement]) -> None:
     """Compare field by field, where NaN is equal to NaN; dataclasses that hold NaN are unequal from Python 3.13 on."""
-    np.testing.assert_equal(*({name: asdict(one) for name, one in of.items()} for of in (found, expected)))
+    fields, expected_fields = ({name: asdict(one) for name, one in of.items()} for of in (found, expected))
+    np.testing.assert_equal(fields, expected_fields)
 
 
 def scorings(n_scorings: int, n: int = N, seed: int = 0) -> NDArray[Any]:
