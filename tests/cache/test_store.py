@@ -281,7 +281,7 @@ def no_space(*args: Any, **keywords: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def torn_write(tensors: dict[str, Tensor], path: Path) -> None:
+def torn_write(tensors: dict[str, Tensor], path: Path, metadata: Any = None) -> None:
     """Leave half of the file and fail, as safetensors does on a full disk."""
     path.write_bytes(safetensors.torch.save(tensors)[:50])
     raise safetensors.SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
