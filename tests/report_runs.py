@@ -105,7 +105,10 @@ def make_page(model: Path, corpus: Path, place: Path) -> Path:
     whole: list[dict[str, Any]] = [{**_numbers_of(columns_of(ACCURACY)), **row} for row in accuracy]
     write_csv(first / "accuracy.csv", whole)
     held_fixed = _numbers_of([*[column.name for column in GIVEN], "control_task_share", "selectivity"])
-    held_fixed |= _numbers_of([column.name for column in DIRECTION_COLUMNS]) | {"above_directions": "yes"}
+    held_fixed |= _numbers_of([column.name for column in DIRECTION_COLUMNS]) | {
+        "above_directions": "yes",
+        "correlated_group": 1,
+    }
     units = read_csv(first / "neurons.csv")
     neurons = [{**row, "head": row["neuron"] // 8, "feature": 2 * row["neuron"], **held_fixed} for row in units]
     write_csv(first / "neurons.csv", neurons)

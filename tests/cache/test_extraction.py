@@ -435,8 +435,9 @@ def test_a_full_disk_keeps_finished_shards_and_says_what_to_do(
     request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Path] = []
+    request = request_for([0, 1, 2])
 
-    def until_full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    def until_full(tensors: dict[str, torch.Tensor], path: Path, metadata: Any = None) -> None:
         if len(written) == 4:
             path.write_bytes(b"half")
             raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
@@ -446,7 +447,7 @@ def test_a_full_disk_keeps_finished_shards_and_says_what_to_do(
     with monkeypatch.context() as patch:
         patch.setattr(safetensors.torch, "save_file", until_full)
         with pytest.raises(UserError, match=r"No space left.*finished shards are kept: make room.*--cache"):
-            activations(request_for([0, 1, 2]), tmp_path / "cache", CPU)
+            activations(request, tmp_path / "cache", CPU)
     kept = shards_on_disk(tmp_path / "cache")
     assert len(kept) == 4
     assert not list((tmp_path / "cache").rglob("*.partial-*"))

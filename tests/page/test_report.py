@@ -488,7 +488,7 @@ def test_the_page_goes_into_the_run_or_beside_several(
         (["a", "--output="], "`--output` is empty"),
         (["a", "--outptu", "x"], "`--outptu` is not an option of report (did you mean `--output`?)"),
         (["no-neurons"], "`no-neurons` is damaged (neurons.csv: No such file or directory)"),
-        (["no-tensor"], "`no-tensor` is damaged (No such file or directory: no-tensor/contributions.safetensors)"),
+        (["no-tensor"], "`no-tensor` is damaged (contributions.safetensors: No such file or directory)"),
         (["cut-tensor"], "`cut-tensor` is damaged ("),
         (["cut-results"], "`cut-results` is damaged ("),
         (["other-tensor"], "`other-tensor` is damaged (neurons.csv and contributions.safetensors are not of one run)"),
