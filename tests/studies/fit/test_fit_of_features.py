@@ -167,7 +167,7 @@ def test_only_the_most_active_features_of_a_wide_dictionary_are_read_and_keep_th
     for module in ("probing.cache.features", "probing.data.preparation"):
         monkeypatch.setattr(f"{module}.MOST_FEATURES", 10)
     said: list[str] = []
-    monkeypatch.setattr("probing.runtime.terminal.say", said.append)
+    monkeypatch.setattr("probing.runtime.progress.say", said.append)
     run = fitted(checkpoints, corpus_file, place, f"sae:{dictionary}", name="narrow", quiet=False, evidence="all")
     assert any(
         re.search(r"of 24 features, the 10 are read that are active on the most training tokens", text) for text in said
