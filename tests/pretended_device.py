@@ -103,7 +103,8 @@ def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, An
         if func in (Tensor.to, Tensor.cpu, Tensor.cuda):
             named = {Tensor.cpu: "cpu", Tensor.cuda: "cuda"}.get(func)
             device, dtype = (named, None) if named else _destination(*args[1:], **kwargs)
-            return _moved(args[0], torch.device(device or args[0].device), dtype)
+            source = args[0].clone() if kwargs.get("copy") else args[0]
+            return _moved(source, torch.device(device or source.device), dtype)
         if func is torch._has_compatible_shallow_copy_type:
             return True
         if func == _SET_DATA:  # the wrapper of a slot is made anew each time
