@@ -425,7 +425,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="run only the calls that match this regular expression")
     options = parser.parse_args(arguments)
     work = options.work.resolve()
-    renames: dict[str, dict[str, str]] = json.loads(options.renames.read_text()) if options.renames else {}
+    renames: dict[str, dict[str, str]] = (
+        json.loads(options.renames.read_text(encoding="utf-8")) if options.renames else {}
+    )
     if options.action == "make":
         make(work)
         return 0

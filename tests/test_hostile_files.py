@@ -397,10 +397,10 @@ def test_a_text_has_a_limit_packed_or_not(tmp_path: Path, monkeypatch: pytest.Mo
         text = str(tmp_path / name) if name != "-" else name
         for gb in ("", "0.002"):
             monkeypatch.setenv("PROBING_MAX_GB", gb)
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line * 40_000)))
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line * 40_000), encoding="utf-8"))
             assert len(read_lines(text, "--corpus")) == 40_001
         monkeypatch.setenv("PROBING_MAX_GB", "0.001")
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line * 40_000)))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(line * 40_000), encoding="utf-8"))
         with pytest.raises(UserError, match=r"more than 0\.001 GB, the most that is read; \$PROBING_MAX_GB raises it"):
             read_lines(text, "--corpus")
     for wrong in ("many", "0", "-1", "nan", "inf"):
