@@ -287,7 +287,7 @@ LEAST_ROTATIONS = 19
 
 def option_problems(
     probe: ProbeOptions, seed: int, max_length: int | None, batch_tokens: int | None, replicates: int,
-    rotations: int = 0,
+    rotations: int | None = None,
 ) -> list[str]:  # fmt: skip
     """Return the problems with these numbers that are known without the model and the corpus."""
     problems = probe.problems() + number_problems(seed, max_length, batch_tokens)

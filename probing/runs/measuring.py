@@ -32,6 +32,8 @@ from probing.runtime.progress import counted, stage
 
 # In the table of contexts: neurons of each layer, by rank, and tokens of each end.
 N_NEURONS, N_TOKENS = 10, 5
+# Random rotations, where their number is not chosen.
+ROTATIONS = 20
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ class Asked:
         extremes: Whether the first neurons are described, and the tokens looked for on which they are highest and
             lowest.
         ranking: Whether neurons are ranked, with the evidence for it; otherwise there are accuracies alone.
-        n_rotations: Number of random rotations whose directions neurons are compared with, 0 for none.
+        n_rotations: Number of random rotations whose directions neurons are compared with, 0 for none; by default
+            `ROTATIONS` with `retraining`, otherwise none.
     """
 
     n_replicates: int
@@ -59,12 +62,12 @@ class Asked:
     n_heads: int | None = None
     extremes: bool = False
     ranking: bool = True
-    n_rotations: int = 0
+    n_rotations: int | None = None
 
     @property
-    def n_compared(self) -> int:
-        """Number of rotations that are drawn: none without the evidence of retraining."""
-        return self.n_rotations if self.retraining else 0
+    def rotations(self) -> int:
+        """Number of random rotations, 0 for none."""
+        return ROTATIONS * self.retraining if self.n_rotations is None else self.n_rotations
 
 
 def measure(
@@ -97,7 +100,7 @@ def measure(
     if sides.numbers:
         measured = measure_numbers(
             sides, controls, layers, probe, asked.n_replicates, asked.retraining, asked.transform, asked.seed,
-            asked.n_heads, watch, asked.ranking, asked.n_compared,
+            asked.n_heads, watch, asked.ranking, asked.rotations,
         )  # fmt: skip
     else:
         measured = _measure_classes(sides, controls, layers, probe, asked, trainer, watch, say, logger, folder)
@@ -151,9 +154,9 @@ def _measure_classes(
             others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
             retraining = Retraining(read, layers, trained, training, asked.seed, others)
             evidence, replicates = strengthened(evidence, retraining, asked.n_replicates, asked.retraining)
-            found = directions_of(fits, sides.test, probe.penalty_space, asked.n_compared, asked.seed)
+            found = directions_of(fits, sides.test, probe.penalty_space, asked.rotations, asked.seed)
             evidence = [replace(one, directions=own) for one, own in zip(evidence, found, strict=True)]
-        elif asked.n_replicates or asked.retraining:
+        elif asked.n_replicates or asked.retraining or asked.rotations:
             say("the probes are not at their optimum, so --replicates, --evidence and --rotations are skipped")
         predicted = predicted_classes(read.test, layers, [fit.weight for fit in trained])
         pairs = zip(fits, evidence, strict=True)

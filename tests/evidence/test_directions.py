@@ -292,6 +292,9 @@ def test_without_rotations_nothing_is_claimed_of_directions() -> None:
         said = " ".join(made.conclusions())
         assert "random directions were not measured beside it" in said
         assert "it carries" not in said
+    made = run(X, y, evidence="none", rotations=19)
+    assert {row["n_rotations"] for row in made.basis} == {19}
+    assert not any(row.get("removed") for row in made.neurons)
     with pytest.raises(UserError, match=r"rotations.*expected 0, or at least 19"):
         run(X, y, rotations=10)
 

@@ -37,7 +37,7 @@ def probe(
     runs: str | Path | None = None, name: str | None = None, trainer: Mapping[str, Any] | None = None,
     probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(), logger: Any = None, quiet: bool = False,
     numbers: bool | None = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    wandb: WandbOptions | Mapping[str, Any] | None = None, given: Any = None, rotations: int = 20,
+    wandb: WandbOptions | Mapping[str, Any] | None = None, given: Any = None, rotations: int | None = None,
 ) -> Run:  # fmt: skip
     """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
 

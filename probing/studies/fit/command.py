@@ -56,10 +56,11 @@ def fit(
     test_corpus: Source | None = None, group_by: GroupBy = "auto", max_length: int | None = None,
     batch_tokens: int | None = None, task: str | TokenTask = "position", task_args: dict[str, Any] | None = None,
     replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
-    rotations: int = 20, transform: Transform = "none", seed: int = 0, runs: str = "runs", name: str | None = None,
-    cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None, probe: Probe = ProbeOptions(),
-    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
-    first_token: FirstToken = "include", given: str | None = None, sort: Order = "contribution", verbose: bool = False,
+    rotations: int | None = None, transform: Transform = "none", seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
+    figure_format: FigureFormat = FIGURE_FORMAT, first_token: FirstToken = "include", given: str | None = None,
+    sort: Order = "contribution", verbose: bool = False,
 ) -> Run | None:  # fmt: skip
     """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
 
@@ -78,7 +79,8 @@ def fit(
         evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
             other penalties, and compares neurons with directions; none does neither.
         mdl: Also measure the minimum description length of the training labels, in bits: they are encoded online.
-        rotations: With --evidence all, number of random rotations whose directions neurons are compared with.
+        rotations: Number of random rotations whose directions neurons are compared with, 0 for none; by default 20
+            with --evidence all, otherwise none.
         transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the
             untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
         seed: Seed of every draw: split, shuffled labels, permuted tokens, bootstraps, batches, random initialisation.
