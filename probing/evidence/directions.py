@@ -30,7 +30,7 @@ from probing.tables.evidence_sentences import ALPHA
 # Test tokens that are read, whole sentences drawn evenly.
 N_TOKENS = 4_000
 # Numbers at a time, so that a wide layer takes no more memory than a narrow one.
-AT_A_TIME = 2**20
+AT_A_TIME = 2**17
 # Sums of equal parts differ in the last bits alone.
 ROUNDING = 1e-12
 

@@ -27,9 +27,9 @@ def neuron_ranks(scores: Array) -> Ranks:
     return np.where(dead, n + 1, rank)
 
 
-# Scores are equal that differ by at most this share. Of copies of a column in other units, those of probes trained in
-# float32 differed by up to a quarter of it.
-EQUAL = 1e-5
+# Scores are equal that differ by at most this share of themselves, or by `ROUNDING` of the highest one. Contributions of
+# copies of a column in other units, from probes trained in float32, differed by up to a quarter of either.
+EQUAL, ROUNDING = 1e-5, 2e-6
 
 
 def shared_ranks(scores: Array) -> Ranks:
@@ -41,7 +41,8 @@ def shared_ranks(scores: Array) -> Ranks:
     order = np.argsort(-scores, axis=-1, kind="stable")
     descending = np.take_along_axis(scores, order, axis=-1)
     is_new = np.ones(scores.shape, dtype=bool)
-    is_new[..., 1:] = descending[..., :-1] - descending[..., 1:] > EQUAL * np.abs(descending[..., :-1])
+    tolerance = np.maximum(EQUAL * np.abs(descending[..., :-1]), ROUNDING * np.abs(scores).max(-1, keepdims=True))
+    is_new[..., 1:] = descending[..., :-1] - descending[..., 1:] > tolerance
     first = np.maximum.accumulate(np.where(is_new, np.arange(scores.shape[-1]), 0), axis=-1)
     rank = np.empty(scores.shape, dtype=np.int64)
     np.put_along_axis(rank, order, first + 1, axis=-1)
