@@ -34,6 +34,7 @@ from benchmarks.real_models_page import LOOKS
 from probing import extract, load_run
 from probing.cache.store import ActivationStore
 from probing.figures.style import PURPLE, error_bars, write_drawings
+from probing.studies.geometry.position.tables import SUFFIX
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,8 +49,8 @@ RANKED = (*commands.BARE, "--figure_format", "png")
 _PANELS = {
     "position": "share of the variance that is position",
     "directions": "number of directions of the position part",
-    "alignment": "from a random rotation (0) to single neurons (1)",
-    "alignment_standardised": "the same, every neuron standardised",
+    "half": "neurons with half of it, as a share of directions",
+    "half_standardised": "the same, every neuron standardised",
 }
 # How close the repeated numbers must be.
 CLOSE = 1e-5
@@ -131,6 +132,7 @@ def rows_of(runs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for name, run in runs.items():
         split = {(row["layer"], row["scale"], row["part"]): row for row in run.position_split}
         shape = {(row["layer"], row["measure"]): row for row in run.position_shape}
+        basis = {(row["layer"], row["scale"]): row for row in run.position_basis}
         held = {(row["layer"], row["scale"], row["order"], row["k"]): row["value"] for row in run.position_held}
         for layer in sorted({layer for layer, _, _ in split}):
             position = split[layer, "raw", "position"]
@@ -142,19 +144,21 @@ def rows_of(runs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
             for measure in (
                 "directions", "low_frequencies", "context_overlap", "below_overlap", "halves_overlap", "read_accuracy",
-                "read_longer_accuracy", "alignment", "alignment_standardised",
+                "read_longer_accuracy",
             ):  # fmt: skip
                 here = shape.get((layer, measure), {})
                 row |= {measure: here.get("value"), f"{measure}_chance": here.get("chance")}
-                if "alignment" in measure:
-                    row[f"{measure}_p"] = here.get("p_value")
+            for scale, suffix in SUFFIX.items():
+                here = basis.get((layer, scale), {})
+                row |= {f"{name}{suffix}": here.get(name)
+                        for name in ("half", "half_directions", "half_lowest", "half_highest", "half_p")}  # fmt: skip
             for order in ("fit", "eta_squared", "part", "random", "rotated"):
                 row[f"held_by_10_{order}"] = held.get((layer, "raw", order, 10))
             yield row
 
 
 def draw(figure: Figure, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw share, number of directions and alignment of all models by relative depth."""
+    """Draw share, number of directions and of neurons of all models by relative depth."""
     figure.set_size_inches(8.6, 7.2)
     panels = dict(zip(_PANELS, figure.subplots(2, 2).ravel(), strict=True))
     for name in dict.fromkeys(row["model"] for row in rows):
@@ -163,15 +167,18 @@ def draw(figure: Figure, rows: Sequence[Mapping[str, Any]]) -> None:
         look = {"ms": 4, "lw": 1, **_LOOKS[name], "label": name.replace("-later", ", without the first token")}
         for measure, axes in panels.items():
             values = np.array([np.nan if row[measure] is None else row[measure] for row in here])
+            if measure.startswith("half"):
+                rotated = [row[measure.replace("half", "half_directions")] for row in here]
+                values = values / [np.nan if number is None else number for number in rotated]
             reach = error_bars(here, values) if measure == "position" else None
             axes.errorbar(depth, values, yerr=reach, capsize=2, **look)
     for measure, axes in panels.items():
         axes.set_title(_PANELS[measure], fontsize=9)
         axes.set_xlabel("depth (0: embeddings, 1: last layer)")
     panels["position"].set_yscale("log")
-    for measure in ("alignment", "alignment_standardised"):
-        panels[measure].set_ylim(-0.08, 1.05)
-        panels[measure].axhline(0, color="black", lw=0.6)
+    for suffix in SUFFIX.values():
+        panels[f"half{suffix}"].set_ylim(0, 1.3)
+        panels[f"half{suffix}"].axhline(1, color="black", lw=0.6)
     figure.legend(*panels["position"].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
 
 
@@ -194,19 +201,24 @@ def repeated(run: Any, store: ActivationStore, layer: int) -> list[tuple[str, fl
     def means(of: Array, by: NDArray[np.int64], sizes: NDArray[np.int64]) -> Array:
         sums = np.zeros((len(sizes), of.shape[1]))
         np.add.at(sums, by, of)
-        return sums / sizes[:, None]
+        return sums / np.maximum(sizes, 1)[:, None]
 
     def squares(of: Array) -> float:
         return float(np.square(of).sum())
 
-    p, s = np.zeros((len(n), states.shape[1])), np.zeros((len(m), states.shape[1]))
-    for _ in range(500):
-        before = p
-        s = means(states - p[position], sentence, m)
-        p = means(states - s[sentence], position, n)
-        if np.abs(p - before).max() < 1e-9 * np.abs(p).max():
-            break
-    p -= (n @ p) / n.sum()
+    def backfitted(tokens: NDArray[np.bool_]) -> tuple[Array, NDArray[np.int64]]:
+        """Return the position part of some tokens, and the number of them at each position."""
+        x, t, c = states[tokens], position[tokens], sentence[tokens]
+        at, of = np.bincount(t, minlength=len(n)), np.bincount(c, minlength=len(m))
+        p = np.zeros((len(n), states.shape[1]))
+        for _ in range(500):
+            before = p
+            p = means(x - means(x - p[t], c, of)[c], t, at)
+            if np.abs(p - before).max() < 1e-9 * np.abs(p).max():
+                break
+        return p - (at @ p) / at.sum(), at
+
+    p, _ = backfitted(np.ones(len(states), dtype=bool))
     total, rest = squares(states), squares(states - p[position] - means(states - p[position], sentence, m)[sentence])
     of_sentences, of_positions = means(states, sentence, m), means(states, position, n)
     within = squares(states - of_sentences[sentence])
@@ -239,9 +251,17 @@ def repeated(run: Any, store: ActivationStore, layer: int) -> list[tuple[str, fl
     compared.append(("first direction", first, float(eigenvalues[-1] / eigenvalues.sum())))
     k = int(next(row["value"] for row in run.position_shape if (row["layer"], row["measure"]) == (layer, "directions")))
     by_neuron = np.square(vectors[:, -k:]) @ eigenvalues[-k:] / eigenvalues[-k:].sum()
+    half = np.random.default_rng([run.config["seed"], 11]).permutation(np.arange(len(m)) % 20) % 2
+    of_halves = []
+    for which in (0, 1):
+        part, at = backfitted(half[sentence] == which)
+        lengths, axes = np.linalg.eigh((part * at[:, None]).T @ part)
+        of_halves.append(np.square(axes[:, -k:]) @ lengths[-k:] / lengths[-k:].sum())
+    first, second = of_halves
+    crossed = (second[np.argsort(first)[-10:]].sum() + first[np.argsort(second)[-10:]].sum()) / 2
     ten = next(row["value"] for row in run.position_held
                if (row["layer"], row["scale"], row["order"], row["k"]) == (layer, "raw", "part", 10))  # fmt: skip
-    compared.append(("held by 10 neurons", ten, float(np.sort(by_neuron)[-10:].sum())))
+    compared.append(("held by 10 neurons", ten, float(crossed)))
     neuron = int(by_neuron.argmax())
     eta = next(row["eta_squared"] for row in run.position_by_neuron
                if (row["layer"], row["neuron"]) == (layer, neuron))  # fmt: skip

@@ -157,6 +157,17 @@ class TwoWaySums:
         part = solution.inverse @ right
         return np.asarray(part - solution.n @ part / solution.n.sum())
 
+    def eta_squared(self, groups: list[int], solution: Solution) -> Array:
+        """Return the share of each neuron's variance between the positions of some groups, shape (d_model,).
+
+        It is 0 where a neuron does not vary.
+        """
+        total, squares = self._total[groups].sum(0).numpy(), self._squares[groups].sum(0).numpy()
+        of_mean = total**2 / solution.n.sum()
+        there = np.divide(1.0, solution.n, out=np.zeros_like(solution.n), where=solution.n > 0)
+        between, varied = there @ self.by_position[groups].sum(0) ** 2 - of_mean, squares - of_mean
+        return np.divide(between, varied, out=np.zeros_like(varied), where=varied > 0)
+
     def shares(self, standardised: bool = False, by_neuron: bool = False) -> list[Shares]:
         """Return the shares of variance of all sentences, and without each group.
 

@@ -192,3 +192,21 @@ def test_a_neuron_that_does_not_vary_has_no_share_and_counts_for_nothing() -> No
         np.testing.assert_allclose(
             sums.shares(standardised)[0].excess["position"], alone.shares(standardised)[0].excess["position"]
         )
+
+
+def test_eta_squared_of_some_groups_is_that_of_their_tokens() -> None:
+    generator = np.random.default_rng(17)
+    sizes = generator.integers(2, 9, 60)
+    sentences = np.repeat(np.arange(60), sizes).astype(np.int32)
+    positions = np.concatenate([np.arange(size) for size in sizes]).astype(np.int32)
+    states = 5 + generator.normal(size=(len(positions), 3)) + positions[:, None] * [1.0, 0.1, 0.0]
+    states[:, 2] = 0.7
+    design = Design(sentences, positions)
+    sums = TwoWaySums(design, 3)
+    sums.update(torch.from_numpy(states))
+    groups = design.parts(2)[1]
+    chosen = np.isin(design.groups[sentences], groups)
+    x, t = states[chosen], positions[chosen]
+    expected = [sum((t == p).sum() * (x[t == p, j].mean() - x[:, j].mean()) ** 2 for p in set(t.tolist()))
+                / ((x[:, j] - x[:, j].mean()) ** 2).sum() for j in (0, 1)]  # fmt: skip
+    np.testing.assert_allclose(sums.eta_squared(groups, design.solve(groups)), [*expected, 0], rtol=1e-9)

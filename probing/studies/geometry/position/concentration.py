@@ -1,27 +1,29 @@
-"""Whether position is in coordinates or in directions: how much of the position part a few neurons hold.
+"""Whether position is in neurons or in directions: how few neurons have the position part, beside random directions.
 
-A position part of r directions can lie in r neurons or in all of them, and a random rotation of it tells the two apart:
-it has the same spectrum, and no neurons. The part is first cut to the directions that sentences left out confirm, so
-that noise is in neither.
+A position part of r directions can lie in r neurons or in all of them, and random rotations of it tell the two apart:
+they have the same spectrum, and no neurons. Neurons and directions are chosen alike: ordered by what they have of the
+part of one half of the sentences, and measured on that of the other, both ways. Either part is first cut to as many
+directions as sentences left out confirm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from probing.studies.geometry.position.spectrum import Spectrum
+from probing.statistics.rotations import random_rotation
 
 Array = NDArray[np.float64]
 
-# So many that a rank among them can be significant in each of 50 layers.
-ROTATIONS = 1000
-# Numbers drawn at a time for rotations.
-DRAWN = 2**21
+# As many as beside the contributions of neurons: p is at most .05 where all are less concentrated.
+ROTATIONS = 20
 NUMBERS = (1, 5, 10, 20, 50)
+# Sums of equal parts differ in the last bits alone.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -31,10 +33,9 @@ class Held:
     Args:
         order: What orders them: `fit`, `eta_squared`, `part` (what they hold), `random`, `rotated`, `directions`.
         k: Their number.
-        share: The share; of draws, the mean.
-        low: The 2.5% quantile of draws; None without draws.
-        high: The 97.5% quantile.
-        p_value: Of `part`, the share of rotations, and of the part itself, whose k neurons hold at least as much.
+        share: The share; of draws, the median.
+        low: The lowest of the draws; None without draws.
+        high: The highest.
     """
 
     order: str
@@ -42,7 +43,6 @@ class Held:
     share: float
     low: float | None = None
     high: float | None = None
-    p_value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,69 +50,81 @@ class Concentration:
     """How the position part of a layer is spread over neurons.
 
     Args:
-        by_neuron: Share that each neuron holds, shape (d_model,).
+        by_neuron: Share that each neuron holds, mean of the two halves, shape (d_model,).
         held: What the first k neurons hold.
-        alignment: How far the part is from a random rotation (0) towards neurons that are its directions (1), by what
-            as many neurons hold as it has directions.
-        p_value: Share of rotations, and of the part itself, that are at least as far.
-        k: Number of its directions.
+        half: Number of neurons that hold half of it.
+        half_rotated: Number of directions of each rotation that do, shape (ROTATIONS,).
+        n_live: Number of neurons that vary, which are rotated.
+        k: Number of directions of the part.
     """
 
     by_neuron: Array
     held: list[Held]
-    alignment: float
-    p_value: float
+    half: int
+    half_rotated: NDArray[np.int64]
+    n_live: int
     k: int
 
+    @property
+    def p_value(self) -> float:
+        """Share of the rotations, and of the neurons, of which at most as many hold half."""
+        return (1 + int((self.half_rotated <= self.half).sum())) / (1 + len(self.half_rotated))
 
-def concentration(found: Spectrum, n_directions: int, orders: Mapping[str, Sequence[int]], seed: int) -> Concentration:
+
+def concentration(
+    halves: Sequence[Array], live: NDArray[np.bool_], orders: Mapping[str, Sequence[Sequence[int]]], *seeds: int
+) -> Concentration:
     """Return how the position part is spread over neurons.
 
     Args:
-        found: The directions of the part.
-        n_directions: How many of them count, at least 1.
-        orders: Neurons in the order of each ranking, which may be of the first ones alone.
-        seed: Seed of the rotations.
+        halves: The part of each half of the sentences: its principal directions as rows, each as long as the root of
+            its sum of squares, shape (k, d_model).
+        live: Whether each neuron varies, shape (d_model,).
+        orders: Neurons in the order of each ranking, by either half; may be of the first ones alone.
+        seeds: Numbers that the rotations depend on.
     """
-    squares = found.squares[:n_directions] / found.squares[:n_directions].sum()
-    directions = found.directions[:, :n_directions]
-    d_model = len(directions)
-    by_neuron = np.square(directions) @ squares
-    generator = np.random.default_rng([seed, 13])
-    turned = np.concatenate([np.square(axes) @ squares for axes in _rotations(d_model, n_directions, generator)])
-    rotated = np.cumsum(np.sort(turned, axis=1)[:, ::-1], axis=1)
-    random = np.cumsum(generator.permuted(np.tile(by_neuron, (ROTATIONS, 1)), axis=1), axis=1)
-    best = np.cumsum(np.sort(by_neuron)[::-1])
-    ends = np.cumsum(np.pad(squares, (0, d_model - n_directions)))
-
-    def p_value(k: int) -> float:
-        # Sums of equal parts differ in the last bits alone.
-        return (1 + int((rotated[:, k - 1] >= best[k - 1] - 1e-12).sum())) / (1 + ROTATIONS)
-
+    rows = [half / np.linalg.norm(half) for half in halves]
+    shares = np.stack([np.square(half).sum(0) for half in rows])
+    k, d_model = rows[0].shape
+    rotations = [random_rotation(int(live.sum()), *seeds, draw) for draw in range(ROTATIONS)]
+    turned = [[rotate(torch.from_numpy(half[:, live])).numpy() for half in rows] for rotate in rotations]
+    rotated = np.stack([crossed(np.stack([np.square(half).sum(0) for half in pair])) for pair in turned])
+    generator = np.random.default_rng([*seeds, ROTATIONS])
+    random = generator.permuted(np.tile(shares.mean(0), (ROTATIONS, 1)), axis=1).cumsum(1)
+    part = crossed(shares)
+    directions = _of_directions(rows)
     held = []
-    for k in sorted({*(k for k in NUMBERS if k < d_model), n_directions}):
-        for name, order in orders.items():
-            if len(order) >= k:
-                held.append(Held(name, k, float(by_neuron[list(order[:k])].sum())))
-        held.append(Held("part", k, float(best[k - 1]), p_value=p_value(k)))
+    for n in sorted({*(n for n in NUMBERS if n < d_model), k}):
+        for name, (first, second) in orders.items():
+            if len(first) >= n:
+                held.append(Held(name, n, float(shares[1, first[:n]].sum() + shares[0, second[:n]].sum()) / 2))
+        held.append(Held("part", n, float(part[n - 1])))
         for name, drawn in (("random", random), ("rotated", rotated)):
-            low, high = np.quantile(drawn[:, k - 1], (0.025, 0.975))
-            held.append(Held(name, k, float(drawn[:, k - 1].mean()), float(low), float(high)))
-        held.append(Held("directions", k, float(ends[k - 1])))
-    k = n_directions
-    chance = float(rotated[:, k - 1].mean())
-    room = float(ends[k - 1]) - chance
-    alignment = (float(best[k - 1]) - chance) / room if room > 1e-9 else float("nan")
-    return Concentration(by_neuron, held, alignment, p_value(k), k)
+            of_draws = drawn[:, min(n, drawn.shape[1]) - 1]
+            held.append(Held(name, n, float(np.median(of_draws)), float(of_draws.min()), float(of_draws.max())))
+        held.append(Held("directions", n, float(directions[min(n, k) - 1])))
+    return Concentration(shares.mean(0), held, int(_half(part)), _half(rotated), int(live.sum()), k)
 
 
-def _rotations(d_model: int, k: int, generator: np.random.Generator) -> Iterator[Array]:
-    """Yield orthonormal columns, uniform among all, in parts of `ROTATIONS`; shape (n, d_model, k).
+def crossed(shares: Array) -> Array:
+    """Return what the first 1 to n units hold, ordered by one half and measured on the other, mean of both ways.
 
-    Columns of normal numbers G, times the inverse of the triangular factor of G'G, are those of a QR decomposition.
+    Args:
+        shares: What each unit has of the part of either half, shape (2, n).
     """
-    at_a_time = max(1, DRAWN // (d_model * k))
-    for first in range(0, ROTATIONS, at_a_time):
-        columns = generator.standard_normal((min(at_a_time, ROTATIONS - first), d_model, k))
-        factors = np.linalg.cholesky(columns.transpose(0, 2, 1) @ columns)
-        yield np.linalg.solve(factors, columns.transpose(0, 2, 1)).transpose(0, 2, 1)
+    orders = np.argsort(-shares, axis=1, kind="stable")
+    return np.asarray(np.take_along_axis(shares[::-1], orders, 1).cumsum(1).mean(0))
+
+
+def _half(sums: Array) -> NDArray[np.int64]:
+    """Return how many of the first units hold half, of cumulative shares in the last axis."""
+    return np.asarray((sums < 0.5 - ROUNDING).sum(-1) + 1)
+
+
+def _of_directions(rows: Sequence[Array]) -> Array:
+    """Return what the first 1 to k principal directions of one half have of the other's part, mean of both ways."""
+    lengths = [np.linalg.norm(half, axis=1, keepdims=True) for half in rows]
+    axes = [np.divide(half, length, out=np.zeros_like(half), where=length > 0)
+            for half, length in zip(rows, lengths, strict=True)]  # fmt: skip
+    shares = [np.square(other @ own.T).sum(0) for own, other in zip(axes, rows[::-1], strict=True)]
+    return np.asarray(np.mean(shares, axis=0).cumsum())

@@ -43,7 +43,7 @@ def write_position_figures(
     """
     if not tables.get("position_split"):
         return []
-    names = ("position_split", "position_shape", "position_held")
+    names = ("position_split", "position_shape", "position_basis", "position_held")
     found = Found({name: tables.get(name, ()) for name in names})
     made = {
         "position_split": partial(draw_split, found=found, model=model),

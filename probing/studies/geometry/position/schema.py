@@ -37,21 +37,38 @@ POSITION_CURVES = Schema("position_curves", f"{_WITH}a row per layer, position a
 POSITION_SHAPE = Schema("position_shape", f"{_WITH}a row per layer and measure", (
     layer_column(),
     text("measure", "directions, directions_in_sample, low_frequencies, context_overlap, context_angle, "
-         "halves_overlap, below_overlap, read_accuracy, read_error, read_longer_accuracy, read_longer_error or "
-         "alignment; some also with _standardised."),
+         "halves_overlap, below_overlap, read_accuracy, read_error, read_longer_accuracy or read_longer_error; "
+         "directions also with _standardised."),
     value("Its value"),
     number("chance", "Its mean for shuffled positions, or for random directions."),
     number("p_value", "Share of random draws, and of what is measured, that are at least as far from chance."),
     whole("k", "Number of directions that are compared or read."),
     _N_TOKENS,
 ), optional=True)  # fmt: skip
+POSITION_BASIS = Schema("position_basis", f"{_WITH}a row per layer and scale", (
+    layer_column(), _SCALE,
+    whole("half", "Number of neurons that hold half of the position part: ordered by that of half of the sentences, "
+          "measured on that of the other, both ways."),
+    number("half_directions", "The same of the directions of a random rotation: the median of the rotations.",
+           form=".1f"),
+    whole("half_lowest", "The lowest of a rotation."),
+    whole("half_highest", "The highest of a rotation."),
+    number("half_p", "Share of the rotations, and of the neurons, of which at most as many hold half."),
+    whole("n_directions", "Number of principal directions that the part is cut to."),
+    whole("n_nonzero", "Number of neurons in which it is not 0."),
+    whole("n_live", "Number of neurons that vary, which are rotated."),
+    whole("n_neurons", "Number of neurons."),
+    whole("n_rotations", "Number of random rotations."),
+), optional=True)  # fmt: skip
 POSITION_HELD = Schema("position_held", f"{_WITH}a row per layer, scale, order of neurons and number", (
     layer_column(), _SCALE,
     text("order", "fit (ranking of --from_run), eta_squared, part (those that hold most), random, rotated (those that "
-         "hold most of a random rotation), directions (the part's own, which no neurons can surpass)."),
+         "hold most of a random rotation), directions (the part's own). All but fit and random are chosen in half of "
+         "the sentences and measured in the other, both ways."),
     whole("k", "Number of the first neurons, or directions."),
-    value("Share of the position part that they hold; of draws the mean, whose interval is the range of 95% of them"),
-    number("p_value", "Share of the rotations, and of the part, of which as many neurons hold at least as much."),
+    number("value", "Share of the position part that they hold; of draws (random, rotated) the median."),
+    number("low", "The lowest of 20 draws."),
+    number("high", "The highest of 20 draws."),
 ), optional=True)  # fmt: skip
 POSITION_BY_NEURON = Schema("position_by_neuron", f"{_WITH}a row per layer and neuron", (
     layer_column(),
@@ -66,5 +83,6 @@ POSITION_BY_NEURON = Schema("position_by_neuron", f"{_WITH}a row per layer and n
 ), optional=True)  # fmt: skip
 
 SCHEMAS = (
-    POSITION_SPLIT, POSITION_SPECTRUM, POSITION_CURVES, POSITION_SHAPE, POSITION_HELD, POSITION_BY_NEURON,
+    POSITION_SPLIT, POSITION_SPECTRUM, POSITION_CURVES, POSITION_SHAPE, POSITION_BASIS, POSITION_HELD,
+    POSITION_BY_NEURON,
 )  # fmt: skip

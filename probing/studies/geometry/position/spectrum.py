@@ -144,6 +144,19 @@ def principal(part: Array, n: Array) -> tuple[Array, Array]:
     return np.square(values[:most]), directions[:most].T
 
 
+def principal_halves(sums: TwoWaySums, folds: Folds, k: int, scale: Array | float = 1.0) -> list[tuple[Array, Array]]:
+    """Return the first k sums of squares of the position part of either half of the sentences, and its directions.
+
+    Args:
+        sums: Sums of the layer.
+        folds: The halves.
+        k: Number of directions; as many as there are, if fewer.
+        scale: What each neuron is divided by, shape (d_model,).
+    """
+    parts = [principal(sums.position_part(solution, groups) / scale, solution.n) for groups, solution in folds.halves]
+    return [(squares[:k], directions[:, :k]) for squares, directions in parts]
+
+
 def oriented(curves: Array) -> Array:
     """Return curves, shape (n_positions, n), each with the sign that makes its entry farthest from 0 positive."""
     farthest = np.abs(curves).argmax(0)

@@ -29,6 +29,7 @@ from probing.studies.geometry.position.spectrum import (
     oriented,
     overlap,
     principal,
+    principal_halves,
     random_subspace,
     spectrum,
 )
@@ -41,6 +42,8 @@ Rows = list[dict[str, Any]]
 COMPONENTS, READ = 3, 20
 # Draws of random subspaces.
 DRAWS = 200
+# Share of a neuron's variance below which its position part is rounding.
+ZERO = 1e-24
 
 
 def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
@@ -117,8 +120,8 @@ class Layer:
     directions: Array
 
 
-TABLES = ("position_split", "position_spectrum", "position_curves", "position_shape", "position_held",
-          "position_by_neuron")  # fmt: skip
+TABLES = ("position_split", "position_spectrum", "position_curves", "position_shape", "position_basis",
+          "position_held", "position_by_neuron")  # fmt: skip
 
 
 def survey_position(measured: Measured, layers: Sequence[int], ranked: Mapping[int, Sequence[int]]) -> dict[str, Rows]:
@@ -160,12 +163,10 @@ def _of_layer(measured: Measured, layer: int, ranked: Sequence[int], below: Arra
     # A part is there where the interval of its share does not hold 0, or there is no interval.
     there = {(row["scale"], row["part"]) for row in split if row["low"] is None or row["low"] > 0}
     counted = {scale: one.n_directions if (scale, "position") in there else 0 for scale, one in spectra.items()}
-    etas = np.nan_to_num(by_neuron.found["position_alone"])
-    orders = {"fit": ranked, "eta_squared": np.argsort(-etas, kind="stable").tolist()}
     spread = {
-        scale: concentration(one, counted[scale], orders, measured.seed)
-        for scale, one in spectra.items()
-        if counted[scale]
+        scale: of_scale
+        for scale, divided_by in scales.items()
+        if (of_scale := _spread(measured, layer, sums, counted[scale], divided_by, ranked))
     }
     directions = spectra[RAW].directions[:, : counted[RAW]]
     shape = _Shape(layer, len(measured.design.index))
@@ -177,13 +178,14 @@ def _of_layer(measured: Measured, layer: int, ranked: Sequence[int], below: Arra
             shape.add("low_frequencies", low.share, low.by_chance, low.p_value)
         _add_subspaces(shape, measured, sums, directions, below, (RAW, "context") in there)
         _add_readings(shape, measured, layer, sums, short, counted[RAW])
-    for scale, spread_here in spread.items():
-        shape.add(f"alignment{SUFFIX[scale]}", spread_here.alignment, 0.0, spread_here.p_value, spread_here.k)
+    part = sums.position_part(measured.design.whole)
+    n_nonzero = int((measured.design.whole.n @ np.square(part) > ZERO * len(measured.design.index) * variance).sum())
     rows = {
         "position_split": split,
         "position_spectrum": [row for scale, one in spectra.items() for row in _spectrum_rows(layer, scale, one)],
         "position_curves": _curve_rows(layer, measured, sums, spectra[RAW]),
         "position_shape": shape.rows,
+        "position_basis": [_basis_row(layer, scale, one, n_nonzero) for scale, one in spread.items()],
         "position_held": [row for scale, here in spread.items() for row in _held_rows(layer, scale, here)],
         "position_by_neuron": _neuron_rows(layer, variance, by_neuron, spread),
     }
@@ -252,10 +254,7 @@ def _add_subspaces(
         with_context, angle = overlap(directions, axes[:, ::-1][:, :k])
         shape.add("context_overlap", with_context, k / d_model, p_value(with_context, 0, 1), k)
         shape.add("context_angle", angle, float(np.mean([one[1] for one in drawn])), p_value(angle, 1, -1), k)
-    halves = []
-    for groups, solution in measured.folds.halves:
-        _, found = principal(sums.position_part(solution, groups), solution.n)
-        halves.append(found[:, :k])
+    halves = [axes for _, axes in principal_halves(sums, measured.folds, k)]
     if min(half.shape[1] for half in halves) == k:
         shape.add("halves_overlap", overlap(*halves)[0], k / d_model, k=k)
     if below is not None and (common := min(k, below.shape[1])):
@@ -341,11 +340,37 @@ def _curve_rows(layer: int, measured: Measured, sums: TwoWaySums, found: Spectru
     return rows
 
 
+def _spread(
+    measured: Measured, layer: int, sums: TwoWaySums, k: int, scale: Array, ranked: Sequence[int]
+) -> Concentration | None:
+    """Return how the position part of a layer is spread over neurons divided by their scale, cut to k directions.
+
+    None without directions, or where half of the sentences has no part.
+    """
+    halves = principal_halves(sums, measured.folds, k, scale)
+    rows = [np.sqrt(squares)[:, None] * directions.T for squares, directions in halves]
+    if not all(squares.any() for squares, _ in halves):
+        return None
+    etas = [sums.eta_squared(groups, solution) for groups, solution in measured.folds.halves]
+    by_eta = [np.argsort(-eta, kind="stable").tolist() for eta in etas]
+    orders = {"fit": [ranked, ranked], "eta_squared": by_eta}
+    return concentration(rows, sums.variance > 0, orders, measured.seed, layer)
+
+
+def _basis_row(layer: int, scale: str, spread: Concentration, n_nonzero: int) -> dict[str, Any]:
+    return {
+        "layer": layer, "scale": scale, "half": spread.half, "half_directions": float(np.median(spread.half_rotated)),
+        "half_lowest": int(spread.half_rotated.min()), "half_highest": int(spread.half_rotated.max()),
+        "half_p": spread.p_value, "n_directions": spread.k, "n_nonzero": n_nonzero, "n_live": spread.n_live,
+        "n_neurons": len(spread.by_neuron), "n_rotations": len(spread.half_rotated),
+    }  # fmt: skip
+
+
 def _held_rows(layer: int, scale: str, found: Concentration) -> Rows:
     return [
         {
             "layer": layer, "scale": scale, "order": one.order, "k": one.k, "value": one.share, "low": one.low,
-            "high": one.high, "p_value": one.p_value,
+            "high": one.high,
         }
         for one in found.held
     ]  # fmt: skip

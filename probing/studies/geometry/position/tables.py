@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.results.digits import shown
-from probing.results.shown import ends, in_brackets, interval, layers_named
+from probing.results.shown import ends, in_brackets, interval, layers_named, listed
 
 Row = Mapping[str, Any]
 
 SCALES = RAW, STANDARDISED = "raw", "standardised"
 SUFFIX = {RAW: "", STANDARDISED: "_standardised"}
-# A part that is this far from a random rotation of it towards single neurons is mostly in these.
-MOSTLY = 0.5
 SIGNIFICANT = 0.05
 # Number of neurons in the table of what neurons hold.
 NEURONS = 10
@@ -33,6 +31,7 @@ class Found:
     def __init__(self, tables: Mapping[str, Sequence[Row]]) -> None:
         self._split = {(row["layer"], row["scale"], row["part"]): row for row in tables["position_split"]}
         self._shape = {(row["layer"], row["measure"]): row for row in tables["position_shape"]}
+        self._basis = {(row["layer"], row["scale"]): row for row in tables["position_basis"]}
         self._held = {(row["layer"], row["scale"], row["order"], row["k"]): row for row in tables["position_held"]}
         self.layers = sorted({layer for layer, _, _ in self._split})
 
@@ -43,6 +42,10 @@ class Found:
     def shape(self, layer: int, measure: str) -> Row | None:
         """Return the row of a measure, None where it is not defined."""
         return self._shape.get((layer, measure))
+
+    def basis(self, layer: int, scale: str = RAW) -> Row | None:
+        """Return how few neurons hold half of the part, beside random directions; None where that is not known."""
+        return self._basis.get((layer, scale))
 
     def held(self, layer: int, order: str, k: int, scale: str = RAW) -> Row | None:
         """Return what the first k neurons of an order hold, None where that is not known."""
@@ -81,8 +84,8 @@ def _split_table(found: Found) -> Any:
 def _shape_table(found: Found) -> Any:
     """Return the shape of the position part; what chance gives is in brackets."""
     table = _table(
-        "Shape of the position part (in brackets: by chance; of neurons, p)", "layer", "directions", "slow",
-        "with context", "other half", "layer below", "read", "in longer", "in neurons", "standardised",
+        "Shape of the position part (in brackets: by chance; of neurons, random directions)", "layer", "directions",
+        "slow", "with context", "other half", "layer below", "read", "in longer", "half in neurons", "standardised",
     )  # fmt: skip
     measures = ("low_frequencies", "context_overlap", "halves_overlap", "below_overlap", "read_accuracy",
                 "read_longer_accuracy")  # fmt: skip
@@ -91,7 +94,7 @@ def _shape_table(found: Found) -> Any:
         table.add_row(
             str(layer), f"{directions['value']:.0f}" if directions else "",
             *(_with_chance(found.shape(layer, name)) for name in measures),
-            *(_alignment(found.shape(layer, f"alignment{SUFFIX[scale]}")) for scale in (RAW, STANDARDISED)),
+            *(_half(found.basis(layer, scale)) for scale in SCALES),
         )  # fmt: skip
     return table
 
@@ -103,8 +106,8 @@ def _with_chance(row: Row | None) -> str:
     return shown(row["value"], ".2f") + (f" ({shown(chance, '.2f')})" if chance is not None else "")
 
 
-def _alignment(row: Row | None) -> str:
-    return "" if row is None else f"{row['value']:.2f} (p {row['p_value']:.3f})"
+def _half(row: Row | None) -> str:
+    return "" if row is None else f"{row['half']} ({row['half_lowest']} to {row['half_highest']})"
 
 
 def _held_tables(found: Found) -> list[Any]:
@@ -210,46 +213,47 @@ def _which_shape(found: Found, there: Sequence[int], largest: int) -> list[str]:
 
 
 def _where(found: Found, scale: str) -> str:
-    """Return whether the part is in neurons or in directions, over the layers in which it is."""
+    """Return in which layers the part favours neurons over random directions, and how many hold half of it."""
     there = [layer for layer in found.layers if found.is_there(layer, scale)]
-    rows = {layer: row for layer in there if (row := found.shape(layer, f"alignment{SUFFIX[scale]}"))}
+    rows = {layer: row for layer in there if (row := found.basis(layer, scale))}
     how = "With every neuron standardised" if scale == STANDARDISED else "As the neurons are"
     if not rows:
-        return f"{how}, no layer has a position part whose neurons could be told from its directions."
-    aligned = [layer for layer, row in rows.items() if row["p_value"] <= SIGNIFICANT / len(rows)]
-    neurons = [layer for layer in aligned if rows[layer]["value"] >= MOSTLY]
-    largest = max(rows, key=lambda layer: float(found.split(layer, scale=scale)["value"]))
-    k = rows[largest]["k"]
-    part, rotated, own = (found.held(largest, name, k, scale) for name in ("part", "rotated", "directions"))
-    assert part
-    assert rotated
-    assert own
-    if len(neurons) == len(rows):
-        verdict = "position is in neurons, in every layer that has it"
-    elif not aligned:
-        verdict = "position is in directions: no layer is nearer to single neurons than a random rotation of it"
-    elif not neurons:
-        verdict = (
-            f"position is in directions rather than neurons: {layers_named(aligned)} {_is(aligned)} nearer to single "
-            "neurons than a random rotation of it, by less than half of the way (p corrected for the layers)"
-        )
-    else:
-        others = "the other" if len(rows) - len(neurons) == 1 else "the others"
-        verdict = f"position is mostly in neurons in {layers_named(neurons)}, and in directions in {others}"
+        return f"{how}, whether position lies in neurons is not known: no direction of it is confirmed in any layer."
+    largest = sorted(rows, key=lambda layer: -float(found.split(layer, scale=scale)["value"]))
+    parts: list[str] = []
+    for verdict, in_neurons in (
+        ("position favours neurons", True), ("it is not shown to favour neurons over random directions", False),
+    ):  # fmt: skip
+        if layers := [layer for layer in rows if (rows[layer]["half_p"] <= SIGNIFICANT) == in_neurons]:
+            layer = next(layer for layer in largest if layer in layers)
+            where = f" (layer {layer})" if len(layers) > 1 else ""
+            verdict = verdict if parts else verdict.replace("it is", "position is")
+            parts.append(f"{verdict} in {layers_named(layers)}: half of it is in {_half_of(rows[layer])}{where}")
+    n_rotations = rows[largest[0]]["n_rotations"]
+    said = f"{how}, {'; '.join(parts)}. Each layer is judged by {n_rotations} rotations (p ≤ .05)."
+    return said + (_zeros(rows) if scale == RAW else "")
+
+
+def _half_of(row: Row) -> str:
+    """Return how many neurons hold half of the part, and how many directions of the rotations do."""
+    varying = " that vary" if row["n_live"] < row["n_neurons"] else ""
     return (
-        f"{how}, {verdict}. In layer {largest}, the {_n(k)} that {'holds' if k == 1 else 'hold'} most of it "
-        f"{'has' if k == 1 else 'have'} {part['value']:.0%}, of a random rotation {rotated['value']:.0%} "
-        f"({rotated['low']:.0%} to {rotated['high']:.0%}), and its own {'direction' if k == 1 else 'directions'} "
-        f"{own['value']:.0%}."
+        f"{row['half']} of {row['n_live']} neurons{varying}, in {row['half_lowest']} to {row['half_highest']} random "
+        "directions"
     )
 
 
-def _is(layers: Sequence[int]) -> str:
-    return "is" if len(layers) == 1 else "are"
-
-
-def _n(k: int) -> str:
-    return "neuron" if k == 1 else f"{k} neurons"
+def _zeros(rows: Mapping[int, Row]) -> str:
+    """Say in how many neurons a part lies that is 0 in others; an empty text where none is."""
+    layers_of: dict[int, list[int]] = {}
+    for layer, row in rows.items():
+        if row["n_nonzero"] < row["n_neurons"]:
+            layers_of.setdefault(row["n_nonzero"], []).append(layer)
+    if not layers_of:
+        return ""
+    n_neurons = next(iter(rows.values()))["n_neurons"]
+    where = listed([f"{n} of {n_neurons} neurons in {layers_named(layers)}" for n, layers in layers_of.items()])
+    return f" It lies in {where}, and is 0 in the others."
 
 
 def _table(title: str, *headings: str) -> Any:

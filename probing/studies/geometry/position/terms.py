@@ -20,13 +20,13 @@ POSITION: Terms = {
     "layer below": "The same of the layer below.",
     "read": "Share of the tokens whose position is read in these directions, in sentences that were left out.",
     "in longer": "The same in sentences longer than all that were fitted.",
-    "in neurons": "0 if single neurons hold as much of it as of a random rotation, below 0 if less, 1 if they are its "
-    "directions; in brackets the share of rotations of which they hold as much.",
+    "half in neurons": "Number of neurons that hold half of it; in brackets the lowest and the highest number of "
+    "directions of random rotations that do.",
     "standardised": "The same if every neuron counts as if its variance were 1.",
     "first of fit": "What the first neurons of the ranking of `fit` hold.",
     "by eta squared": "What the first neurons by eta squared hold.",
-    "that hold most": "What the neurons that hold most have.",
-    "random": "What as many random neurons hold: mean and range of 95% of the draws.",
-    "of a rotation": "The most that as many neurons hold of a random rotation of it.",
-    "own directions": "What as many of its own directions have, which no neurons can surpass.",
+    "that hold most": "What the neurons hold that hold most, chosen in half of the sentences, measured in the other.",
+    "random": "What as many random neurons hold: median and range of 20 draws.",
+    "of a rotation": "What as many neurons, chosen and measured alike, hold of a random rotation of it.",
+    "own directions": "What as many of its own directions have, chosen and measured alike.",
 }

@@ -26,8 +26,8 @@ pytestmark = [
 
 PLANTED = [1, 4, 6]
 USUAL: dict[str, Any] = {"quiet": True, "trainer": {"accelerator": "cpu"}, "figure_format": "png"}
-TABLES = ("position_split", "position_spectrum", "position_curves", "position_shape", "position_held",
-          "position_by_neuron")  # fmt: skip
+TABLES = ("position_split", "position_spectrum", "position_curves", "position_shape", "position_basis",
+          "position_held", "position_by_neuron")  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 from planted_position_parts import N_SENTENCES, NEURONS, D, Tables, helix, planted, rotation, surveyed
 from probing.errors import UserError
 from probing.studies.geometry.position.survey import check_position
-from probing.studies.geometry.position.tables import Found, position_conclusions, position_tables
+from probing.studies.geometry.position.tables import SCALES, Found, position_conclusions, position_tables
 from synthetic import make_store, make_tokens
 
 pytestmark = pytest.mark.numeric
@@ -72,19 +72,25 @@ def test_it_changes_slowly_and_noise_does_not(found: Tables, tmp_path: Path) -> 
 
 
 def test_coordinates_are_told_from_directions(found: Tables) -> None:
-    in_neurons, turned = (shape(found, layer, "alignment") for layer in (0, 1))
-    assert in_neurons["value"] > 0.9
-    assert in_neurons["p_value"] < 0.01
-    assert turned["value"] < 0.2
     by_layer = Found(found)
+    for scale in SCALES:
+        in_neurons, turned = (by_layer.basis(layer, scale) for layer in (0, 1))
+        assert in_neurons
+        assert turned
+        assert in_neurons["half"] < in_neurons["half_lowest"] <= in_neurons["half_directions"]
+        assert in_neurons["half_p"] == pytest.approx(1 / 21)
+        assert turned["half_lowest"] <= turned["half"] <= turned["half_highest"]
+        assert turned["half_p"] > 0.05
+        assert by_layer.basis(3, scale) is None
     for layer, holds in ((0, 0.95), (1, None)):
         first, rotated = (by_layer.held(layer, order, 3) for order in ("part", "rotated"))
         assert first
         assert rotated
         assert first["value"] > holds if holds else rotated["low"] - 0.05 < first["value"] < rotated["high"] + 0.05
-    of_fit = by_layer.held(0, "fit", 3)
-    assert of_fit
-    assert of_fit["value"] > 0.95
+    for order in ("fit", "eta_squared"):
+        first = by_layer.held(0, order, 3)
+        assert first
+        assert first["value"] > 0.95
     assert {row["neuron"] for row in sorted(
         (row for row in found["position_by_neuron"] if row["layer"] == 0), key=lambda row: -row["held"])[:3]
     } == set(NEURONS)  # fmt: skip
@@ -140,13 +146,34 @@ def test_sentences_say_what_is_planted(found: Tables) -> None:
     lines = position_conclusions(found)
     assert "in layers 0 to 2:" in lines[0]
     assert lines[1].startswith("It has 3 directions")
-    assert any("mostly in neurons in layer 0" in line for line in lines)
+    for line in lines[-2:]:
+        assert "position favours neurons in layer 0: half of it is in 2 of 24 neurons, in " in line
+        assert "; it is not shown to favour neurons over random directions in layers 1 and 2: half of it is" in line
+        assert "and is 0 in the others" not in line
     only = {name: [row for row in rows if row["layer"] == 3] for name, rows in found.items()}
     assert position_conclusions(only)[0].startswith("No layer has a position part")
     first = {name: [row for row in rows if row["layer"] == 0] for name, rows in found.items()}
-    assert any("position is in neurons" in line for line in position_conclusions(first))
+    assert not any("not shown to favour" in line for line in position_conclusions(first))
     turned = {name: [row for row in rows if row["layer"] == 1] for name, rows in found.items()}
-    assert any("position is in directions" in line for line in position_conclusions(turned))
+    assert any(", position is not shown to favour neurons" in line for line in position_conclusions(turned))
+
+
+def test_a_part_that_is_0_in_neurons_that_do_not_vary_is_said_to_lie_in_the_others(tmp_path: Path) -> None:
+    generator = np.random.default_rng(9)
+    tokens = make_tokens([14] * N_SENTENCES)
+    states = np.full((tokens.n_tokens, 384), 0.3)
+    chosen = generator.permutation(384)[:20]
+    code = generator.normal(size=(16, 2)) @ generator.normal(size=(2, 20))
+    states[:, chosen] = code[tokens.positions] + generator.normal(size=(tokens.n_tokens, 20))
+    states[:, chosen[0]] *= 1e-15  # small, and not 0
+    found = surveyed(make_store(tmp_path / "store", [states], tokens, 700))
+    raw, standardised = position_conclusions(found)[-2:]
+    assert raw.endswith("It lies in 20 of 384 neurons in layer 0, and is 0 in the others.")
+    assert "of 20 neurons that vary" in raw
+    assert "of 20 neurons that vary" in standardised
+    row = Found(found).basis(0)
+    assert row
+    assert (row["n_nonzero"], row["n_live"], row["n_neurons"]) == (20, 20, 384)
 
 
 @pytest.mark.parametrize("lengths", [[5, 5], [3] * 20, [1100] * 4])

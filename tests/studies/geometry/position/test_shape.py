@@ -10,11 +10,10 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from probing.statistics.two_way import TwoWaySums
 from probing.statistics.two_way_design import Design
-from probing.studies.geometry.position.concentration import ROTATIONS, concentration
+from probing.studies.geometry.position.concentration import ROTATIONS, Concentration, concentration
 from probing.studies.geometry.position.reading import read_positions
 from probing.studies.geometry.position.spectrum import (
     Folds,
-    Spectrum,
     oriented,
     overlap,
     principal,
@@ -23,12 +22,6 @@ from probing.studies.geometry.position.spectrum import (
 )
 
 pytestmark = pytest.mark.numeric
-
-
-def spectrum_of(directions: np.ndarray, squares: list[float]) -> Spectrum:
-    """Return a spectrum with these directions, as columns, and their sums of squares."""
-    found = np.array(squares)
-    return Spectrum(found, float(found.sum()), found, directions, np.zeros((5, len(squares))))
 
 
 def test_principal_directions_are_eigenvectors_of_the_weighted_covariance() -> None:
@@ -82,26 +75,108 @@ def test_a_curve_has_its_farthest_end_above_zero() -> None:
     np.testing.assert_array_equal(oriented(np.zeros((2, 1))), np.zeros((2, 1)))
 
 
-def test_neurons_hold_between_a_rotation_and_the_directions() -> None:
-    d_model, k = 60, 3
-    axes = np.eye(d_model)[:, [5, 9, 30]]
-    in_neurons = concentration(spectrum_of(axes, [3.0, 2.0, 1.0]), k, {"fit": [5, 9, 30]}, 0)
-    assert in_neurons.alignment == pytest.approx(1)
+def halves_of(part: np.ndarray, noise: float, generator: np.random.Generator) -> list[np.ndarray]:
+    """Return a part, shape (k, d_model), as each half of the sentences has it, with noise where it is not 0."""
+    return [part + noise * generator.normal(size=part.shape) * (part != 0) for _ in "ab"]
+
+
+def spread(halves: list[np.ndarray], live: np.ndarray | None = None, seed: int = 0) -> Concentration:
+    return concentration(halves, np.ones(halves[0].shape[1], dtype=bool) if live is None else live, {}, seed, 3)
+
+
+def in_twenty(generator: np.random.Generator) -> np.ndarray:
+    """Return a part of four directions in 20 of 384 neurons, shape (4, 384)."""
+    part = np.zeros((4, 384))
+    part[:, generator.permutation(384)[:20]] = generator.normal(size=(4, 20))
+    return part
+
+
+def test_a_part_in_twenty_neurons_is_in_neurons_and_its_rotation_is_not() -> None:
+    generator = np.random.default_rng(4)
+    halves = halves_of(in_twenty(generator), 0.2, generator)
+    in_neurons = spread(halves)
+    assert in_neurons.half <= 10 < 30 < in_neurons.half_rotated.min()
     assert in_neurons.p_value == pytest.approx(1 / (1 + ROTATIONS))
-    np.testing.assert_allclose(in_neurons.by_neuron[[5, 9, 30]], [1 / 2, 1 / 3, 1 / 6])
-    held = {(one.order, one.k): one.share for one in in_neurons.held}
-    assert held["fit", 3] == held["part", 3] == held["directions", 3] == pytest.approx(1)
-    assert held["part", 1] == held["directions", 1] == pytest.approx(1 / 2)
-    assert held["random", 10] == pytest.approx(10 / d_model, abs=0.02)
+    turn = np.linalg.qr(generator.normal(size=(384, 384)))[0]
+    turned = spread([half @ turn for half in halves])
+    assert turned.half_rotated.min() <= turned.half <= turned.half_rotated.max()
+    assert turned.p_value > 0.05
+
+
+def test_neurons_that_do_not_vary_are_not_rotated() -> None:
+    """A part in all neurons that vary is 0 in the others, and in no fewer of them than in directions of these."""
+    generator = np.random.default_rng(6)
+    part = in_twenty(generator)
+    live = np.abs(part).sum(0) > 0
+    found = spread(halves_of(part, 0.2, generator), live)
+    assert found.n_live == 20
+    assert found.half_rotated.max() < 20
+    assert found.p_value > 0.05
+    alone = spread(halves_of(part, 0.2, np.random.default_rng(0)), live)
+    without = spread([half[:, live] for half in halves_of(part, 0.2, np.random.default_rng(0))])
+    np.testing.assert_array_equal(alone.half_rotated, without.half_rotated)
+    assert alone.half == without.half
+
+
+def test_p_is_uniform_where_neurons_mean_nothing() -> None:
+    generator = np.random.default_rng(7)
     p_values = []
-    for seed in range(20):
-        turned = random_subspace(d_model, k, np.random.default_rng([seed, 99]))
-        found = concentration(spectrum_of(turned, [3.0, 2.0, 1.0]), k, {}, seed)
-        assert abs(found.alignment) < 0.2
-        p_values.append(found.p_value)
-    # Uniform where the part is itself a random rotation.
-    assert min(p_values) > 0.001
-    assert 0.25 < np.mean(p_values) < 0.75
+    for seed in range(200):
+        part = generator.normal(size=(3, 40)) * [[3.0], [2.0], [1.0]]
+        p_values.append(spread(halves_of(part, 0.5, generator), seed=seed).p_value)
+    assert np.mean(np.array(p_values) <= 0.05) <= 0.05
+    # Numbers of neurons tie, and ties count for the rotations.
+    assert 0.45 < np.mean(p_values) < 0.7
+    assert np.quantile(p_values, 0.25) < 0.45
+
+
+def test_halves_of_parts_are_counted_as_by_plain_loops() -> None:
+    generator = np.random.default_rng(8)
+    halves = halves_of(generator.normal(size=(3, 30)), 0.4, generator)
+    halves[1] *= 2  # a half counts no more for being larger
+    found = spread(halves, seed=5)
+
+    def plain(rows: list[np.ndarray]) -> tuple[int, list[float]]:
+        shares = [[sum(float(x) ** 2 for x in half[:, j]) for j in range(30)] for half in rows]
+        shares = [[value / sum(own) for value in own] for own in shares]
+        sums = [0.0] * 30
+        for chosen, measured in (shares, shares[::-1]):
+            order = sorted(range(30), key=lambda j: -chosen[j])
+            for n in range(30):
+                sums[n] += sum(measured[j] for j in order[: n + 1]) / 2
+        return next(n + 1 for n in range(30) if sums[n] >= 0.5), sums
+
+    half, sums = plain(halves)
+    assert found.half == half
+    of = {(one.order, one.k): one for one in found.held}
+    rotated = []
+    for draw in range(ROTATIONS):
+        normal = np.random.default_rng([5, 3, draw]).standard_normal((30, 30))
+        q, r = np.linalg.qr(normal)
+        rotated.append(plain([rows @ (q * np.sign(np.diag(r))) for rows in halves]))
+    assert found.half_rotated.tolist() == [number for number, _ in rotated]
+    at_most = sum(number <= half for number, _ in rotated)
+    assert found.p_value == pytest.approx((1 + at_most) / (1 + ROTATIONS))
+    for k in (1, 3, 10):
+        assert of["part", k].share == pytest.approx(sums[k - 1])
+        tens = sorted(shares[k - 1] for _, shares in rotated)
+        beside = of["rotated", k]
+        assert (beside.low, beside.share, beside.high) == pytest.approx((tens[0], np.median(tens), tens[-1]))
+
+
+def test_rankings_and_directions_are_measured_on_the_other_half() -> None:
+    halves = [np.zeros((2, 12)), np.zeros((2, 12))]
+    halves[0][0, 5], halves[0][1, 9] = 3, 4
+    halves[1][0, 5], halves[1][1, 7] = 1, 1
+    found = concentration(halves, np.ones(12, dtype=bool), {"fit": [[9], [9]], "eta_squared": [[9, 5], [5, 7]]}, 0)
+    held = {(one.order, one.k): one.share for one in found.held}
+    np.testing.assert_allclose(found.by_neuron[[5, 7, 9]], [(9 / 25 + 1 / 2) / 2, 1 / 4, 16 / 50])
+    assert held["fit", 1] == pytest.approx((0 + 16 / 25) / 2)
+    assert ("fit", 2) not in held
+    assert held["eta_squared", 1] == pytest.approx((0 + 9 / 25) / 2)
+    assert held["eta_squared", 2] == pytest.approx((1 / 2 + 9 / 25) / 2)
+    assert held["directions", 2] == pytest.approx((1 / 2 + 9 / 25) / 2)
+    assert held["random", 10] == pytest.approx(10 / 12, abs=0.2)
 
 
 def test_positions_are_read_as_by_linear_discriminants() -> None:
