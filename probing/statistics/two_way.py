@@ -243,7 +243,7 @@ class _Squares:
         noise: Array, noise_alone: Array,
     ) -> _Squares:  # fmt: skip
         n = solution.n.sum()
-        of_mean = total**2 / n
+        of_mean = total**2 / max(n, 1)
         right = by_position - means
         there = np.divide(1.0, solution.n, out=np.zeros_like(solution.n), where=solution.n > 0)
         return cls(

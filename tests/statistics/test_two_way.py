@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -46,6 +46,7 @@ def left(states: Array, *columns: Array) -> Array:
 
 
 @settings(max_examples=25, deadline=None)
+@example([2, 1, 1], 14, True)  # one sentence is left, and without its group there is none
 @given(st.lists(st.integers(1, 7), min_size=3, max_size=12), st.integers(0, 10**6), st.booleans())
 def test_sums_of_squares_are_those_of_least_squares(sizes: list[int], seed: int, has_gaps: bool) -> None:
     generator = np.random.default_rng(seed)
