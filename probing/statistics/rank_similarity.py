@@ -27,8 +27,8 @@ def neuron_ranks(scores: Array) -> Ranks:
     return np.where(dead, n + 1, rank)
 
 
-# Scores are equal that differ by at most this share of themselves, or by `ROUNDING` of the highest one. Contributions of
-# copies of a column in other units, from probes trained in float32, differed by up to a quarter of either.
+# Scores are equal that differ by at most this share of themselves, or by `ROUNDING` of the highest one. Contributions
+# of copies of a column in other units, from probes trained in float32, differed by up to a quarter of either.
 EQUAL, ROUNDING = 1e-5, 2e-6
 
 
