@@ -167,6 +167,11 @@ def is_above_directions(row: Mapping[str, Any]) -> bool:
     return all(isinstance(row.get(name), float) and row[name] <= ALPHA for name in names)
 
 
+def beside_directions(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of `neurons.csv` of neurons that were rotated: none without rotations, and no dead ones."""
+    return [row for row in rows if isinstance(row.get("direction_lowest"), float)]
+
+
 def as_a_direction(top: Mapping[str, Any]) -> str:
     """Say that a direction contributes as much; an empty text where none does, or none was measured."""
     return say("as_a_direction", p=top["direction_p"]) if "direction" in top["flag"].split() else ""
