@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -169,7 +170,8 @@ def is_above_directions(row: Mapping[str, Any]) -> bool:
 
 def beside_directions(rows: Sequence[Row]) -> list[Row]:
     """Return the rows of `neurons.csv` of neurons that were rotated: none without rotations, and no dead ones."""
-    return [row for row in rows if isinstance(row.get("direction_lowest"), float)]
+    ends = ("direction_lowest", "direction_highest")
+    return [row for row in rows if all(isinstance(at := row.get(end), float) and math.isfinite(at) for end in ends)]
 
 
 def as_a_direction(top: Mapping[str, Any]) -> str:

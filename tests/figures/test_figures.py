@@ -349,7 +349,8 @@ def test_the_band_of_directions_lies_behind_the_sorted_neurons(drawn: Drawn, tmp
 
 def test_a_layer_of_dead_neurons_has_an_empty_panel_beside_directions(tmp_path: Path) -> None:
     figure, rows = Figure(layout="constrained"), neurons([0], 4)
-    figures.neurons_beside_directions(figure, {0: [row | {"direction_lowest": ""} for row in rows], 1: rows}, 20, "x")
+    without = [row | {"direction_lowest": ""} for row in rows[:3]] + [rows[3] | {"direction_highest": float("nan")}]
+    figures.neurons_beside_directions(figure, {0: without, 1: rows}, 20, "x")
     figure.draw_without_rendering()
     assert [places_of(axes.lines[0]) for axes in figure.axes] == [[], [1, 2, 3, 4]]
 
