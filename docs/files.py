@@ -86,11 +86,13 @@ WANDB = """
 ## On Weights & Biases
 
 A run of `fit` has curves over the layers (`by_layer/accuracy` with `accuracy_low` and `accuracy_high`, and each
-control beside it), training curves of each layer (`train/layer_06/objective`), the ranked tables (`neurons/layer_06`;
-`heads` with `--site attention`), the figures (as PDF in the artifact), and the page (`report`), which its artifact
-also holds. Names do not depend on the model: group runs by `model`, `task` or `layer` of their configuration, and
-their curves share one chart. Runs of the other commands have their tables, and their measures by layer
-(`by_layer/mean_cosine`, ...). If the server is lost, all of it is logged offline, under the same id.
+control beside it; `by_layer/first_10_share` with that of random directions, `first_10_share_directions`,
+`first_10_share_highest` and `first_10_share_p`, and `n_above`), training curves of each layer
+(`train/layer_06/objective`), the ranked tables (`neurons/layer_06`; `heads` with `--site attention`), the figures
+(as PDF in the artifact), and the page (`report`), which its artifact also holds. Names do not depend on the model:
+group runs by `model`, `task` or `layer` of their configuration, and their curves share one chart. Runs of the other
+commands have their tables, and their measures by layer (`by_layer/mean_cosine`, ...). If the server is lost, all of
+it is logged offline, under the same id.
 """
 
 

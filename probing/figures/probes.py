@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures.bases import accuracy_by_basis
+from probing.figures.bases import accuracy_by_basis, neurons_beside_directions
 from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import (
     BLUE,
@@ -16,10 +16,12 @@ from probing.figures.style import (
     GREY,
     ORANGE,
     PURPLE,
+    SIDE_BY_SIDE,
     drawing,
     error_bars,
     joined,
     name_layers,
+    panels,
     side_by_side,
 )
 from probing.results.shown import two_decimals
@@ -85,6 +87,10 @@ def write_figures(
         paths.append(folder / "bases")
         with drawing(paths[-1], formats) as figure:
             accuracy_by_basis(figure, bases, task, model)
+    if basis := tables.get("basis"):
+        paths.append(folder / "directions")
+        with drawing(paths[-1], formats) as figure:
+            neurons_beside_directions(figure, by_layer, basis[0]["n_rotations"], model)
     return forms_of(paths, formats)
 
 
@@ -145,11 +151,8 @@ def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: st
     Where that is unreliable, a mark stands at the centred contribution to a probe that has an intercept.
     """
     score = score_of_neurons(next(iter(by_layer.values()))[0])
-    columns = min(4, len(by_layer))
-    rows = -(-len(by_layer) // columns)
-    figure.set_size_inches(max(4.6, 2.5 * columns), 0.6 + 3.0 * rows)
-    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
-    for axes, (layer, table) in zip(grid, by_layer.items(), strict=False):
+    grid = panels(figure, len(by_layer), (2.5, 3.0), (0, 0.6))
+    for axes, (layer, table) in zip(grid, by_layer.items(), strict=True):
         top = table[:TOP]
         y = np.arange(len(top))
         axes.barh(y, [n["contribution"] for n in top], color="#9fc0de", label="|weight x activation|")
@@ -163,8 +166,6 @@ def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: st
         axes.invert_yaxis()
         axes.set_title(f"layer {layer}")
         axes.set_xlabel(f"contribution ({score.axis})")
-    for axes in grid[len(by_layer) :]:
-        axes.set_visible(False)
     grid[0].set_ylabel("neuron (* offset, ° no-signal)")
     figure.suptitle(f"{model}: neurons that contribute most to {score.contribution}", x=0.01, ha="left", fontsize=10)
     # The mark may be in some layers only.
@@ -209,11 +210,9 @@ def confusion_matrices(figure: Figure, scores: Sequence[Row], confusions: Sequen
     classes = [row["class"] for row in scores if row["layer"] == layers[0]]
     every = -(-len(classes) // (LABELLED if isinstance(classes[0], str) else NUMBERED))
     named = range(0, len(classes), every), [str(label) for label in classes[::every]]
-    columns, side = min(4, len(layers)), 4.2 if len(layers) == 1 else 2.2
-    rows = -(-len(layers) // columns)
-    figure.set_size_inches(max(4.6, 0.9 + side * columns), 0.7 + side * rows)
-    grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)).ravel()
-    for axes, layer in zip(grid, layers, strict=False):
+    side = 4.2 if len(layers) == 1 else 2.2
+    grid = panels(figure, len(layers), (side, side), (0.9, 0.7), sharex=True, sharey=True)
+    for axes, layer in zip(grid, layers, strict=True):
         own = [[row for row in table if row["layer"] == layer] for table in (scores, confusions)]
         shares = confusion_shares(*own)
         image = axes.imshow(shares, cmap="Greys", vmin=0, vmax=1, interpolation="none")
@@ -222,11 +221,9 @@ def confusion_matrices(figure: Figure, scores: Sequence[Row], confusions: Sequen
         axes.tick_params("x", rotation=90)
     grid[0].set_xticks(*named)
     grid[0].set_yticks(*named)
-    for axes in grid[len(layers) :]:
-        axes.set_visible(False)
-    for axes in grid[: len(layers) : columns]:
+    for axes in grid[::SIDE_BY_SIDE]:
         axes.set_ylabel("class")
-    for axes in grid[max(len(layers) - columns, 0) : len(layers)]:
+    for axes in grid[-SIDE_BY_SIDE:]:
         axes.set_xlabel("taken for")
         axes.tick_params(labelbottom=True)
     figure.suptitle(f"{model}: what the probe of {task} takes each class for", x=0.01, ha="left", fontsize=10)

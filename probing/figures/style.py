@@ -38,6 +38,8 @@ HEIGHT = 9.0
 LETTERS, CELLS = 6.5, 4.5
 # Of layers that have names: most that stand below an axis, characters of a line, and the height of one in inches.
 MOST_NAMES, NAME_WIDTH, LETTER = 10, 24, 0.07
+# Most panels of a figure in a row, and width of the narrowest such figure in inches.
+SIDE_BY_SIDE, NARROWEST = 4, 4.6
 # Share of a cell's width that its number may take, and height of a panel in a column, as a share of its width.
 FILLED, PANEL = 0.9, 0.62
 
@@ -260,6 +262,25 @@ def name_layers(axes: Axes, layers: Sequence[int], most: int = 14, what: str = "
     axes.set_xlabel("layer" if has_names else what)
     if len(measured) == 1:
         axes.set_xlim(measured[0] - 0.5, measured[0] + 0.5)
+
+
+def panels(figure: Figure, n: int, size: tuple[float, float], room: tuple[float, float], **options: Any) -> list[Axes]:
+    """Return n panels, at most `SIDE_BY_SIDE` in a row.
+
+    Args:
+        figure: An empty figure, which gets its size.
+        n: Number of panels.
+        size: Width and height of a panel, in inches.
+        room: Width and height around all of them, in inches.
+        options: Options of `Figure.subplots`.
+    """
+    columns = min(SIDE_BY_SIDE, n)
+    rows = -(-n // columns)
+    figure.set_size_inches(max(NARROWEST, room[0] + size[0] * columns), room[1] + size[1] * rows)
+    grid = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
+    for axes in grid[n:]:
+        axes.set_visible(False)
+    return cast("list[Axes]", grid[:n])
 
 
 def from_zero(axes: Axes) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+
+import numpy as np
 
 from probing.page.sources import Subject
 from probing.results.markup import Html, as_in_terminal, element, joined
 from probing.results.schema import Row
+from probing.results.shown import ends
 from probing.runs.checks import reading
 from probing.runs.neuron_page import NeuronPage, pages_of_first
 from probing.tables.neuron import classes_table
 from probing.tables.schema import CONTEXTS
 
 ENDS = "highest", "lowest"
-# Size of the chart, room around it, and the most positions that it has.
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, MOST_POSITIONS = 640, 150, 58, 8, 10, 22, 128
+# Size of a chart, room around it, and the most positions and ranks that it has.
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, MOST_POSITIONS, MOST_RANKS = 640, 150, 58, 8, 10, 22, 128, 120
 
 
 def neurons_one_by_one(subject: Subject, anchor: str, room: int) -> Html | None:
@@ -71,7 +76,7 @@ def neuron_block(page: NeuronPage) -> Html:
 
 def _about(positions: Sequence[Row]) -> str:
     about = "Mean activation over test tokens, by position"
-    if any(_has_interval(row) for row in positions):
+    if any(ends(row, "value") for row in positions):
         about += ", with 95% intervals over sentences or documents"
     return f"{about}; the first {MOST_POSITIONS} positions" if len(positions) > MOST_POSITIONS else about
 
@@ -97,24 +102,74 @@ def position_chart(positions: Sequence[Row]) -> Html:
         positions: Rows of `profiles.csv`, by position.
     """
     rows = positions[:MOST_POSITIONS]
-    ends = [end for row in rows for end in _ends(row)]
-    low, high = min(ends), max(ends)
-    reach = (high - low) or abs(high) or 1.0
-    first, last = rows[0]["index"], rows[-1]["index"]
+    points = [Point(row["index"], row["value"], ends(row, "value")) for row in rows]
+    return band_chart(points, [rows[0]["index"], rows[-1]["index"]], "position", "mean activation")
 
-    def x(row: Row) -> str:
-        return f"{LEFT + (WIDTH - LEFT - RIGHT) * (row['index'] - first) / max(last - first, 1):.4g}"
+
+def directions_chart(rows: Sequence[Row]) -> Html:
+    """Return contributions of neurons by rank as a line, and those of directions of the same rank as a band.
+
+    Args:
+        rows: Rows of `neurons.csv` of one layer, by rank, each with what directions contribute.
+    """
+    at = np.unique(np.geomspace(1, len(rows), MOST_RANKS).round().astype(int)).tolist()
+    decades = [10**i for i in range(len(str(len(rows) // 2)))]
+    points = [
+        Point(rank, row["contribution"], (row["direction_lowest"], row["direction_highest"]))
+        for rank in at
+        for row in [rows[rank - 1]]
+    ]
+    rings = [point for point in points if rows[point.at - 1].get("above_directions") == "yes"]
+    return band_chart(points, [*decades, len(rows)], "rank", "contribution", math.log, rings)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a chart with a band.
+
+    Args:
+        at: Position or rank.
+        value: Value of the line.
+        band: Lower and upper end of the band, None where there is none.
+    """
+
+    at: int
+    value: float
+    band: tuple[float, float] | None
+
+
+def band_chart(
+    points: Sequence[Point], ticks: Sequence[int], across: str, up: str, place: Callable[[int], float] = float,
+    rings: Sequence[Point] = (),
+) -> Html:  # fmt: skip
+    """Return a line with a band.
+
+    Args:
+        points: What is drawn, from left to right.
+        ticks: Positions or ranks that are labelled, ascending, from the first to the last.
+        across: Name of the x axis.
+        up: Name of the values.
+        place: Returns where a position or rank stands on the x axis, in any unit.
+        rings: Points of the line that are marked.
+    """
+    values = [value for point in points for value in (point.value, *(point.band or ()))]
+    low, high = min(values), max(values)
+    reach = (high - low) or abs(high) or 1.0
+    start, end = place(points[0].at), place(points[-1].at)
+
+    def x(at: int) -> str:
+        return f"{LEFT + (WIDTH - LEFT - RIGHT) * (place(at) - start) / ((end - start) or 1):.4g}"
 
     def y(value: float) -> str:
         return f"{TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / reach:.4g}"
 
-    there = [row for row in rows if _has_interval(row)]
-    band = [f"{x(row)} {y(row['value_high'])}" for row in there]
-    band += [f"{x(row)} {y(row['value_low'])}" for row in reversed(there)]
+    there = [(x(point.at), *map(y, point.band)) for point in points if point.band]
+    band = [f"{at} {top}" for at, _, top in there] + [f"{at} {bottom}" for at, bottom, _ in reversed(there)]
     levels = [(value, y(value)) for value in dict.fromkeys([high, low, *([0.0] if low < 0 < high else [])])]
     # The number of 0 is left out where that of the highest or the lowest value stands.
     is_apart = min(high, -low) * (HEIGHT - TOP - BOTTOM) > 14 * reach
     numbers = [(value, at) for value, at in levels if value in (high, low) or is_apart]
+    anchors = {ticks[-1]: "end", ticks[0]: "start"}
     return element(
         "svg",
         *(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_="grid") for _, at in levels),
@@ -124,23 +179,15 @@ def position_chart(positions: Sequence[Row]) -> Html:
         ),
         element("path", d=f"M{'L'.join(band)}z", fill="currentColor", fill_opacity=0.2) if band else None,
         element(
-            "path", d="M" + "L".join(f"{x(row)} {y(row['value'])}" for row in rows),
+            "path", d="M" + "L".join(f"{x(point.at)} {y(point.value)}" for point in points),
             fill="none", stroke="currentColor", stroke_width=1.5,
         ),
+        *(element("circle", cx=x(ring.at), cy=y(ring.value), r=3, class_="ring") for ring in rings),
         *(
-            element("text", at, x=x(row), y=HEIGHT - 5, text_anchor=anchor, font_size=12)
-            for at, row, anchor in [(first, rows[0], "start"), (last, rows[-1], "end")][: 1 + (last > first)]
+            element("text", f"{across} {at}" if at == ticks[0] else at, x=x(at), y=HEIGHT - 5,
+                    text_anchor=anchors.get(at, "middle"), font_size=12)
+            for at in dict.fromkeys(ticks)
         ),
-        element("text", "position", x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 5, text_anchor="middle", font_size=12),
-        viewBox=f"0 0 {WIDTH} {HEIGHT}", width=WIDTH, role="img", class_="chart by-position",
-        aria_label=f"mean activation by position, {low:.3g} to {high:.3g}",
+        viewBox=f"0 0 {WIDTH} {HEIGHT}", width=WIDTH, role="img", class_=f"chart by-{across}",
+        aria_label=f"{up} by {across}, {low:.3g} to {high:.3g}",
     )  # fmt: skip
-
-
-def _has_interval(row: Row) -> bool:
-    low = row.get("value_low", "")
-    return low != "" and low == low
-
-
-def _ends(row: Row) -> list[float]:
-    return [row["value"], *([row["value_low"], row["value_high"]] if _has_interval(row) else [])]

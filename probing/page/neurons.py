@@ -17,6 +17,7 @@ from probing.page.sources import Subject
 from probing.results.markup import Html, element
 from probing.results.schema import Column, Row
 from probing.results.shown import shortened
+from probing.tables.bases import beside_directions
 from probing.tables.columns import FAR, NEGLIGIBLE, UNRESOLVED
 from probing.tables.schema import NEURONS, NUMBER_NEURONS
 
@@ -293,7 +294,8 @@ def shown_by_script(subject: Subject) -> set[str]:
     removed = {row.get("removed") or "" for row in rows}
     ranges = [f"{name}_{end}" for name in WITHOUT for end in ("low", "high")]
     return {
-        "shade", "activation mean", "activation sd",
+        "shade", "activation mean", "activation sd", *["band"] * bool(beside_directions(rows)),
+        *("ring" for row in rows if row.get("above_directions") == "yes"),
         *(f"flag {name}" for flag in {row["flag"] for row in rows} for name in flags_of(flag)),
         *("*" for row in rows if is_far(row)),
         *(UNRESOLVED for said in removed if UNRESOLVED in said),

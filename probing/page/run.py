@@ -10,13 +10,14 @@ from typing import Any
 from probing.models.layers import site_of, what_is_a_neuron
 from probing.page.answers import conclusions
 from probing.page.lines import Line, line_chart
-from probing.page.neuron_blocks import neurons_one_by_one
+from probing.page.neuron_blocks import directions_chart, neurons_one_by_one
 from probing.page.neurons import class_chart, class_data, first_rows, neuron_map, packed_rows, scale
 from probing.page.sources import Subject
 from probing.page.terms import meaning_of_flag
-from probing.results.markup import Html, as_in_terminal, element, table
+from probing.results.markup import Html, as_in_terminal, element, joined, table
+from probing.results.schema import Row
 from probing.results.shown import ends, interval, listed
-from probing.tables.bases import bases_lines, bases_table
+from probing.tables.bases import bases_lines, bases_table, beside_directions
 from probing.tables.columns import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of
 from probing.tables.probes import heads_table
 from probing.tasks import task_in_words
@@ -104,8 +105,8 @@ def neurons_section(subject: Subject, number: int, room: int, room_of_each: int)
         room: Number of characters that the page has for contributions by class and for single neurons.
         room_of_each: How many of these are for single neurons.
     """
-    one_by_one = neurons_one_by_one(subject, f"neurons-{number}", room_of_each)
-    classes = class_data(subject, max(0, room - len(one_by_one or "")))
+    one_by_one, directions = neurons_one_by_one(subject, f"neurons-{number}", room_of_each), _directions(subject)
+    classes = class_data(subject, max(0, room - len(f"{one_by_one or ''}{directions}")))
     data = {
         "task": subject.task, "layers": subject.layers, "leading": subject.leading,
         "layerNames": [*map(str, subject.layers)],
@@ -117,6 +118,7 @@ def neurons_section(subject: Subject, number: int, room: int, room_of_each: int)
         "section",
         element("h2", f"Neurons of {subject.label}"),
         _map(subject),
+        directions,
         _listing(subject),
         _detail(subject, classes["per_layer"]),
         element(
@@ -181,6 +183,22 @@ def _map(subject: Subject) -> Html:
         scale(),
         element("p", class_="readout", hidden=True),
     )
+
+
+def _directions(subject: Subject) -> Html:
+    """Return the sorted contributions of each layer's neurons over those of directions, the leading layer's first."""
+    live = {layer: found for layer, rows in subject.ranked.items() if (found := beside_directions(rows))}
+    panels = [_panel(layer, live[layer]) for layer in sorted(live, key=lambda layer: layer != subject.leading)]
+    others = element("div", *panels[1:], class_="panels")
+    more = element("details", element("summary", "Other layers"), others) if panels[1:] else None
+    return joined(*panels[:1], more)
+
+
+def _panel(layer: int, rows: Sequence[Row]) -> Html:
+    n = sum(row.get("above_directions") == "yes" for row in rows)
+    about = f"Layer {layer}: contributions by rank, of neurons (line) and of random directions (band); "
+    above = f"{n or 'no'} neuron{'s are' if n > 1 else ' is'} above the largest direction"
+    return element("figure", element("figcaption", about + above), directions_chart(rows))
 
 
 def _listing(subject: Subject) -> Html:

@@ -97,6 +97,10 @@ NEURONS: Terms = {
     NEGLIGIBLE: "A probe without the neuron loses almost nothing: the whole interval is within "
     f"{NEGLIGIBLE_NATS} nats of 0, or of R².",
     "shade": "In the map, a neuron's contribution in multiples of its layer's mean, on a logarithmic scale.",
+    "band": "Behind the sorted contributions, those of directions of random rotations of the layer's neurons: at each "
+    "rank, the lowest and the highest of a rotation. They add up to the same logits, so that neurons matter as neurons "
+    "as far as the line is above the band. Dead neurons are left out.",
+    "ring": "A neuron that contributes more than the largest direction, at p = .05.",
     "highest on, lowest on": "The test tokens on which the neuron's activation is highest and lowest, marked in the "
     "text around them, each with its class and the activation.",
     **NEURON_CLASSES.terms(("class", "weight")),

@@ -40,6 +40,7 @@ from probing.runtime.installation import versions
 from probing.statistics.chance import correlation_of_neighbours
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval, widened
 from probing.statistics.sample_size import size_columns
+from probing.tables.bases import with_basis
 from probing.tables.columns import accuracy_flag
 from probing.tables.schema import NUMBER_TABLES, TABLES
 from probing.tasks import short_name
@@ -237,8 +238,9 @@ class Written:
         """
         own = {name: self.tables.get(name, ()) for name in _LOGGED}
         files = [*self.files, *files]
+        accuracy = with_basis(self.tables["accuracy"], self.tables.get("basis", ()))
         tracker.log_results(
-            self.tables["accuracy"], self.tables["neurons"], self.figures, files, own, report=page,
+            accuracy, self.tables["neurons"], self.figures, files, own, report=page,
             curves={"log10_l2": self.penalties},
         )  # fmt: skip
 

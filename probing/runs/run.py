@@ -69,7 +69,7 @@ class Fit(Study):
         "contributions.safetensors": "`contribution` (n_layers, n_classes, d_model): mean over the test tokens of each "
         "class; of numbers one row in the place of classes.",
         "transform.safetensors": "With `--transform`, the transform of each layer.",
-        "figures/": "Accuracy by layer; accuracy by position; top neurons; neuron x layer map.",
+        "figures/": "Accuracy by layer and by position; top neurons; neuron x layer map; neurons beside directions.",
         "report.html": "All of it as one page.",
         "corpus.txt, test_corpus.txt": "Of corpora that Python gave as lists: a sentence a line; `config.yaml` names "
         "these files.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -155,6 +156,21 @@ def _direction(row: Row) -> str:
     return "any direction" if every else f"the largest direction of 95% of {row['n_rotations']} rotations"
 
 
+# Columns that loggers show as curves over layers.
+_CURVES = (f"first_{FIRST}_share", *(f"first_{FIRST}_share_{of}" for of in ("directions", "highest", "p")), "n_above")
+
+
+def with_basis(accuracy: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
+    """Return the rows of `accuracy.csv` with how each layer compares with directions, as loggers show them.
+
+    Args:
+        accuracy: Rows of `accuracy.csv`.
+        beside: Rows of `basis.csv`; without any, nothing is added.
+    """
+    of_layers = {row["layer"]: {name: row[name] for name in _CURVES} for row in beside if row["kind"] == PLAIN}
+    return [{**row, **of_layers.get(row["layer"], {})} for row in accuracy]
+
+
 def is_above_directions(row: Mapping[str, Any]) -> bool:
     """Return whether a neuron contributes more than directions; one with the flag `offset`, centred too.
 
@@ -165,6 +181,12 @@ def is_above_directions(row: Mapping[str, Any]) -> bool:
     """
     names = ["direction_p", *["direction_p_centred"] * ("offset" in row["flag"])]
     return all(isinstance(row.get(name), float) and row[name] <= ALPHA for name in names)
+
+
+def beside_directions(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of `neurons.csv` of neurons that were rotated: none without rotations, and no dead ones."""
+    ends = ("direction_lowest", "direction_highest")
+    return [row for row in rows if all(isinstance(at := row.get(end), float) and math.isfinite(at) for end in ends)]
 
 
 def as_a_direction(top: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -259,7 +260,6 @@ def test_a_run_has_the_table_the_columns_the_flag_and_the_sentence() -> None:
     for row in made.neurons:
         assert (row["above_directions"] == "yes") == (row["direction_p"] <= 0.05) == (row["neuron"] in PLANTED)
         assert ("direction" in row["flag"].split()) == (row["neuron"] not in PLANTED)
-        assert row["direction_lowest"] <= row["direction_highest"]
     said = " ".join(made.conclusions())
     assert "Layer 0 favours neurons: its first 10 make up" in said
     assert "; 5 neurons contribute more than any direction." in said
@@ -270,6 +270,23 @@ def test_a_run_has_the_table_the_columns_the_flag_and_the_sentence() -> None:
     assert "no neuron contributes more than any direction: none may be said to carry label" in said
     assert "A random direction contributes as much (p = " in said
     assert "carries label" not in said
+
+
+def test_ends_of_the_band_are_of_the_directions_of_the_same_rank(tmp_path: Path) -> None:
+    X, y = planted()
+    made = run(np.c_[X, np.full(N, 3.0)], y, runs=tmp_path)  # the last neuron is dead
+    assert {path.name for path in made.folder.glob("figures/directions.*")} == {"directions.png", "directions.pdf"}
+    scale, weight = X[SPLIT == "train"].std(0), made.weight[0, :, :D].double().numpy()
+    weight, states, labels = (weight - weight.mean(0)) * scale, X[SPLIT == "test"] / scale, y[SPLIT == "test"]
+    drawn = []
+    for draw in range(20):
+        turn = random_rotation(D, 0, 0, draw)(torch.eye(D, dtype=torch.float64)).numpy()
+        pairs = zip(states @ turn, labels, strict=True)
+        drawn.append(sorted(np.mean([abs((weight @ turn)[label] * state) for state, label in pairs], axis=0))[::-1])
+    *live, dead = made.neurons
+    for row, of_rank in zip(live, zip(*drawn, strict=True), strict=True):
+        assert (row["direction_lowest"], row["direction_highest"]) == pytest.approx((min(of_rank), max(of_rank)), 1e-4)
+    assert (dead["neuron"], dead["direction_lowest"], dead["direction_highest"]) == (D, "", "")
 
 
 def test_numbers_are_compared_with_directions_too() -> None:
@@ -283,10 +300,12 @@ def test_numbers_are_compared_with_directions_too() -> None:
     assert "Layer 0 favours neurons" in " ".join(made.conclusions())
 
 
-def test_without_rotations_nothing_is_claimed_of_directions() -> None:
+def test_without_rotations_nothing_is_claimed_of_directions(tmp_path: Path) -> None:
     X, y = planted()
     for options in ({"rotations": 0, "controls": "none"}, {"evidence": "none"}):
-        made = run(X, y, **options)
+        made = run(X, y, runs=tmp_path, **options)
+        assert (made.folder / "figures" / "accuracy.png").is_file()
+        assert not (made.folder / "figures" / "directions.png").exists()
         assert not len(made.basis)
         assert "direction_p" not in made.neurons[0]
         said = " ".join(made.conclusions())

@@ -54,7 +54,8 @@ def neurons(layers: Sequence[int], width: int) -> list[Row]:
     values = np.random.default_rng(0).gamma(2, size=(len(layers), width))
     return [
         {"layer": k, "rank": rank, "neuron": int(neuron), "contribution": row[neuron], "flag": "",
-         "contribution_centred": 0.9 * row[neuron], "ratio": row[neuron] / row.mean()}
+         "contribution_centred": 0.9 * row[neuron], "ratio": row[neuron] / row.mean(), "direction_lowest": 1 / rank,
+         "direction_highest": 2 / rank, "above_directions": "yes" if rank < 4 else "no"}
         for k, row in zip(layers, values, strict=True)
         for rank, neuron in enumerate(np.argsort(-row), start=1)
     ]  # fmt: skip
@@ -197,9 +198,9 @@ def of_deep_sweep(path: Path) -> None:
 
 
 def of_fit(path: Path) -> None:
-    figures.write_figures(
-        path, {"accuracy": accuracy(range(13)), "neurons": neurons(range(13), 32)}, "position", "tiny"
-    )
+    layers = range(13)
+    tables = {"accuracy": accuracy(layers), "neurons": neurons(layers, 32), "basis": [{"n_rotations": 20}]}
+    figures.write_figures(path, tables, "position", "tiny")
 
 
 def of_compare(path: Path) -> None:
@@ -323,6 +324,35 @@ def test_where_a_probe_with_an_intercept_was_trained_its_contribution_is_marked(
     plain = Figure(layout="constrained")
     figures.top_neurons(plain, {2: neurons([2], 20)}, "tiny")
     assert not plain.axes[0].lines
+
+
+def test_the_band_of_directions_lies_behind_the_sorted_neurons(drawn: Drawn, tmp_path: Path) -> None:
+    tables = {"accuracy": accuracy([0, 6]), "neurons": neurons([0, 6], 30), "basis": [{"n_rotations": 20}]}
+    for row in tables["neurons"][-3:]:  # dead ones have no direction, and a layer without any other has no curve
+        del row["direction_lowest"], row["direction_highest"]
+    names = [path.name for path in figures.write_figures(tmp_path, tables, "position", "tiny")]
+    assert names[-2:] == ["directions.png", "directions.pdf"]
+    for axes, rows in zip(drawn[-1].axes, (tables["neurons"][:30], tables["neurons"][30:57]), strict=True):
+        (band,), (line, marks), n = axes.collections, axes.lines, len(rows)
+        (outline,) = (path.vertices for path in band.get_paths())
+        corners = {(rank, end / rank) for rank in range(1, n + 1) for end in (1, 2)}
+        assert {(float(x), float(y)) for x, y in np.asarray(outline)} == corners
+        assert list(np.asarray(line.get_ydata())) == sorted((row["contribution"] for row in rows), reverse=True)
+        assert places_of(line) == list(range(1, n + 1))
+        assert places_of(marks) == [1, 2, 3]
+        assert band.zorder < line.zorder
+    assert [axes.get_title(loc="left") for axes in drawn[-1].axes] == ["layer 0: 3 above", "layer 6: 3 above"]
+    assert "directions of 20 rotations (range)" in {text.get_text() for text in texts(drawn[-1])}
+    del tables["basis"]
+    assert not any("directions" in path.name for path in figures.write_figures(tmp_path, tables, "position", "tiny"))
+
+
+def test_a_layer_of_dead_neurons_has_an_empty_panel_beside_directions(tmp_path: Path) -> None:
+    figure, rows = Figure(layout="constrained"), neurons([0], 4)
+    without = [row | {"direction_lowest": ""} for row in rows[:3]] + [rows[3] | {"direction_highest": float("nan")}]
+    figures.neurons_beside_directions(figure, {0: without, 1: rows}, 20, "x")
+    figure.draw_without_rendering()
+    assert [places_of(axes.lines[0]) for axes in figure.axes] == [[], [1, 2, 3, 4]]
 
 
 def test_every_control_has_a_line_that_looks_like_no_other() -> None:

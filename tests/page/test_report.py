@@ -194,7 +194,7 @@ def test_what_users_name_is_shown_and_never_run(own: Callable[..., Path], tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("n_classes", "n_runs", "kept", "n_charts"), [(128, 1, 697, 5), (510, 1, 175, 5), (65, 3, 167, 3)]
+    ("n_classes", "n_runs", "kept", "n_charts"), [(128, 1, 673, 5), (510, 1, 168, 5), (65, 3, 116, 3)]
 )
 def test_a_page_of_a_large_model_is_small(
     n_classes: int, n_runs: int, kept: int, n_charts: int, own: Callable[..., Path], tmp_path: Path
@@ -225,9 +225,10 @@ def enlarge(folder: Path, n_classes: int, width: int, n_layers: int) -> None:
                 name: value * generator.random() if isinstance(value, float) else value
                 for name, value in table[0].items()
             }
-            rows.append(
-                {**row, "layer": layer, "rank": rank, "neuron": order[rank - 1], "contribution": scores[rank - 1]}
-            )
+            score = scores[rank - 1]
+            beside = {"direction_lowest": 0.8 * score, "direction_highest": 0.9 * score, "above_directions": "yes"}
+            place = {"layer": layer, "rank": rank, "neuron": order[rank - 1], "contribution": score}
+            rows.append({**row, **place, **beside})
         for neuron in order[:10]:
             contexts += [{**row, "layer": layer, "neuron": neuron} for row in tokens]
             profiles += [

@@ -113,6 +113,18 @@ def test_what_the_script_tells_of_a_neuron_is_explained(page: str) -> None:
     assert {*facts, "flag offset", "*", "unresolved"} <= set(terms)
 
 
+def test_the_chart_of_directions_and_its_parts_are_explained(page: str) -> None:
+    part = part_of(page, "neurons-0")
+    (opened, folded) = part.split("<summary>Other layers</summary>")
+    of_layer = r"<figcaption>Layer (\d): contributions by rank[^<]*; 16 neurons are above[^<]*</figcaption><svg "
+    shown = [layer for text in (opened, folded) for layer in re.findall(of_layer, text)]
+    leading = re.findall(r"First neurons of layer (\d)", part)
+    assert [re.findall(of_layer, opened), sorted(shown)] == [leading, ["0", "2"]]
+    assert part.count('aria-label="contribution by rank, ') == 2
+    assert part.count("<circle") == 2 * 16
+    assert {"band", "ring"} <= set(explained(page)["Neurons"])
+
+
 def test_eta_squared_z_and_unique_say_what_they_are(page: str) -> None:
     terms = explained(page)["Neurons"]
     assert "share of the neuron's variance" in terms["eta sq."]
@@ -141,7 +153,10 @@ def test_a_page_explains_no_term_that_it_does_not_use(
     assert "labels shuffled" not in terms["Accuracy"]
     flags = {f"flag {row['flag']}" for row in made.neurons if row["flag"]}
     assert {name for name in terms["Neurons"] if name.startswith("flag ")} == flags
-    assert not {"head", "correlation", "unresolved", "95% range of that", "q given"} & {*terms["Neurons"]}
+    assert "chart by-rank" not in page
+    assert not {"band", "ring", "head", "correlation", "unresolved", "95% range of that", "q given"} & {
+        *terms["Neurons"]
+    }
     assert {*terms} == {"Accuracy", "Neurons"}
 
 

@@ -247,6 +247,25 @@ def test_options_are_checked(planted: Any, tmp_path: Path, options: dict[str, An
     assert not list(tmp_path.iterdir())
 
 
+def test_how_each_layer_compares_with_directions_is_logged_by_layer(planted: Any, tmp_path: Path) -> None:
+    X, y, groups = planted
+    layers = {0: X, 3: X @ np.linalg.qr(np.random.default_rng(1).standard_normal((12, 12)))[0].astype(np.float32)}
+    options = {**FAST, "evidence": "all", "controls": "none", "quiet": True, "wandb": {"mode": "offline"}}
+    run = probe(layers, y, groups, runs=tmp_path, **options)
+    (logged,) = read_offline_runs(run.folder)
+    columns = ("first_10_share", *(f"first_10_share_{of}" for of in ("directions", "highest", "p")), "n_above")
+    plain = {row["layer"]: row for row in run.basis if row["kind"] == "plain"}
+    assert plain[0]["n_above"] > plain[3]["n_above"] == 0
+    for column in columns:
+        curve = {row["layer"]: row[f"by_layer/{column}"] for row in logged.rows(f"by_layer/{column}")}
+        assert curve == {layer: row[column] for layer, row in plain.items()}
+        assert [logged.summary[f"layer_{layer:02d}/{column}"] for layer in plain] == list(curve.values())
+    (without,) = read_offline_runs(probe(layers, y, groups, runs=tmp_path, **{**options, "rotations": 0}).folder)
+    keys = {key for row in without.history for key in row} | {*without.summary}
+    assert "by_layer/accuracy" in keys
+    assert not [key for key in keys if key.endswith(columns)]
+
+
 def test_a_run_is_logged_to_wandb_as_one_of_fit_is(planted: Any, tmp_path: Path, capsys: Any) -> None:
     X, y, groups = planted
     run = probe(X, y, groups, runs=tmp_path, name="logged", wandb={"mode": "offline", "project": "arrays"}, **FAST)
