@@ -135,6 +135,7 @@ def rollout_rows(sums: Tensor, counts: Tensor, layers: Sequence[int], sentences:
         for i, layer in enumerate(layers):
             uniform = float(means.values[i, 1])
             rows[i, q, m] = {
-                "layer": layer, "query": QUERIES[q], "measure": MEASURES[m], **means.row(i, 0), "uniform": uniform,
+                "layer": layer, "query": QUERIES[q], "measure": MEASURES[m],
+                **means.row(i, 0), "uniform": uniform,
             }  # fmt: skip
     return [row for _, row in sorted(rows.items())]

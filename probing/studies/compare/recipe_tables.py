@@ -174,11 +174,11 @@ def options_of(config: Mapping[str, Any], left_out: Sequence[str]) -> dict[str, 
         left_out: Options that do not decide what is learnt.
     """
     found: dict[str, str] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            found |= {f"{name}.{inside}": one for inside, one in options_of(value, ()).items()}
+    for name, setting in config.items():
+        if isinstance(setting, dict):
+            found |= {f"{name}.{inside}": one for inside, one in options_of(setting, ()).items()}
         elif name not in left_out:
-            found[name] = "" if value is None else str(value)
+            found[name] = "" if setting is None else str(setting)
     return found
 
 

@@ -386,10 +386,10 @@ def _range(random: ClippedCosines) -> _Result:
 def _rows(layer: int, transform: str, results: Mapping[str, _Result]) -> list[dict[str, Any]]:
     """Return rows of `geometry.csv`; undefined measures have no row."""
     rows = []
-    for name, (estimate, n) in results.items():
-        if not np.isfinite(estimate.value):
+    for name, (mean, n) in results.items():
+        if not np.isfinite(mean.value):
             continue
-        interval = {} if np.isnan(estimate.low) else {"low": estimate.low, "high": estimate.high}
-        row = {"layer": layer, "transform": transform, "measure": name, "value": estimate.value}
+        interval = {} if np.isnan(mean.low) else {"low": mean.low, "high": mean.high}
+        row = {"layer": layer, "transform": transform, "measure": name, "value": mean.value}
         rows.append({**row, **interval, "n_tokens": n})
     return rows

@@ -134,8 +134,8 @@ def _identity(source: ActivationSource) -> str:
     config = {name: value for name, value in encoder.config.to_dict().items() if name not in beside}
     described = json.dumps(config, sort_keys=True, default=str), tokenizer_behaviour(load_tokenizer(source.model))
     digest = sha256("\0".join(described).encode())
-    for name, parameter in encoder.named_parameters():
-        digest.update(name.encode())
+    for parameter_name, parameter in encoder.named_parameters():
+        digest.update(parameter_name.encode())
         add_tensor(digest, parameter)
     del encoder
     drop_garbage()  # before the next model is loaded
@@ -148,8 +148,8 @@ def _check_text(first: Checkpoint, of_first: dict[str, Document], one: Checkpoin
     Raises:
         UserError: If the tokens differ.
     """
-    for name, document in here.items():
-        if document["tokens"] != of_first[name]["tokens"]:
+    for key, document in here.items():
+        if document["tokens"] != of_first[key]["tokens"]:
             option = "--checkpoints" if one.revision is None else "--revisions"
             raise UserError(
                 f"`{option}`: {one.name} makes other tokens of the text than {first.name}, so that the two cannot be "
