@@ -60,9 +60,7 @@ class Directions:
     @property
     def p(self) -> Tensor:
         """Share of the rotations, and of the neurons, whose largest direction contributes as much; (2, d_model)."""
-        largest = self.directions[:, :, :1].sum(-1)  # 0 where no neuron is live
-        reached = largest[:, :, None] >= self.neurons[:, None] * (1 - ROUNDING)
-        return (1 + reached.sum(1)).double() / (1 + self.n_rotations)
+        return torch.stack([shares_above(*pair) for pair in zip(self.neurons, self.directions, strict=True)])
 
     @property
     def columns(self) -> dict[str, list[Any]]:
@@ -70,6 +68,18 @@ class Directions:
         plain, centred = self.p.tolist()
         above = ["yes" if p <= ALPHA else "no" for p in plain]
         return {"direction_p": plain, "direction_p_centred": centred, "above_directions": above}
+
+
+def shares_above(neurons: Tensor, directions: Tensor) -> Tensor:
+    """Return the share of the rotations, and of the neurons, whose largest direction scores as much as each neuron.
+
+    Args:
+        neurons: Score of each neuron, shape (n,).
+        directions: Score of each direction, highest first, shape (n_rotations, n_live).
+    """
+    largest = directions[:, :1].sum(-1)  # 0 where no neuron is live
+    reached = largest[:, None] >= neurons * (1 - ROUNDING)
+    return (1 + reached.sum(0)).double() / (1 + len(directions))
 
 
 def comparison(
@@ -170,7 +180,7 @@ def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict
     """Return for each layer a row of contributions as they are and one of centred ones, as in `basis.csv`."""
     return [
         {
-            "layer": layer, "kind": kind, **_concentration(found.neurons[i], found.directions[i]),
+            "layer": layer, "kind": kind, **concentration(found.neurons[i], found.directions[i]),
             "n_above": int((found.p[i] <= ALPHA).sum()), "n_neurons": found.directions.shape[2],
             "n_rotations": found.n_rotations, "n_test_tokens": found.n_tokens,
         }
@@ -180,8 +190,8 @@ def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict
     ]  # fmt: skip
 
 
-def _concentration(neurons: Tensor, directions: Tensor) -> dict[str, float]:
-    """Return how concentrated the contributions of neurons are, and beside each number that of the rotations."""
+def concentration(neurons: Tensor, directions: Tensor) -> dict[str, float]:
+    """Return how concentrated scores of neurons are, and beside each number that of the rotations."""
     found: dict[str, float] = {}
     for name, (own, *_), of_rotations in zip(
         CONCENTRATION, _statistics(neurons[None]), _statistics(directions), strict=True
