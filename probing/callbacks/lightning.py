@@ -35,9 +35,11 @@ class ProbingCallback(pl.Callback):
     callback averages them (`WeightAveraging`), whatever the order of callbacks; probes are trained to their certified
     optimum, and logged under the module's own loggers: for each layer `accuracy` (of numbers `r2`) with its interval,
     `optimality_gap`, the accuracy of each control, `outlier_dimensions` (neurons whose mean is far from the others')
-    and `mean_cosine`, such as `probe/layer_06/accuracy`, and `probe/majority_accuracy`. They are the numbers that `fit`
-    and `geometry` find for the checkpoint of this moment. Of several processes the first one measures, while the others
-    wait.
+    and `mean_cosine`, such as `probe/layer_06/accuracy`, and `probe/majority_accuracy`; with `rotations`, the share of
+    the contributions that the first ten neurons have (`first_10_share`), that of directions
+    (`first_10_share_directions`, `first_10_share_p`), and `n_above`, the number of neurons above all. They are
+    the numbers that `fit` and `geometry` find for the checkpoint of this moment. Of several processes the first one
+    measures, while the others wait.
 
     Args:
         corpus: Text to read: a list of sentences, or a path or name as for `fit`. Some 200 sentences take seconds.
@@ -58,7 +60,9 @@ class ProbingCallback(pl.Callback):
         first_token: Whether the first token of each sentence is measured: `include` or `exclude`.
         max_length: Number of tokens at which sentences are cut; the model's own limit by default.
         batch_tokens: Most tokens in one forward pass.
-        seed: Seed of the split and of the controls.
+        seed: Seed of the split, of the controls and of the rotations.
+        rotations: Number of random rotations whose directions neurons are compared with, as in `fit`; 0, the default,
+            for none, as 20 take a third of the time of a validation.
 
     Raises:
         UserError: If an option is wrong or the text cannot be read; at the start of the training, if the module has no
@@ -71,7 +75,7 @@ class ProbingCallback(pl.Callback):
         controls: str | list[str] = "shuffled", every_n_validations: int = 1, probe: Probe = _PROBE,
         name: str = "probe", test_corpus: Source | None = None, group_by: GroupBy = "auto",
         first_token: FirstToken = "include", max_length: int | None = None, batch_tokens: int | None = None,
-        seed: int = 0,
+        seed: int = 0, rotations: int = 0,
     ) -> None:  # fmt: skip
         if not isinstance(every_n_validations, int) or every_n_validations < 1:
             raise UserError(f"`every_n_validations={every_n_validations}`: expected a whole number, 1 or more.")
@@ -79,7 +83,7 @@ class ProbingCallback(pl.Callback):
         given = {
             "corpus": corpus, "layer": layer, "site": site, "task": task, "task_args": task_args, "controls": controls,
             "test_corpus": test_corpus, "group_by": group_by, "first_token": first_token, "max_length": max_length,
-            "batch_tokens": batch_tokens, "probe": own, "seed": seed,
+            "batch_tokens": batch_tokens, "probe": own, "seed": seed, "rotations": rotations,
         }  # fmt: skip
         found = converted(fit, given, "ProbingCallback")
         found["probe"] = as_options(ProbeOptions, found["probe"], "probe")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,12 @@ from probing.data.controls import control_sides
 from probing.data.examples import Sides
 from probing.data.preparation import read_sides
 from probing.errors import refuse
+from probing.evidence.directions import basis_table, directions_of
 from probing.models import SiteName, layer_numbers
 from probing.models.objects import ModelObject
-from probing.probes.intercept import centred
+from probing.probes.intercept import centred, of_neurons
+from probing.probes.ridge import NumberFit
+from probing.probes.training import LayerFit
 from probing.runs.measuring import Asked, measure
 from probing.runtime.machine import Stopwatch
 from probing.runtime.terminal import silence
@@ -35,12 +38,15 @@ from probing.statistics.outliers import ProfileAccumulator, by_mean_profile
 from probing.studies.fit.command import controls_of_call
 from probing.studies.geometry.anisotropy import MeanCosineAccumulator, normalise, sum_by_sentence
 from probing.studies.geometry.survey import check_tokens
+from probing.tables.columns import FIRST, PLAIN
 from probing.tasks import TokenTask, load_task, reader_of
 
 # Columns of a layer's row in `accuracy.csv` that are logged for it; those of a control are logged, too.
 _OF_PROBES = ("accuracy", "r2", "optimality_gap", "relative_gradient")
 # Ends of intervals, which there are with enough test sentences.
 _INTERVALS = ("accuracy_low", "accuracy_high", "r2_low", "r2_high")
+# Columns of a layer's row in `basis.csv`, of contributions as they are.
+_OF_BASIS = (*(f"first_{FIRST}_share{end}" for end in ("", "_directions", "_p")), "n_above")
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Options:
     batch_tokens: int | None
     probe: ProbeOptions
     seed: int
+    rotations: int
 
 
 class Measurement:
@@ -74,7 +81,7 @@ class Measurement:
 
     def __init__(self, corpus: Any, options: Options) -> None:
         probe = options.probe
-        refuse(option_problems(probe, options.seed, options.max_length, options.batch_tokens, replicates=0))
+        refuse(option_problems(probe, options.seed, options.max_length, options.batch_tokens, 0, options.rotations))
         layer_numbers(options.layer)
         self.options, self.task = options, load_task(options.task, options.task_args)
         self.controls = controls_of_call(options.controls, self.task, probe, None, False, None)
@@ -141,7 +148,18 @@ class Measurement:
             names += [name for name in _INTERVALS if math.isfinite(row.get(name, math.nan))]
             found |= {f"layer_{row['layer']:02d}/{name}": float(row[name]) for name in names}
             found |= {"majority_accuracy": row["majority_accuracy"]} if "majority_accuracy" in row else {}
-        return found
+        return found | self._directions(sides, measured.fits)
+
+    def _directions(self, sides: Sides, fits: Sequence[LayerFit | NumberFit]) -> dict[str, float]:
+        """Return what `basis.csv` would have of layers whose probes are at their optimum."""
+        asked = self.options
+        fits = [
+            of_neurons(one) if asked.probe.bias and isinstance(one, LayerFit) else one for one in fits if one.converged
+        ]
+        found = directions_of(fits, sides.test, asked.probe.penalty_space, asked.rotations, asked.seed)
+        rows = basis_table((one.layer, own) for one, own in zip(fits, found, strict=True))
+        plain = [row for row in rows if row["kind"] == PLAIN]
+        return {f"layer_{row['layer']:02d}/{name}": float(row[name]) for row in plain for name in _OF_BASIS}
 
 
 def _check(tokens: Tokens, n_classes: int, n_train: int) -> None:

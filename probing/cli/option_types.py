@@ -285,17 +285,18 @@ def plain(options: Mapping[str, Any]) -> dict[str, Any]:
 LEAST_ROTATIONS = 19
 
 
+def rotation_problems(rotations: int) -> list[str]:
+    """Return what is wrong with a number of rotations."""
+    few = f"`--rotations {rotations}`: expected 0, or at least {LEAST_ROTATIONS}, with fewer of which no p-value "
+    return [f"{few}reaches .05"] if rotations and rotations < LEAST_ROTATIONS else []
+
+
 def option_problems(
     probe: ProbeOptions, seed: int, max_length: int | None, batch_tokens: int | None, replicates: int,
     rotations: int | None = None,
 ) -> list[str]:  # fmt: skip
     """Return the problems with these numbers that are known without the model and the corpus."""
-    problems = probe.problems() + number_problems(seed, max_length, batch_tokens)
-    if rotations and rotations < LEAST_ROTATIONS:
-        problems.append(
-            f"`--rotations {rotations}`: expected 0, or at least {LEAST_ROTATIONS}, with fewer of which no p-value "
-            "reaches .05"
-        )
+    problems = probe.problems() + number_problems(seed, max_length, batch_tokens) + rotation_problems(rotations)
     if replicates == 1:
         return [*problems, "`--replicates 1` is too few: a single bootstrap has no range, so expected 0 or at least 2"]
     return problems + out_of_range("replicates", replicates, 0)

@@ -7,16 +7,17 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probing.cli.arguments import PYTHON, checked
+from probing.cli.option_types import option_problems
 from probing.cli.options import ProbeOptions
 from probing.cli.python_calls import as_plain
 from probing.errors import UserError, refuse
-from probing.estimators.schema import RANKED
+from probing.estimators.schema import BASIS, RANKED
 from probing.estimators.scikit import (
     BaseEstimator,
     ConvergenceWarning,
@@ -28,9 +29,12 @@ from probing.estimators.scikit import (
 from probing.results.rows import Table
 from probing.statistics.rank_similarity import ranked
 
+if TYPE_CHECKING:
+    from probing.evidence.directions import Directions
+
 USUAL = ProbeOptions()
 # Names of options of `fit` that scikit-learn has another word for.
-_NAMES = {"bias": "fit_intercept"}
+_NAMES = {"bias": "fit_intercept", "seed": "random_state"}
 # Types of X that are read as they are.
 _TYPES = [np.float64, np.float32]
 
@@ -50,6 +54,7 @@ class Fitted:
         l2: The penalty.
         tried: What each penalty of the path gives on the rows held out: cross-entropy in nats, or R²; empty if the
             penalty was given.
+        compare: Measures neurons beside directions; None without rotations.
     """
 
     weight: NDArray[np.float64]
@@ -60,11 +65,32 @@ class Fitted:
     n_passes: int
     l2: float
     tried: dict[float, float]
+    compare: Callable[[], Directions] | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a probe is fitted with.
+
+    Args:
+        options: How it is trained.
+        held_out: Rows on which the penalty is chosen, by probes of the other rows, shape (n_rows,); None if the options
+            have a penalty.
+        n_rotations: Number of random rotations whose directions neurons are compared with.
+        seed: Seed of the rotations.
+    """
+
+    options: ProbeOptions
+    held_out: NDArray[np.bool_] | None
+    n_rotations: int
+    seed: int
 
 
 class ProbeEstimator(BaseEstimator):
     """Takes parameters and X as scikit-learn gives them, and ranks what was fitted."""
 
+    rotations: int
+    _compared: Callable[[], Directions] | Directions | None
     contributions_: NDArray[np.float64]
     coef_: NDArray[np.float64]
     intercept_: Any
@@ -78,7 +104,8 @@ class ProbeEstimator(BaseEstimator):
     def neurons_(self) -> Table:
         """The columns of X, ranked by contribution, each with its share of the sum; equal ones share a rank."""
         names = getattr(self, "feature_names_in_", None)
-        total = self.contributions_.sum()
+        total, directions = self.contributions_.sum(), self._directions
+        beside = {} if directions is None else directions.columns
         return Table(
             (
                 {
@@ -87,11 +114,32 @@ class ProbeEstimator(BaseEstimator):
                     **({} if names is None else {"feature": str(names[i])}),
                     "contribution": float(self.contributions_[i]),
                     "share": float(self.contributions_[i] / total) if total else 0.0,
+                    **{name: column[i] for name, column in beside.items()},
                 }
                 for rank, i in ranked(self.contributions_)
             ),
             RANKED,
         )
+
+    @property
+    def basis_(self) -> Table:
+        """Columns of X beside directions of random rotations; empty without them."""
+        from probing.evidence.directions import basis_table
+
+        rows = [{**row, "n_rows": row["n_test_tokens"]} for row in basis_table([(0, self._directions)])]
+        return Table(({name: row[name] for name in BASIS.types} for row in rows), BASIS)
+
+    @property
+    def _directions(self) -> Directions | None:
+        if callable(self._compared):  # not yet measured: it takes longer than most fits, and a search needs none
+            self._compared = self._compared()
+        return self._compared
+
+    def __getstate__(self) -> Any:
+        """Return the state, without the training rows that directions are measured on."""
+        if hasattr(self, "_compared"):
+            _ = self._directions
+        return super().__getstate__()
 
     def _read(self, X: Any, **options: Any) -> Any:
         """Return X, and y where it is given, as scikit-learn checks them, which knows no masks and few tensors."""
@@ -108,7 +156,7 @@ class ProbeEstimator(BaseEstimator):
 
     def _fit(
         self,
-        fit: Callable[[ProbeOptions, NDArray[np.bool_] | None], Fitted],
+        fit: Callable[[Asked], Fitted],
         names: Mapping[str, Any],
         groups: Any,
         n_rows: int,
@@ -117,7 +165,7 @@ class ProbeEstimator(BaseEstimator):
         """Fit the probe, and set all that both estimators have.
 
         Args:
-            fit: Fits a probe, given its options and the rows that are held out.
+            fit: Fits a probe.
             names: The options, by their names in `ProbeOptions`.
             groups: Group of each row, or None.
             n_rows: Number of rows.
@@ -127,49 +175,56 @@ class ProbeEstimator(BaseEstimator):
             ValueError: If an option is out of range, or X or y cannot be read.
         """
         try:
-            options = self._options(names)
-            held_out = self._held_out(groups, n_rows, labels) if options.l2 == "auto" else None
-            found = fit(options, held_out)
+            seed = self._seed()
+            options = self._options(names, seed)
+            held_out = self._held_out(groups, n_rows, labels, seed) if options.l2 == "auto" else None
+            found = fit(Asked(options, held_out, int(self.rotations), seed))
         except UserError as error:
             raise ValueError(_in_python(str(error))) from None
         self.contributions_, self.gap_, self.n_iter_ = found.contribution, found.gap, found.n_passes
-        self.l2_ = found.l2
+        self.l2_, self._compared = found.l2, found.compare
         self.validation_scores_ = self.split_ = None
         if held_out is not None:
             self.validation_scores_, self.split_ = found.tried, (np.flatnonzero(~held_out), np.flatnonzero(held_out))
         if not found.converged:
             warnings.warn(
                 f"the probe may be {found.gap:.1g} nats above its optimum, and expected was at most "
-                f"{options.tolerance:g}; give a higher `tolerance`, or a higher `l2`.",
+                f"{options.tolerance:g}; give a higher `tolerance`, or a higher `l2`."
+                + " Neurons were not compared with directions, which takes the optimum."
+                * bool(self.rotations),
                 ConvergenceWarning,
                 stacklevel=3,
             )
         return found
 
-    def _options(self, names: Mapping[str, Any]) -> ProbeOptions:
+    def _seed(self) -> int:
+        seed = self.random_state
+        return int(seed) if isinstance(seed, Integral) else int(check_random_state(seed).randint(2**31))
+
+    def _options(self, names: Mapping[str, Any], seed: int) -> ProbeOptions:
         options = ProbeOptions(**checked(ProbeOptions, as_plain(names), type(self).__name__, PYTHON))
-        refuse(options.problems())
+        if not isinstance(self.rotations, Integral) or isinstance(self.rotations, bool):
+            raise UserError(f"`rotations={self.rotations}`: expected a whole number.")
+        refuse(option_problems(options, seed, None, None, 0, int(self.rotations)))
         return options
 
-    def _held_out(self, groups: Any, n_rows: int, labels: NDArray[np.int64] | None) -> NDArray[np.bool_]:
+    def _held_out(self, groups: Any, n_rows: int, labels: NDArray[np.int64] | None, seed: int) -> NDArray[np.bool_]:
         from probing.data.arrays import groups_of_rows
         from probing.estimators.held_out import hold_out
 
-        share, seed = self.validation_fraction, self.random_state
+        share = self.validation_fraction
         if not isinstance(share, int | float | np.floating) or not 0 < share < 1:
             raise UserError(f"`validation_fraction={share}`: expected a number between 0 and 1.")
         if groups is not None:
             check_consistent_length(groups, np.empty(n_rows))
-        if not isinstance(seed, Integral):
-            seed = check_random_state(seed).randint(2**31)
         names, group_of_row = groups_of_rows(None if groups is None else np.asarray(groups), n_rows)
-        return hold_out(names, group_of_row, labels, float(share), int(seed))
+        return hold_out(names, group_of_row, labels, float(share), seed)
 
 
 def _in_python(message: str) -> str:
     """Return a message about options of the command line as one about parameters of an estimator."""
     message = re.sub(r"--probe\.(\w+) (true|false)\b", lambda found: f"{found[1]}={found[2].title()}", message)
-    message = re.sub(r"--probe\.(\w+) ", r"\1=", message)
+    message = re.sub(r"--(?:probe\.)?(\w+) ", r"\1=", message)
     for option, parameter in _NAMES.items():
         message = message.replace(f"`{option}=", f"`{parameter}=")
     return message

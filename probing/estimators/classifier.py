@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax
 
-from probing.cli.options import ProbeOptions
-from probing.estimators.base import USUAL, Fitted, ProbeEstimator
+from probing.estimators.base import USUAL, Asked, Fitted, ProbeEstimator
 from probing.estimators.scikit import ClassifierMixin, check_classification_targets
 
 
@@ -32,7 +31,10 @@ class ProbeClassifier(ClassifierMixin, ProbeEstimator):
             its root mean square (rms), or 1 (raw).
         tolerance: Training stops when the bound on the distance to the optimum is at most this, in nats.
         validation_fraction: Share of the groups that `l2="auto"` holds out, at least one.
-        random_state: Seed of which are held out: nothing else is random.
+        rotations: Number of random rotations whose directions the columns are compared with, on the training rows; at
+            least 19, or 0 for none. They are measured when first asked for. With `l1`, the probe is the optimum of the
+            basis of columns alone, which favours columns.
+        random_state: Seed of which are held out, and of the rotations: nothing else is random.
 
     Attributes:
         classes_: The classes, ascending.
@@ -40,7 +42,11 @@ class ProbeClassifier(ClassifierMixin, ProbeEstimator):
         intercept_: Logit of each class where all columns are 0, shape (n_classes,), or (1,) of two classes.
         contributions_: Mean over the rows of |weight x activation| for the row's class, in logit units, weights centred
             over classes, shape (n_features,).
-        neurons_: The columns ranked by it, with their shares of the sum.
+        neurons_: The columns ranked by it, with their shares of the sum, with `direction_p`, the share of the rotations
+            whose largest direction contributes as much, and with `above_directions`, whether that is at most .05.
+        basis_: How concentrated contributions are on columns, and on the directions of random rotations: a row for
+            contributions as they are, and one for those without the columns' means, as in `basis.csv`. Empty without
+            rotations, and where the probe is not at its optimum.
         gap_: Upper bound on the objective's distance to its minimum, in nats.
         l2_: The penalty that was used.
         validation_scores_: Cross-entropy of the rows held out, in nats, by each penalty that was tried; None unless
@@ -62,6 +68,7 @@ class ProbeClassifier(ClassifierMixin, ProbeEstimator):
         penalty_space: Literal["sd", "rms", "raw"] = USUAL.penalty_space,
         tolerance: float = USUAL.tolerance,
         validation_fraction: float = 0.1,
+        rotations: int = 20,
         random_state: Any = 0,
     ) -> None:
         self.l2 = l2
@@ -70,6 +77,7 @@ class ProbeClassifier(ClassifierMixin, ProbeEstimator):
         self.penalty_space = penalty_space
         self.tolerance = tolerance
         self.validation_fraction = validation_fraction
+        self.rotations = rotations
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> ProbeClassifier:
@@ -92,8 +100,8 @@ class ProbeClassifier(ClassifierMixin, ProbeEstimator):
         if len(classes) < 2:
             raise ValueError(f"`y` has only one class, {classes[0]}, and a probe tells at least two apart.")
 
-        def fit(options: ProbeOptions, held_out: NDArray[np.bool_] | None) -> Fitted:
-            return fit_classes(X, labels, len(classes), options, held_out)
+        def fit(asked: Asked) -> Fitted:
+            return fit_classes(X, labels, len(classes), asked)
 
         names = {
             "l1": self.l1, "l2": self.l2, "bias": self.fit_intercept, "penalty_space": self.penalty_space,

@@ -18,7 +18,8 @@ from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import check_size, check_varies
 from probing.data.layer_moments import layer_moments
-from probing.estimators.base import Fitted
+from probing.estimators.base import Asked, Fitted
+from probing.evidence.directions import comparison
 from probing.probes.intercept import centred, moments_with_constant, of_neurons, with_constant
 from probing.probes.penalty_path import penalised
 from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
@@ -102,7 +103,9 @@ class _Read(NamedTuple):
         read, _ = with_constant(self.sides, {})
         return read, [moments_with_constant(own) for own in moments]
 
-    def fitted(self, fit: LayerFit | NumberFit, at_mean: Tensor, l2: float, tried: Mapping[float, float]) -> Fitted:
+    def fitted(
+        self, fit: LayerFit | NumberFit, at_mean: Tensor, l2: float, tried: Mapping[float, float], asked: Asked
+    ) -> Fitted:
         """Return a probe of these examples as one of the columns of the array.
 
         Args:
@@ -110,42 +113,38 @@ class _Read(NamedTuple):
             at_mean: Logits, or the number, where all columns have the mean that was subtracted, shape (n_outputs,).
             l2: Its penalty.
             tried: What the penalties of the path gave.
+            asked: The rotations, which are left out unless the probe is at its optimum.
         """
         sums = class_magnitudes(self.sides.train, _LAYERS, [fit.moments.mean], len(self.sides.classes) or None)
         weight = fit.weight.double()
         intercept = at_mean.double() - weight @ self.mean
         contribution = mean_contribution(fit.weight, sums[0])
+        how = fit.weight, fit.moments, asked.options.penalty_space, asked.n_rotations, asked.seed
+        compare = comparison(self.sides.train, 0, *how) if asked.n_rotations and fit.converged else None
         return Fitted(
             weight.numpy(), intercept.numpy(), contribution.numpy(), fit.optimality_gap, fit.converged, fit.n_passes,
-            l2, dict(tried),
+            l2, dict(tried), compare,
         )  # fmt: skip
 
 
-def fit_classes(
-    X: NDArray[Any],
-    labels: NDArray[np.int64],
-    n_classes: int,
-    options: ProbeOptions,
-    held_out: NDArray[np.bool_] | None,
-) -> Fitted:
+def fit_classes(X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, asked: Asked) -> Fitted:
     """Fit a probe of classes to all rows.
 
     Args:
         X: The array, shape (n_rows, n_columns).
         labels: Class of each row, shape (n_rows,), from 0.
         n_classes: Number of classes.
-        options: How the probe is trained, by lbfgs.
-        held_out: Rows on which the penalty is chosen, by probes of the other rows, shape (n_rows,); not read if the
-            options have a penalty.
+        asked: How the probe is trained, by lbfgs, and what neurons are compared with.
 
     Raises:
         UserError: If a value is not finite in float32, or all are too large or small.
     """
+    options = asked.options
     rows = _Rows(X, labels, n_classes, is_centred=options.bias)
     tried: dict[float, float] = {}
     with _ONE_AT_A_TIME, quiet_libraries(), algorithms_kept():
         if options.l2 == "auto":
-            part, moments = _Read.of(rows, options, held_out).with_constant(options)
+            part, moments = _Read.of(rows, options, asked.held_out).with_constant(options)
             path, _ = penalised(options, 0, part, _LAYERS, moments, {})
             assert path is not None
             options = replace(options, l2=path.chosen)
@@ -157,23 +156,21 @@ def fit_classes(
         (fit,) = train_problems(sides, _LAYERS, moments, [problem], training)
     fit = of_neurons(fit) if options.bias else fit
     at_mean = torch.zeros(n_classes) if fit.intercept is None else fit.intercept
-    return read.fitted(fit, at_mean, training.penalty.l2, tried)
+    return read.fitted(fit, at_mean, training.penalty.l2, tried, asked)
 
 
-def fit_numbers(
-    X: NDArray[Any], numbers: NDArray[np.float64], options: ProbeOptions, held_out: NDArray[np.bool_] | None
-) -> Fitted:
+def fit_numbers(X: NDArray[Any], numbers: NDArray[np.float64], asked: Asked) -> Fitted:
     """Fit a ridge probe of numbers to all rows.
 
     Args:
         X: The array, shape (n_rows, n_columns).
         numbers: Number of each row, shape (n_rows,).
-        options: The l2 penalty, its space, and whether there is an intercept.
-        held_out: As in `fit_classes`.
+        asked: The l2 penalty, its space, whether there is an intercept, and what neurons are compared with.
 
     Raises:
         UserError: As in `fit_classes`, or if the numbers do not vary.
     """
+    options, held_out = asked.options, asked.held_out
     check_size(numbers, "`y`")
     check_varies(np.unique(numbers if held_out is None else numbers[~held_out]), "`y`", "rows")
     values, index = np.unique(numbers, return_inverse=True)
@@ -185,4 +182,4 @@ def fit_numbers(
         l2, tried = path.chosen, dict(zip(path.l2, path.r2[:, 0].tolist(), strict=True))
     read = _Read.of(rows, options)
     (fit,) = Decomposed.of(read.sides, _LAYERS, options.penalty_space).train(l2)
-    return read.fitted(fit, torch.tensor([fit.standard.mean], dtype=torch.float64), l2, tried)
+    return read.fitted(fit, torch.tensor([fit.standard.mean], dtype=torch.float64), l2, tried, asked)

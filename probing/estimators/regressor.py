@@ -7,8 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cli.options import ProbeOptions
-from probing.estimators.base import USUAL, Fitted, ProbeEstimator
+from probing.estimators.base import USUAL, Asked, Fitted, ProbeEstimator
 from probing.estimators.scikit import RegressorMixin
 
 
@@ -26,13 +25,19 @@ class ProbeRegressor(RegressorMixin, ProbeEstimator):
         penalty_space: What each column is divided by before its weights are penalised: its standard deviation (sd),
             its root mean square (rms), or 1 (raw).
         validation_fraction: Share of the groups that `l2="auto"` holds out, at least one.
-        random_state: Seed of which are held out: nothing else is random.
+        rotations: Number of random rotations whose directions the columns are compared with, on the training rows; at
+            least 19, or 0 for none. They are measured when first asked for.
+        random_state: Seed of which are held out, and of the rotations: nothing else is random.
 
     Attributes:
         coef_: Weights on the columns as they are, shape (n_features,).
         intercept_: Prediction where all columns are 0; without `fit_intercept`, the mean of the numbers.
         contributions_: Mean over the rows of |weight x activation|, in the unit of the numbers, shape (n_features,).
-        neurons_: The columns ranked by it, with their shares of the sum.
+        neurons_: The columns ranked by it, with their shares of the sum, with `direction_p`, the share of the rotations
+            whose largest direction contributes as much, and with `above_directions`, whether that is at most .05.
+        basis_: How concentrated contributions are on columns, and on the directions of random rotations: a row for
+            contributions as they are, and one for those without the columns' means, as in `basis.csv`. Empty without
+            rotations, and where the probe is not at its optimum.
         gap_: Upper bound on the objective's distance to its minimum, as a share of the numbers' variance.
         l2_: The penalty that was used.
         validation_scores_: R² on the rows held out by each penalty, the mean of the other rows as the constant answer;
@@ -50,12 +55,14 @@ class ProbeRegressor(RegressorMixin, ProbeEstimator):
         fit_intercept: bool = USUAL.bias,
         penalty_space: Literal["sd", "rms", "raw"] = USUAL.penalty_space,
         validation_fraction: float = 0.1,
+        rotations: int = 20,
         random_state: Any = 0,
     ) -> None:
         self.l2 = l2
         self.fit_intercept = fit_intercept
         self.penalty_space = penalty_space
         self.validation_fraction = validation_fraction
+        self.rotations = rotations
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> ProbeRegressor:
@@ -73,8 +80,8 @@ class ProbeRegressor(RegressorMixin, ProbeEstimator):
 
         X, y = self._read(X, y=y, y_numeric=True, ensure_min_samples=2)
 
-        def fit(options: ProbeOptions, held_out: NDArray[np.bool_] | None) -> Fitted:
-            return fit_numbers(X, y.astype(np.float64), options, held_out)
+        def fit(asked: Asked) -> Fitted:
+            return fit_numbers(X, y.astype(np.float64), asked)
 
         names = {"l2": self.l2, "bias": self.fit_intercept, "penalty_space": self.penalty_space}
         found = self._fit(fit, names, groups, len(X), None)

@@ -9,8 +9,9 @@ this favours directions, and "less than directions" says nothing by itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,15 +60,32 @@ class Directions:
     @property
     def p(self) -> Tensor:
         """Share of the rotations, and of the neurons, whose largest direction contributes as much; (2, d_model)."""
-        largest = self.directions[:, :, :1].sum(-1)  # 0 where no neuron is live
-        reached = largest[:, :, None] >= self.neurons[:, None] * (1 - ROUNDING)
-        return (1 + reached.sum(1)).double() / (1 + self.n_rotations)
+        return torch.stack([shares_above(*pair) for pair in zip(self.neurons, self.directions, strict=True)])
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        """Which neurons contribute more than directions, with the share of rotations in which they do not."""
+        plain, centred = self.p.tolist()
+        above = ["yes" if p <= ALPHA else "no" for p in plain]
+        return {"direction_p": plain, "direction_p_centred": centred, "above_directions": above}
 
 
-def measure_directions(
+def shares_above(neurons: Tensor, directions: Tensor) -> Tensor:
+    """Return the share of the rotations, and of the neurons, whose largest direction scores as much as each neuron.
+
+    Args:
+        neurons: Score of each neuron, shape (n,).
+        directions: Score of each direction, highest first, shape (n_rotations, n_live).
+    """
+    largest = directions[:, :1].sum(-1)  # 0 where no neuron is live
+    reached = largest[:, None] >= neurons * (1 - ROUNDING)
+    return (1 + reached.sum(0)).double() / (1 + len(directions))
+
+
+def comparison(
     test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
-) -> Directions:
-    """Read some of a layer's test tokens, divided among ranks, and return what neurons and directions contribute.
+) -> Callable[[], Directions]:
+    """Read some of a layer's test tokens, divided among ranks, and return what measures neurons and directions on them.
 
     Args:
         test: Test examples.
@@ -83,13 +101,26 @@ def measure_directions(
     weights = scaling.scaled_weight(centre_over_classes(weight.double()))[:, live]
     mean = scaling.features(moments.mean)[live]
     states, labels = _sample(thin(test, N_TOKENS, seed), layer, scaling, live, len(weight))
-    n_live, width = states.shape[1], moments.mean.shape[0]
+    return partial(_compared, states, labels, mean, weights, live, int(layer), n_rotations, seed)
+
+
+def measure_directions(
+    test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
+) -> Directions:
+    """Return what neurons and directions contribute, as `comparison` measures it."""
+    return comparison(test, layer, weight, moments, space, n_rotations, seed)()
+
+
+def _compared(
+    states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor, live: Tensor, layer: int, n_rotations: int, seed: int
+) -> Directions:
+    n_live, width = states.shape[1], len(live)
     if not n_live:
         return Directions(torch.zeros(2, width), torch.zeros(2, n_rotations, 0), len(labels))
     sums = torch.zeros(2, 1 + n_rotations, n_live, dtype=torch.float64)
     sums[:, 0] = _sums(states, labels, mean, weights)
     for draw in range(n_rotations):
-        rotate = random_rotation(n_live, seed, int(layer), draw)
+        rotate = random_rotation(n_live, seed, layer, draw)
         turned_mean, turned_weights = rotate(mean[None])[0], rotate(weights)
         for part, own in zip(_parts(states), _parts(labels, n_live), strict=True):
             sums[:, 1 + draw] += _sums(rotate(part), own, turned_mean, turned_weights)
@@ -149,7 +180,7 @@ def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict
     """Return for each layer a row of contributions as they are and one of centred ones, as in `basis.csv`."""
     return [
         {
-            "layer": layer, "kind": kind, **_concentration(found.neurons[i], found.directions[i]),
+            "layer": layer, "kind": kind, **concentration(found.neurons[i], found.directions[i]),
             "n_above": int((found.p[i] <= ALPHA).sum()), "n_neurons": found.directions.shape[2],
             "n_rotations": found.n_rotations, "n_test_tokens": found.n_tokens,
         }
@@ -159,8 +190,8 @@ def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict
     ]  # fmt: skip
 
 
-def _concentration(neurons: Tensor, directions: Tensor) -> dict[str, float]:
-    """Return how concentrated the contributions of neurons are, and beside each number that of the rotations."""
+def concentration(neurons: Tensor, directions: Tensor) -> dict[str, float]:
+    """Return how concentrated scores of neurons are, and beside each number that of the rotations."""
     found: dict[str, float] = {}
     for name, (own, *_), of_rotations in zip(
         CONCENTRATION, _statistics(neurons[None]), _statistics(directions), strict=True

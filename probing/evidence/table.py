@@ -273,7 +273,7 @@ def neuron_table(
         "mean": evidence.moments.mean.tolist(),
         "sd": evidence.moments.sd.tolist(),
         "flag": flag,
-        **({} if beside is None else _direction_columns(beside)),
+        **({} if beside is None else beside.columns),
     }
     groups = correlated_groups(evidence.moments)
     if (groups >= 0).any():
@@ -300,13 +300,6 @@ def neuron_table(
     for row in rows if evidence.ablation_effects else ():
         row |= _removal_columns(evidence.ablation_effects.get(row["neuron"]), row["neuron"] in evidence.matched)
     return rows
-
-
-def _direction_columns(beside: Directions) -> dict[str, list[Any]]:
-    """Return which neurons contribute more than directions, with the share of rotations in which they do not."""
-    plain, centred = beside.p.tolist()
-    above = ["yes" if p <= ALPHA else "no" for p in plain]
-    return {"direction_p": plain, "direction_p_centred": centred, "above_directions": above}
 
 
 def _given_columns(evidence: Evidence) -> dict[str, Tensor]:

@@ -6,16 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from probing.data.examples import Sides
+from probing.evidence.directions import concentration, measure_directions, shares_above
 from probing.rankings import evaluation
 from probing.rankings.methods import METHODS, LayerData, Ranking, read_layer
+from probing.rankings.rotated import rotated_scores
 from probing.results.shown import layers_named
 from probing.runs.finished import check_contributions, penalty_of, probe_weight
 from probing.runs.rankings import ranking_rows
 from probing.runs.run import Run
 from probing.runtime.progress import note, stage
+from probing.tables.evidence_sentences import ALPHA
+from probing.tables.schema import DIRECTIONS
 
 Rows = list[dict[str, Any]]
+
+# Methods whose scores are those of a kind of contribution, in the order of kinds.
+CONTRIBUTIONS = ("contribution", "contribution_centred")
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,9 @@ def rank_layers(
     methods: Sequence[str],
     judging: Judging,
     seed: int,
-) -> tuple[dict[str, Rows], Rows, Rows]:
-    """Return the rows of each method's ranking, of `evaluation.csv` and of `curves.csv`.
+    n_rotations: int,
+) -> tuple[dict[str, Rows], dict[str, Rows]]:
+    """Return the rows of each method's ranking, and those of `directions`, `evaluation` and `curves`.
 
     Args:
         run: The finished run.
@@ -55,7 +65,8 @@ def rank_layers(
         sides: The run's examples and their classes.
         methods: Names of the methods.
         judging: How the rankings are judged.
-        seed: Seed of every random draw: random neurons, and a sample of the tokens where not all are used.
+        seed: Seed of every random draw: random neurons, rotations, and a sample of the tokens where not all are used.
+        n_rotations: Number of rotations whose directions neurons are compared with; 0 for none.
 
     Raises:
         RunError: If recomputed contributions differ from those of the run.
@@ -64,6 +75,7 @@ def rank_layers(
     rankings: dict[str, Rows] = {name: [] for name in methods}
     evaluated: Rows = []
     curves: Rows = []
+    beside: Rows = []
     with stage(f"rankings of {layers_named(layers)}", len(layers)) as advance:
         for index, row in enumerate(run.accuracy):
             if (layer := row["layer"]) not in layers:
@@ -78,8 +90,33 @@ def rank_layers(
             judged, grown = _judge(found, data, sides, judging)
             evaluated += judged
             curves += grown
+            if n_rotations:
+                note(f"layer {layer}, directions")
+                beside += _direction_rows(data, sides, methods, n_rotations, seed)
             advance(1)
-    return rankings, evaluated, curves
+    return rankings, {"directions": beside, "evaluation": evaluated, "curves": curves}
+
+
+def _direction_rows(data: LayerData, sides: Sides, methods: Sequence[str], n_rotations: int, seed: int) -> Rows:
+    """Return a layer's rows of `directions.csv`: of contributions on test tokens as `fit` has them, and of others."""
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    if {*CONTRIBUTIONS} & {*methods}:
+        own = measure_directions(
+            sides.test, data.layer, data.weight, data.moments, data.scaling.space, n_rotations, seed
+        )
+        pairs = zip(own.neurons[:, data.live], own.directions, strict=True)
+        found = dict(zip(CONTRIBUTIONS, pairs, strict=True))
+    found |= rotated_scores(data, methods, n_rotations, seed)
+    return [
+        {
+            "layer": data.layer, "ranking": name,
+            **{column: value for column, value in concentration(*found[name]).items() if column in DIRECTIONS},
+            "n_above": int((shares_above(*found[name]) <= ALPHA).sum()), "n_neurons": len(data.live),
+            "n_rotations": n_rotations,
+        }
+        for name in methods
+        if name in found
+    ]  # fmt: skip
 
 
 def _judge(rankings: dict[str, Ranking], data: LayerData, sides: Sides, judging: Judging) -> tuple[Rows, Rows]:

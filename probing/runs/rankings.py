@@ -14,7 +14,7 @@ from probing.runs.checks import check_ranking
 from probing.runs.run import Run
 from probing.runs.study import Result, Study
 from probing.runtime.files import replacing
-from probing.tables.schema import CURVES, ERASURE, EVALUATION, RANKING
+from probing.tables.schema import CURVES, DIRECTIONS, ERASURE, EVALUATION, RANKING
 from probing.tasks import short_name
 
 RANKING_KEY = ("layer", "neuron")
@@ -85,7 +85,7 @@ class Rank(Study):
 
     name, kind, title = "rank", "rankings", "Rankings"
     function = "probing.studies.fit.rank:rank"
-    schemas = RANKING, EVALUATION, ERASURE, CURVES
+    schemas = RANKING, DIRECTIONS, EVALUATION, ERASURE, CURVES
     page = "rankings.md"
     files: ClassVar[Mapping[str, str]] = {
         "curves_LL.png, .pdf": "Accuracy with, and without, the first k neurons of each ranking."
@@ -96,7 +96,7 @@ class Rank(Study):
         from probing.tables.rankings import curves_tables, erasure_tables, evaluation_tables, rankings_tables
 
         return [
-            *rankings_tables(vars(made)["rankings"]),
+            *rankings_tables(vars(made)["rankings"], made.directions),
             *evaluation_tables(made.evaluation),
             *erasure_tables(made.erasure),
             *curves_tables(made.curves),
@@ -119,7 +119,7 @@ class Rankings(Result):
         run: The run.
         folder: Folder of the rankings, `rankings` in the run's folder.
         rankings: For each method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
-        others: The tables `evaluation`, `erasure` and `curves`, where they were asked for.
+        others: The tables `directions`, `evaluation`, `erasure` and `curves`, where they were asked for.
     """
 
     def __init__(self, run: Run, folder: Path, rankings: Mapping[str, Table], others: Mapping[str, Table]) -> None:
@@ -133,7 +133,7 @@ def read_rankings(folder: Path, run: Run) -> Rankings:
     Raises:
         ValueError: If a ranking does not rank every neuron of its layers.
     """
-    others = {schema.name: schema for schema in (EVALUATION, ERASURE, CURVES)}
+    others = {schema.name: schema for schema in (DIRECTIONS, EVALUATION, ERASURE, CURVES)}
     found = {path.stem: read_measured(path, others.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
     rankings = {name: table for name, table in found.items() if name not in others}
     for name, rows in rankings.items():

@@ -147,6 +147,14 @@ BASIS_COLUMNS = (
     whole("n_test_tokens", "Number of test tokens that contributions were measured on: all, or whole sentences drawn "
           "evenly, up to 4,000 tokens."),
 )  # fmt: skip
+# Columns of `directions.csv` of `rank` beside the layer.
+ROTATED_COLUMNS = (
+    text("ranking", "Method of the ranking."),
+    *(column for column in BASIS_COLUMNS if column.name.startswith(f"first_{FIRST}_share")),
+    whole("n_above", "Number of neurons with a higher score than the highest of the directions, at p = .05."),
+    whole("n_neurons", "Number of neurons that were standardised and rotated: all but dead ones."),
+    whole("n_rotations", "Number of random rotations."),
+)
 # Columns of `neurons.csv` that say how a neuron compares with directions.
 DIRECTION_COLUMNS = (
     number("direction_p", "Share of the random rotations, and of the neurons, whose largest direction contributes at "

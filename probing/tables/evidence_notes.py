@@ -88,6 +88,13 @@ NOTES: dict[str, Sentence] = {
         "together is not above both.",
         TABLES,
     ),
+    "note_of_rotated": Sentence(
+        "first {first}: their share of the scores of all neurons (anova: of the shares of variance between classes; "
+        "gaussian: of the bits of each alone), beside that of directions of {n} rotations; – not compared: the score "
+        "is a rank, is in the neurons' own units, or takes other labels or probes",
+        "Of `rank`, under the first neurons of each ranking.",
+        TABLES,
+    ),
     "note_of_overlap": Sentence(
         "top overlap: share of the first {top} neurons that both rankings have in common, matched neurons as one",
         "`compare`.",

@@ -8,6 +8,7 @@ from typing import Any
 from probing.results.schema import Row
 from probing.results.shown import interval
 from probing.runtime.plain_tables import plain_table
+from probing.tables.columns import FIRST
 from probing.tables.evidence_sentences import say
 
 # The neurons or directions that a probe reads in each condition, in the order of the table.
@@ -37,16 +38,28 @@ def rankings_lines(rankings: Mapping[str, Sequence[Row]]) -> list[str]:
     ]
 
 
-def rankings_tables(rankings: Mapping[str, Sequence[Row]]) -> list[Any]:
-    """Return a table per layer with the first neurons by each method."""
-    tables = []
+def rankings_tables(rankings: Mapping[str, Sequence[Row]], directions: Sequence[Row] = ()) -> list[Any]:
+    """Return a table per layer with the first neurons by each method, and their share beside that of directions."""
+    tables, beside = [], {(row["layer"], row["ranking"]): row for row in directions}
+    share = f"first_{FIRST}_share"
     for layer in _layers_of(rankings):
         table = plain_table(f"Layer {layer}: first neurons by each ranking")
         table.add_column("ranking")
         for rank in range(1, _SHOWN + 1):
             table.add_column(str(rank), justify="right")
+        for heading in (f"first {FIRST}", "directions", "p") if beside else ():
+            table.add_column(heading, justify="right", no_wrap=True)
         for method, rows in rankings.items():
-            table.add_row(method, *map(str, _first(rows, layer)))
+            shown: list[str] = []
+            if row := beside.get((layer, method)):
+                ends = f"{row[f'{share}_lowest']:.1%}-{row[f'{share}_highest']:.1%}"
+                shown = [f"{row[share]:.1%}", ends, f"{row[f'{share}_p']:.2f}"]
+            first = [*map(str, _first(rows, layer))]
+            first += [""] * (_SHOWN - len(first))
+            table.add_row(method, *first, *(shown or ["–"] * 3 if beside else ()))
+        if beside:
+            table.caption = say("note_of_rotated", first=FIRST, n=max(row["n_rotations"] for row in directions))
+            table.caption_justify = "left"
         tables.append(table)
     return tables
 

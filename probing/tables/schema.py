@@ -18,7 +18,7 @@ from probing.results.schema import (
     whole,
 )
 from probing.statistics.sample_size import SIZE_COLUMNS
-from probing.tables.columns import BASIS_COLUMNS, DIRECTION_COLUMNS
+from probing.tables.columns import BASIS_COLUMNS, DIRECTION_COLUMNS, ROTATED_COLUMNS
 
 INTERVAL = "95% interval"
 
@@ -333,9 +333,9 @@ RANKING = Schema("METHOD", "a row per layer and neuron in ranked order, a file p
     layer_column(), whole("rank", "Rank in the layer."), whole("neuron", "Index of the neuron."),
     number("score", "What the method ranks by."),
 ))  # fmt: skip
+DIRECTIONS = Schema("directions", "a row per layer and ranking", (layer_column(), *ROTATED_COLUMNS), optional=True)
 EVALUATION = Schema("evaluation", "a row per ranking, probe, end and size", (
-    layer_column(),
-    text("ranking", "Method of the ranking."),
+    layer_column(), text("ranking", "Method of the ranking."),
     text("probe", "linear or gaussian."),
     text("from", "top, bottom or random: which of its neurons."),
     whole("k", "Number of neurons."),

@@ -55,13 +55,14 @@ def test_the_training_is_the_same_to_the_byte(checkpoints: dict[str, Path], opti
         np.random.seed(7)
         torch.manual_seed(1)
         module = Lengths(folder)
-        trainer = train(module, [callback(module)] if probes else [], **options)
+        trainer = train(module, [callback(module, rotations=19)] if probes else [], **options)
         hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules()]
         needed = [one.requires_grad for one in module.parameters()]
         states = in_bytes(module.state_dict()), in_bytes(trainer.optimizers[0].state_dict())
         gradients = in_bytes([one.grad for one in module.parameters()])
         ends.append((states, gradients, module.modes, hooks, needed, draws()))
-        assert ("probe/layer_03/accuracy" in trainer.callback_metrics) is probes
+        for name in ("accuracy", "first_10_share_directions"):
+            assert (f"probe/layer_03/{name}" in trainer.callback_metrics) is probes
     assert len(set(map(str, module.modes))) == 1
     assert {True, False} == {*module.modes[0]}
     assert ends[0] == ends[1]
@@ -75,12 +76,13 @@ def test_the_numbers_are_those_of_the_commands_on_the_checkpoint_of_the_moment(m
         module.encoder.save_pretrained(folder := tmp_path / f"step-{trainer.global_step}")
         module.tokenizer.save_pretrained(folder)
 
-    train(module, [callback(module), Calls(save)])
+    train(module, [callback(module, rotations=20), Calls(save)])
     folders = sorted(tmp_path.glob("step-*"), key=lambda path: int(path.name[5:]))
     assert len(logged) == len(folders) == 2
     for folder, found in zip(folders, logged, strict=True):
         how = {**BARE, "corpus": SENTENCES, "layer": [1, 3], "quiet": True, "runs": str(tmp_path / "runs")}
-        run = probing.fit(model=folder, **{**how, "controls": "shuffled", "probe": {"l2": 0.1}}, name=folder.name)
+        how |= {"controls": "shuffled", "probe": {"l2": 0.1}, "evidence": "all"}
+        run = probing.fit(model=folder, **how, name=folder.name)
         measured: Any = probing.geometry(
             model=folder, corpus=SENTENCES, layer=[1, 3], transforms="none", quiet=True, runs=str(tmp_path / "runs")
         )
@@ -89,6 +91,11 @@ def test_the_numbers_are_those_of_the_commands_on_the_checkpoint_of_the_moment(m
                 assert found[f"probe/layer_{row['layer']:02d}/{name}"] == pytest.approx(row[name], abs=TOLERANCE)
             assert found["probe/majority_accuracy"] == pytest.approx(row["majority_accuracy"], abs=TOLERANCE)
             assert 0 < row["optimality_gap"] < 3e-6
+        plain = [row for row in run.basis if row["kind"] == "plain"]
+        assert len(plain) == 2
+        for row in plain:
+            for name in ("first_10_share", "first_10_share_directions", "first_10_share_p", "n_above"):
+                assert found[f"probe/layer_{row['layer']:02d}/{name}"] == pytest.approx(row[name], abs=TOLERANCE)
         for row in measured.geometry:
             if row["measure"] == "mean_cosine":
                 assert found[f"probe/layer_{row['layer']:02d}/mean_cosine"] == pytest.approx(
@@ -245,6 +252,7 @@ def test_a_mistake_is_refused_before_the_first_step(module: Lengths, options: di
         ({"probe": {"l2": 0}}, "l2"),
         ({"layer": "six"}, "six"),
         ({"seed": -1}, "seed"),
+        ({"rotations": 5}, "`--rotations 5`: expected 0, or at least 19"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
@@ -300,14 +308,38 @@ def test_with_enough_test_sentences_an_accuracy_has_its_interval(module: Lengths
     assert low < enough["probe/layer_02/accuracy"] < high
 
 
+BESIDE = {"first_10_share", "first_10_share_directions", "first_10_share_p", "n_above"}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_neurons_are_compared_with_directions_if_asked_for_and_at_the_optimum(module: Lengths, bias: bool) -> None:
+    def found(rotations: int, **probe: Any) -> dict[str, float]:
+        probes = callback(module, controls="none", rotations=rotations, probe={"l2": 0.1, "bias": bias, **probe})
+        return probes.measured(module, module.tokenizer, torch.device("cpu"))
+
+    without, beside = found(0), found(20)
+    names = {f"probe/layer_{layer:02d}/{name}" for layer in (1, 3) for name in BESIDE}
+    assert {*beside} - {*without} == names
+    for layer in (1, 3):
+        share, p, n = (
+            beside[f"probe/layer_{layer:02d}/{end}"] for end in ("first_10_share", "first_10_share_p", "n_above")
+        )
+        assert 10 / 16 <= share < 1  # of 16 neurons
+        assert p in [pytest.approx(k / 21) for k in range(1, 22)]
+        assert n in range(17)
+    assert {name: value for name, value in beside.items() if name not in names} == without
+    if not bias:
+        assert not names & {*found(20, solver="adam")}  # which seldom comes so near
+
+
 def test_numbers_and_other_tasks_are_logged_under_their_own_names(module: Lengths, tmp_path: Path) -> None:
     rows = "".join(f"{sentence}\t{len(sentence) / 7}\n" for sentence in SENTENCES)
     (tmp_path / "lengths.tsv").write_text(f"sentence\tlength\n{rows}", encoding="utf-8")
     probes = probing.ProbingCallback(
         str(tmp_path / "lengths.tsv"), module.tokenizer, [1, 3], task="sentence_label", name="length",
-        task_args={"column": "length", "numbers": True}, probe={"bias": True},
+        task_args={"column": "length", "numbers": True}, probe={"bias": True}, rotations=20,
     )  # fmt: skip
     found = probes.measured(module, module.tokenizer, torch.device("cpu"))
-    names = {"r2", "relative_gradient", "shuffled_r2", "outlier_dimensions", "mean_cosine"}
+    names = {"r2", "relative_gradient", "shuffled_r2", "outlier_dimensions", "mean_cosine", *BESIDE}
     assert {*found} == {f"length/layer_{layer:02d}/{name}" for layer in (1, 3) for name in names}
     assert found["length/layer_01/r2"] > found["length/layer_01/shuffled_r2"]

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.stats import ortho_group
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import GridSearchCV
 
@@ -19,6 +20,7 @@ import probing
 from probing import ProbeClassifier, ProbeRegressor
 from probing.probes.penalty_path import STRONGEST, WEAKEST, strength
 from probing.rankings.contributions import neuron_contributions
+from probing.statistics.rotations import random_rotation
 
 pytestmark = pytest.mark.numeric
 
@@ -110,7 +112,7 @@ def test_classes_are_as_in_a_run_of_probe(intercept: bool, space: Any) -> None:
     np.testing.assert_allclose(probe.contributions_, by_neuron, rtol=1e-6)
     ranked = [{name: row[name] for name in ("rank", "neuron", "contribution", "share")} for row in run.neurons]
     for row, expected in zip(probe.neurons_, ranked, strict=True):
-        assert row == pytest.approx(expected, rel=1e-5)
+        assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-5)
     (accuracy,) = run.accuracy
     assert probe.gap_ == pytest.approx(accuracy["optimality_gap"], rel=1e-6)
     assert probe.score(x, y) == accuracy["accuracy"]
@@ -174,6 +176,61 @@ def test_contributions_are_weight_times_activation() -> None:
         logits, decision = terms.sum(2), probe.decision_function(x)
         # The weights of all classes add up to 0 as far as float32 goes; contributions are centred exactly.
         np.testing.assert_allclose(decision, logits if n_classes > 2 else logits[:, 1] - logits[:, 0], atol=1e-4)
+
+
+def concentrated(contributions: Array) -> Array:
+    """Return the share of the first, that of the first ten, and the participation ratio."""
+    highest, total = sorted(contributions, reverse=True), sum(contributions)
+    return np.array([highest[0] / total, sum(highest[:10]) / total, total**2 / sum(one**2 for one in contributions)])
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("n_outputs", [1, 2, 4])
+@pytest.mark.parametrize("space", ["sd", "raw"])
+def test_directions_are_those_of_a_plain_loop(n_outputs: int, intercept: bool, space: Any) -> None:
+    """One output is a number, two are the weights u and -u of a difference."""
+    x, y = planted(max(n_outputs, 2))
+    options: Any = {"l2": L2, "fit_intercept": intercept, "penalty_space": space, "random_state": 3, "rotations": 19}
+    probe: Any = (
+        ProbeRegressor(**options).fit(x, numbers(x)) if n_outputs == 1 else ProbeClassifier(**options).fit(x, y)
+    )
+    weight = np.atleast_2d(probe.coef_) if n_outputs != 2 else np.concatenate([-probe.coef_, probe.coef_]) / 2
+    own = np.zeros(N, int) if n_outputs == 1 else np.searchsorted(probe.classes_, y)
+    size, states = x.std(0) if space == "sd" else np.ones(D), x - x.mean(0) * intercept
+    for row, shift in zip(probe.basis_, (np.zeros(D), states.mean(0)), strict=True):
+        contributions = []
+        for draw in range(-1, 19):
+            basis = (
+                random_rotation(D, 3, 0, draw)(torch.eye(D, dtype=torch.float64)).numpy() if draw >= 0 else np.eye(D)
+            )
+            sums = np.zeros(D)
+            for state, c in zip(states, own, strict=True):
+                sums += np.abs(((weight[c] * size) @ basis) * (((state - shift) / size) @ basis)) / N
+            contributions.append(sums)
+        columns, *rotated = contributions
+        of_rotations = np.array([concentrated(one) for one in rotated])
+        for i, name in enumerate(("first_share", "first_10_share", "participation_ratio")):
+            assert row[name] == pytest.approx(concentrated(columns)[i], rel=1e-5)
+            assert row[f"{name}_directions"] == pytest.approx(np.median(of_rotations[:, i]), rel=1e-5)
+        p = [(1 + sum(max(one) >= value for one in rotated)) / 20 for value in columns]
+        column = "direction_p" if row["kind"] == "plain" else "direction_p_centred"
+        assert [one[column] for one in sorted(probe.neurons_, key=lambda one: one["neuron"])] == pytest.approx(p)
+        assert row["n_above"] == sum(value <= 0.05 for value in p)
+        assert (row["n_rows"], row["n_rotations"], row["n_neurons"]) == (N, 19, D)
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+def test_planted_columns_are_above_directions_and_rotated_ones_are_not(intercept: bool) -> None:
+    draw = np.random.default_rng(0)
+    y, carrying = draw.integers(0, 5, 1200), [3, 11, 20, 21, 40]
+    x = draw.standard_normal((1200, 48))
+    x[np.arange(1200), np.array(carrying)[y]] += 2
+    rotated = x @ ortho_group.rvs(48, random_state=draw)
+    for rows, expected in ((x, carrying), (rotated, [])):
+        probe = ProbeClassifier(l2=L2, fit_intercept=intercept).fit(rows, y)
+        assert sorted(row["neuron"] for row in probe.neurons_ if row["above_directions"] == "yes") == expected
+        assert [row["n_above"] for row in probe.basis_] == [len(expected)] * 2
+        assert (probe.basis_[0]["first_10_share_p"] <= 0.05) == bool(expected)
 
 
 def test_the_certificate_holds() -> None:

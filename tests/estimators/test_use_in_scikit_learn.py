@@ -76,7 +76,12 @@ def test_columns_are_ranked_with_their_names() -> None:
     assert sum(row["share"] for row in probe.neurons_) == pytest.approx(1)
     assert probe.neurons_.to_pandas()["feature"][0] == f"unit {SIGNAL}"
     assert probe.neurons_.schema is not None
-    assert probe.neurons_.schema.order(probe.neurons_) == ["rank", "neuron", "feature", "contribution", "share"]
+    columns = ["rank", "neuron", "feature", "contribution", "share"]
+    beside = ["direction_p", "direction_p_centred", "above_directions"]
+    assert probe.neurons_.schema.order(probe.neurons_) == columns + beside
+    without = ProbeClassifier(l2=1e-3, rotations=0).fit(x, y)
+    assert [*without.neurons_[0]] == columns
+    assert [*without.basis_] == []
     assert "unit 3" in repr(probe.neurons_)
     assert "feature" not in ProbeClassifier(l2=1e-3).fit(x.to_numpy(), y).neurons_[0]
 
@@ -94,6 +99,19 @@ def test_a_probe_is_cloned_pickled_and_fitted_again() -> None:
     assert {name for name in vars(probe) if name.endswith("_")} == {name for name in vars(fresh) if name.endswith("_")}
     np.testing.assert_array_equal(probe.coef_, fresh.coef_)
     assert (probe.l2_, probe.split_, probe.validation_scores_) == (1e-2, None, None)
+
+
+def test_a_pickle_has_the_directions_and_no_training_rows() -> None:
+    x = np.random.default_rng(0).standard_normal((5_000, 8))
+    probe = ProbeClassifier(l2=1e-3).fit(x, x[:, 2] > 0)
+    content = pickle.dumps(probe)
+    assert len(content) < 40_000
+    loaded = pickle.loads(content)
+    assert loaded.basis_ == probe.basis_ == ProbeClassifier(l2=1e-3).fit(x, x[:, 2] > 0).basis_
+    assert loaded.basis_[0]["n_rows"] == 4_000
+    assert loaded.neurons_ == probe.neurons_
+    other = ProbeClassifier(l2=1e-3, random_state=np.random.RandomState(5)).fit(x, x[:, 2] > 0)
+    assert other.basis_[0]["first_share_directions"] != probe.basis_[0]["first_share_directions"]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +167,9 @@ def test_a_class_of_one_row_is_learnt() -> None:
         ({"l2": -1}, lambda x, y: (x, y), "`l2=-1.0` is out of range: expected a number above 0"),
         ({"l2": "big"}, lambda x, y: (x, y), "`l2=big`: expected a number or auto"),
         ({"fit_intercept": "ja"}, lambda x, y: (x, y), "`fit_intercept=ja`: expected true or false"),
+        ({"rotations": 5}, lambda x, y: (x, y), "`rotations=5`: expected 0, or at least 19"),
+        ({"rotations": "ja"}, lambda x, y: (x, y), "`rotations=ja`: expected a whole number"),
+        ({"random_state": -1}, lambda x, y: (x, y), "`random_state=-1` is out of range: expected 0 to"),
         ({"validation_fraction": 1.0}, lambda x, y: (x, y), "`validation_fraction=1.0`: expected a number between"),
         (
             {"penalty_space": "rms", "fit_intercept": True},
@@ -174,9 +195,11 @@ def test_groups_of_another_length_and_numbers_that_do_not_vary_are_refused() -> 
 def test_a_probe_that_is_not_at_its_optimum_says_so() -> None:
     x, y = planted()
     centred = x - x.mean()  # so that float32 is used, whose rounding errors are larger than this tolerance
-    with pytest.warns(ConvergenceWarning, match=r"may be .* nats above its optimum, .* at most 1e-20"):
+    with pytest.warns(ConvergenceWarning, match=r"may be .* nats above its optimum, .* at most 1e-20.* not compared"):
         probe = ProbeClassifier(l2=1e-3, tolerance=1e-20).fit(centred, y)
     assert 1e-20 < probe.gap_ < 1e-10
+    assert [*probe.basis_] == []
+    assert "direction_p" not in probe.neurons_[0]
 
 
 def test_nothing_of_the_process_changes_and_nothing_is_said(capfd: pytest.CaptureFixture[str]) -> None:

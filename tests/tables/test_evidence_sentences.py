@@ -31,7 +31,7 @@ from probing.tables.conclusions import basis, carries_it, conclusion, few_cluste
 from probing.tables.controls import held_against, not_above
 from probing.tables.evidence_sentences import SENTENCES, say
 from probing.tables.probes import transform_lines
-from probing.tables.rankings import evaluation_tables
+from probing.tables.rankings import evaluation_tables, rankings_tables
 
 ROOT = Path(__file__).parents[2]
 N, D = 1200, 12
@@ -548,6 +548,12 @@ def test_what_is_no_better_than_chance_is_marked_and_explained(above: str) -> No
     }  # fmt: skip
     (table,) = evaluation_tables([row, {**row, "from": "bottom"}])
     assert said("note_of_choices", str(table.caption)) is (above == "no")
+    ranked = {"anova": [{"layer": 1, "rank": 1, "neuron": 0, "score": 1.0}]}
+    beside = {"layer": 1, "ranking": "anova", "n_rotations": 20}
+    beside |= {f"first_10_share{end}": 0.2 for end in ("", "_lowest", "_highest", "_p")}
+    for directions in ([beside], []):
+        (table,) = rankings_tables(ranked, directions if above == "no" else [])
+        assert said("note_of_rotated", str(table.caption)) is (bool(directions) and above == "no")
 
 
 NO_ACCURACY = {"head": 1, "first_neuron": 0, "n_neurons": 4, "share": 0.5}

@@ -15,6 +15,7 @@ from probing.cli.option_types import (
     Wandb,
     figure_formats,
     number_problems,
+    rotation_problems,
 )
 from probing.cli.options import WandbOptions, as_options
 from probing.cli.python_calls import configured
@@ -52,7 +53,7 @@ def rank(
     evaluate: bool = False, erase: bool = False, curves: bool = False,
     k: int | list[int] | str | None = None, draws: int | None = None, top: int = 10,
     seed: int = 0, cache: str | None = None, quiet: bool = False, wandb: Wandb = WandbOptions(),
-    figure_format: FigureFormat = FIGURE_FORMAT, corpus: Moved | None = None,
+    figure_format: FigureFormat = FIGURE_FORMAT, corpus: Moved | None = None, rotations: int = 20,
 ) -> Rankings:  # fmt: skip
     """Rank the neurons of a finished run by other methods, and write the rankings to RUN/rankings.
 
@@ -78,13 +79,16 @@ def rank(
         wandb: Where and how to track the rankings in Weights & Biases; with the mode auto, not sent if the run was not.
         corpus: The text of the run, if it has moved: its path, or [A, B] for a corpus and a test corpus; accepted if it
             has the same content.
+        rotations: Number of random rotations whose directions neurons are compared with, by the methods whose score is
+            one of a direction, too; 0 for none.
 
     Returns:
         The rankings.
     """
     refuse_several("rank")
     sizes = _sizes(k)
-    refuse(number_problems(seed, None, None) + (out_of_range("draws", draws, 1, 1000) if draws is not None else []))
+    problems = number_problems(seed, None, None) + rotation_problems(rotations)
+    refuse(problems + (out_of_range("draws", draws, 1, 1000) if draws is not None else []))
     wandb = as_options(WandbOptions, wandb, "wandb")
     resolve_mode(wandb.mode)
     layer_numbers(layer)
@@ -113,9 +117,8 @@ def rank(
                 "`--evaluate` and `--curves` need some; name other methods with --method, or fit with more sentences."
             )
         judging = Judging(evaluate, curves, sizes, draws)
-        rankings, evaluation, curve_rows = rank_layers(run, layers, sides, methods, judging, seed)
-        erasure = erasure_rows(run, sides, layers, top, seed) if erase else []
-        tables = {"evaluation": evaluation, "erasure": erasure, "curves": curve_rows}
+        rankings, tables = rank_layers(run, layers, sides, methods, judging, seed, rotations)
+        tables["erasure"] = erasure_rows(run, sides, layers, top, seed) if erase else []
         ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}
         made = Rankings(run, place, ranked, {name: Table(rows) for name, rows in tables.items()})
         figures = _write(made, run, layers, label, figure_formats(figure_format))
@@ -156,9 +159,10 @@ def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats:
     """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
     from probing.evidence.removal import INFORMATION_KEY
     from probing.rankings.evaluation import CURVE_KEY, EVALUATION_KEY
-    from probing.tables.schema import CURVES, ERASURE, EVALUATION, RANKING
+    from probing.tables.schema import CURVES, DIRECTIONS, ERASURE, EVALUATION, RANKING
 
     files: dict[str, Ranked] = {name: (rows, RANKING, RANKING_KEY) for name, rows in made.rankings.items()}
+    files["directions"] = made.directions, DIRECTIONS, ("layer", "ranking")
     files["evaluation"] = made.evaluation, EVALUATION, EVALUATION_KEY
     files["erasure"] = made.erasure, ERASURE, INFORMATION_KEY
     files["curves"] = made.curves, CURVES, CURVE_KEY
@@ -235,7 +239,8 @@ def _track(
     from probing.runtime.terminal import say
 
     tables: dict[str, Sequence[Row]] = {f"rankings/{name}": rows for name, rows in made.rankings.items()}
-    tables |= {"evaluation": made.evaluation, "erasure": made.erasure, "curves": made.curves}
+    tables |= {"directions": made.directions, "evaluation": made.evaluation}
+    tables |= {"erasure": made.erasure, "curves": made.curves}
     tracker = Tracker(options, made.folder, name, config, say)
     tracker.log_results([], [], figures, [], tables)
     tracker.finish()

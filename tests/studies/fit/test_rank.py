@@ -24,6 +24,7 @@ from probing.errors import UserError
 from probing.rankings.methods import METHODS
 from probing.runs.of_run import tracked_like
 from probing.runs.run import Run, load_fit
+from probing.runtime.terminal import render
 from probing.tables.schema import CURVES, EVALUATION
 from rendering import rendered
 from wandb_reader import read_offline_runs
@@ -131,6 +132,33 @@ def test_the_contribution_is_the_runs_own_ranking(plain: Path) -> None:
             assert row["score"] == pytest.approx(centred[row["neuron"]], rel=1e-6)
 
 
+def test_rankings_are_compared_with_directions_and_contributions_as_the_run_has_them(
+    checkpoints: dict[str, Path], options: dict[str, Any]
+) -> None:
+    how = {**options, "evidence": "all", "quiet": True}
+    made = fit(model=str(checkpoints["bert"]), name="beside", layer=[1, 3], **how)
+    assert made is not None
+    methods = ["contribution", "contribution_centred", "weight", "weight_mass", "anova"]
+    ranked = rank(str(made.folder), method=methods, quiet=True, wandb=NO_WANDB)
+    compared = [name for name in methods if name != "weight_mass"]
+    assert [(row["layer"], row["ranking"]) for row in ranked.directions] == [
+        (k, name) for k in (1, 3) for name in compared
+    ]
+    for row in made.basis:
+        name = {"plain": "contribution", "centred": "contribution_centred"}[row["kind"]]
+        (own,) = [one for one in ranked.directions if (one["layer"], one["ranking"]) == (row["layer"], name)]
+        for column in own.keys() - {"ranking"}:
+            assert own[column] == pytest.approx(row[column], rel=1e-9), column
+    shown = " ".join(render(table) for table in ranked.tables())
+    assert "directions" in shown
+    assert shown.count("–") == 3 * 2 + 2  # of one method in two layers, and in what is said of it
+    opened: Any = load_run(made.folder / "rankings")
+    assert opened.directions == ranked.directions
+    assert len(rank(str(made.folder), method="weight", rotations=0, quiet=True, wandb=NO_WANDB).directions) == 0
+    with pytest.raises(UserError, match="`--rotations 5`: expected 0, or at least 19"):
+        rank(str(made.folder), rotations=5)
+
+
 @pytest.mark.slow
 def test_every_ranking_is_judged_by_every_probe_at_both_ends(plain: Path) -> None:
     made = rank(str(plain), layer=3, evaluate=True, k=[3, 8], draws=2, quiet=True, wandb=NO_WANDB)
@@ -192,7 +220,7 @@ def test_the_same_command_writes_the_same_bytes_and_other_layers_stay(plain: Pat
     ask: dict[str, Any] = {"evaluate": True, "draws": 1, "quiet": True, "wandb": NO_WANDB, "cache": cache}
     rank(str(copy), method="gaussian,random", layer=2, **ask)
     first = {path.name: path.read_text(encoding="utf-8") for path in (copy / "rankings").iterdir()}
-    assert set(first) == {"gaussian.csv", "random.csv", "evaluation.csv"}
+    assert set(first) == {"gaussian.csv", "random.csv", "evaluation.csv", "directions.csv"}
     rank(str(copy), method="gaussian,random", layer=2, **ask)
     assert {path.name: path.read_text(encoding="utf-8") for path in (copy / "rankings").iterdir()} == first
     rank(str(copy), method=["gaussian", "anova"], layer=1, **ask)
