@@ -93,7 +93,7 @@ def load_tokenizer(source: ModelSource) -> Any:
             ) from None
         raise UserError(
             f"`--model {source.name}`: its tokenizer cannot be loaded ({as_clause(error)}); "
-            "the folder needs the files that `tokenizer.save_pretrained` writes."
+            "the folder needs tokenizer.json and tokenizer_config.json, as `tokenizer.save_pretrained` writes them."
         ) from None
     # Without any file transformers 5 makes an empty tokenizer, for which every word is unknown.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
@@ -98,7 +99,7 @@ class ModelSource:
             UserError: If one does not.
         """
         root = _root(self.folder)
-        with _inside():
+        with _inside(self.name):
             for path in sorted([*self.folder.iterdir(), *self.folder.glob("*templates/*")]):
                 if not path.name.startswith(".") and not path.is_dir():
                     regular(path, root, None if path.suffix in (".safetensors", ".bin") else most_text())
@@ -125,15 +126,15 @@ class ModelSource:
 
 
 @contextmanager
-def _inside() -> Iterator[None]:
+def _inside(model: str = "") -> Iterator[None]:
     """Turn what `regular` says of a model's files into a UserError."""
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"`--model`: {error.filename} cannot be read ({as_clause(error)}); put the file itself into the folder of "
-            "the model."
-        ) from None
+        unreadable = error.errno == errno.EACCES
+        advice = "make it readable" if unreadable else "put the file itself into the folder of the model"
+        option = f"--model {model}" if model else "--model"
+        raise UserError(f"`{option}`: {error.filename} cannot be read ({as_clause(error)}); {advice}.") from None
 
 
 def _root(folder: Path) -> Path | None:
@@ -228,7 +229,7 @@ def _model_folder(name: str) -> Path:
     for module in entries(folder, "modules.json"):
         inside = folder / str(module.get("path", ""))
         if (inside / "config.json").is_file() and str(module.get("type", "")).endswith("Transformer"):
-            with _inside():
+            with _inside(name):
                 regular(inside / "config.json", _root(folder))
             return inside
     adapter = next(iter(entries(folder, _ADAPTER)), None)

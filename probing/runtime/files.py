@@ -83,7 +83,11 @@ def _descriptor(within: Path | None, most: int | None, path: str, flags: int) ->
         if not _is_in(target, within):
             raise OSError(errno.EPERM, "it leads out of its folder", os.fspath(path))
         flags |= getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(target, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+    try:
+        descriptor = os.open(target, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):

@@ -49,7 +49,7 @@ def bent(n_layers: int) -> Any:
 def compared() -> Any:
     rows = [
         {"model_a": "small", "layer_a": a, "model_b": "large", "layer_b": b, "statistic": "spearman", "value": 0.1 * a,
-         "chance_low": 0.0, "chance_high": 0.2, "p_value": float("nan")}
+         "chance_low": 0.0, "chance_high": 0.2, "p_value": float("nan"), "same_depth": "yes" if b == 2 * a else "no"}
         for a in (0, 1, 2) for b in (0, 2, 4)
     ]  # fmt: skip
     return SimpleNamespace(agreement=rows)

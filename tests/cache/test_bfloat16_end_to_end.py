@@ -23,7 +23,7 @@ READERS = {
         f"fit --name=made {BARE}",
         "rank runs/made --layer=2 --method=contribution,anova,gaussian --erase --top=5",
     ],
-    "compare": [f"fit --name={name} --layer={i} {BARE}" for i, name in ((1, "a"), (2, "b"))]
+    "compare": [f"fit --name={name} --layer=2 --seed={seed} {BARE}" for seed, name in enumerate("ab")]
     + ["compare runs/a runs/b --name=made"],
     "geometry": ["geometry --name=made --transforms=all --estimators=all --position"],
 }

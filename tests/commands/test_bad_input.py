@@ -186,7 +186,8 @@ def refusal(
         assert "Traceback" not in said.err
         assert status == 2, (status, said)
         assert said.out == ""
-        (line,) = said.err.splitlines()
+        *messages, line = said.err.splitlines()
+        assert not [message for message in messages if message.startswith("probing")]
         owner, _, sentence = line.partition(": ")
         assert owner in ("probing", f"probing {command}")
         assert sentence.endswith(".")
@@ -221,7 +222,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --layr 6 --sed=3 --probe.l3 1", "`--layr`", "`--sed`", "`--seed`", "`--probe.l3`", "`--probe.l2`"),
     ("fit --mod tiny", "`--mod`", "did you mean `--model`?"),
     ("fit --device cuda", "`--device` is not an option of fit", "did you mean `--trainer.accelerator`?"),
-    ("fit --batch-size 8", "`--batch_size`", "did you mean `--batch_tokens` or `--probe.batch_size`?"),
+    ("fit --batch-size 8", "`--batch_size`", "did you mean `--probe.batch_size` or `--batch_tokens`?"),
     ("fit --project mine --lr 1", "`--wandb.project`", "`--probe.learning_rate`"),
     ("wic --lr 1", "`--lr` is not an option of wic."),
     ("fit --task pos", "did you mean `upos`?"),
@@ -243,7 +244,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --task_args [1]", "`--task_args [1]`: expected names with values"),
     ("fit --wandb.mode sometimes", "`--wandb.mode sometimes`", "auto, online, offline or disabled"),
     ("fit --wandb.tag one", "`--wandb.tag` is not an option", "`--wandb.tags`"),
-    ("WANDB_MODE=sometimes fit --wandb.mode auto", "WANDB_MODE is 'sometimes'", "unset it"),
+    ("WANDB_MODE=sometimes fit --wandb.mode auto", "WANDB_MODE is 'sometimes'", "correct it or remove it"),
     *((f"fit --{name}=", f"`--{name}` is empty", "leave it out") for name in CANNOT_BE_EMPTY),
     ("fit --trainer=", "`--trainer`: expected names with values"),
     ("extract --layr 6", "`--layr` is not an option of extract", "`--layer`"),
@@ -382,7 +383,7 @@ CASES: list[tuple[str, ...]] = [
     ("fit --corpus few.txt", "`--corpus`", "0 classes", "lower the bar with `--task_args.min_count`"),
     ("fit --corpus same.txt", "`--corpus`", "0 classes"),
     ("fit --task_args.min_count 10000", "`--task_args.min_count`", "training sentences leave 0 classes"),
-    ("fit --max_length 3", "`--corpus`", "1 classes", "a probe needs two"),
+    ("fit --max_length 3", "`--corpus`", "all labels", "are 1", "a probe needs two"),
     ("fit --test_corpus missing.txt", "`--test_corpus missing.txt` cannot be read"),
     ("fit --test_corpus latin.txt", "`--test_corpus latin.txt` is not UTF-8", "line 2"),
     ("fit --test_corpus sentences.txt", "`--test_corpus sentences.txt` holds every sentence"),
@@ -603,15 +604,15 @@ def nobody() -> Iterator[None]:
 def test_weights_that_may_not_be_read_are_refused(
     desk: Path, tmp_path: Path, refusal: Callable[[list[str]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Path.open
+    opened = os.open
     source._digest.cache_clear()  # what was read before is not opened again
 
-    def guarded(path: Path, *args: Any, **keywords: Any) -> Any:
-        if path.name == "model.safetensors":
+    def guarded(path: Any, *args: Any, **keywords: Any) -> int:
+        if str(path).endswith("model.safetensors"):
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return opened(path, *args, **keywords)
 
-    monkeypatch.setattr(Path, "open", guarded)
+    monkeypatch.setattr(os, "open", guarded)
     assert "`--model tiny`: tiny/model.safetensors cannot be read (Permission denied)" in refusal(["fit"])
 
 

@@ -156,9 +156,10 @@ def of_config(family: str) -> tuple[LaterBlocks, dict[str, Tensor]]:
     encoder: Any = AutoModel.from_config(make(**MORE_THAN_STATES[family])).eval()
     encoder.config.use_cache = False
     generator = torch.Generator().manual_seed(0)
+    # With weights three times as large, a block of ZAYA makes the rounding of float32 a thousand times as large.
     with torch.no_grad():
         for parameter in (one for one in encoder.parameters() if one.ndim > 1):
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     inputs = {"input_ids": 5 + torch.arange(18).view(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.long)}
     inputs["attention_mask"][1, 6:] = 0
     return LaterBlocks.of(encoder, 0, family), inputs

@@ -52,10 +52,10 @@ Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_
 def fit(
     config: dict[str, Any],
     model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
-    dtype: Dtype = "float32", site: str = "residual", corpus: Source = "builtin",
-    test_corpus: Source | None = None, group_by: GroupBy = "auto", max_length: int | None = None,
-    batch_tokens: int | None = None, task: str | TokenTask = "position", task_args: dict[str, Any] | None = None,
-    replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
+    dtype: Dtype = "float32", site: str = "residual", corpus: Source = "builtin", test_corpus: Source | None = None,
+    group_by: GroupBy = "auto", max_length: int | None = None, batch_tokens: int | None = None,
+    task: str | TokenTask = "position", task_args: dict[str, Any] | None = None, replicates: int = 5,
+    controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
     rotations: int | None = None, transform: Transform = "none", seed: int = 0, runs: str = "runs",
     name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
     probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
@@ -68,8 +68,7 @@ def fit(
         site: What a neuron is: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its
             activation function (mlp), a coordinate of a head's output inside block k (attention), or a feature of the
             sparse autoencoder in a folder (sae:FOLDER).
-        task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS for one of your own; from
-            Python also an object.
+        task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS; in Python also an object.
         task_args: Options of the task, such as --task_args.special_tokens include.
         replicates: Number of probes trained on bootstrap samples of the training sentences; the range of a rank is over
             these probes and the run's own. 0 trains none.
@@ -79,8 +78,7 @@ def fit(
         evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
             other penalties, and compares neurons with directions; none does neither.
         mdl: Also measure the minimum description length of the training labels, in bits: they are encoded online.
-        rotations: Number of random rotations whose directions neurons are compared with, 0 for none; by default 20
-            with --evidence all, otherwise none.
+        rotations: Number of random rotations whose directions neurons are compared with; 20 with --evidence all, or 0.
         transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the
             untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
         seed: Seed of every draw: split, shuffled labels, permuted tokens, bootstraps, batches, random initialisation.

@@ -201,7 +201,7 @@ def test_hidden_states_of_a_run_that_was_killed_are_removed_once_it_is_run_again
         with pytest.raises(KeyboardInterrupt):
             measured(planted, "killed", planted["task"], None, **options)
     assert len(entries() - before) == 2
-    measured(planted, "again", planted["task"], None, **options)
+    measured(planted, "after-the-kill", planted["task"], None, **options)
     assert {name for name in entries() - before if not name.startswith("series-")} == set()
     assert before <= entries()
     assert not list((tmp_path / "cache").glob("*.json"))
