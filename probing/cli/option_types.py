@@ -285,7 +285,7 @@ def plain(options: Mapping[str, Any]) -> dict[str, Any]:
 LEAST_ROTATIONS = 19
 
 
-def rotation_problems(rotations: int) -> list[str]:
+def rotation_problems(rotations: int | None) -> list[str]:
     """Return what is wrong with a number of rotations."""
     few = f"`--rotations {rotations}`: expected 0, or at least {LEAST_ROTATIONS}, with fewer of which no p-value "
     return [f"{few}reaches .05"] if rotations and rotations < LEAST_ROTATIONS else []
