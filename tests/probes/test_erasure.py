@@ -316,7 +316,7 @@ def test_of_a_finished_run_the_table_is_written_beside_its_rankings(
     output = capsys.readouterr().out
     assert output.count("usable information for retrained linear probes") == 1
     assert "shuffled labels erased instead" in output
-    assert {path.name for path in folder.iterdir()} == {"contribution.csv", "erasure.csv", "wandb"}
+    assert {path.name for path in folder.iterdir()} == {"contribution.csv", "directions.csv", "erasure.csv", "wandb"}
     rows = read_csv(folder / "erasure.csv")
     assert list(rows[0]) == list(ERASURE.types)
     assert [(row["layer"], row["condition"]) for row in rows] == [(2, condition) for condition in CONDITIONS]
