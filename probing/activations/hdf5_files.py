@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.activations.contents import Activations, Columns, First, assemble
-from probing.activations.rows import Bounds, LazyRows, Source
+from probing.activations.contents import Activations, Bounds, Columns, First, LazyRows, Source, assemble
 from probing.errors import UserError
-from probing.runtime.files import parse_json, regular
+from probing.runtime.files import files_of, most_text, open_file, parse_json, read_text, regular
+from probing.runtime.machine import check_memory
 
 if TYPE_CHECKING:
     import h5py
@@ -137,3 +139,134 @@ class _Sentences:
             words, data = self._bounds.inside(rows, sentence), self._data_sets[sentence]
             parts.append(data[self._layer, words, columns] if len(data.shape) == 3 else data[words, columns])
         return np.concatenate(parts)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# NeuroX's JSON lines: a sentence a line, with its tokens and the values of each layer.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def is_of_neurox(path: Path) -> bool:
+    """Return whether a file begins like a line of NeuroX."""
+    with open_file(path, "r", encoding="utf-8", errors="replace") as file:
+        return '"features"' in file.read(1000)
+
+
+def read_lines(path: Path, first: First | None) -> Activations:
+    """Return the activations of NeuroX's JSON lines, which are text and so read whole, in float32.
+
+    Raises:
+        UserError: If sentences do not fit together.
+        ValueError: If it is damaged.
+        OSError: If it cannot be read.
+    """
+    if first is not None:
+        raise UserError(f"`first` does not apply: {path} is of NeuroX, which says which values are of which layer.")
+    parts: list[NDArray[np.float32]] = []
+    groups: list[int] = []
+    tokens: list[str] = []
+    layers: list[int] = []
+    with open_file(path, "r", most=most_text(), encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                sentence, words, there, values = _sentence(parse_json(line))
+            except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+                raise UserError(
+                    f"{path}: line {number} is no sentence of NeuroX ({type(error).__name__}: {error}); the file is "
+                    "damaged or truncated, so copy or write it again."
+                ) from None
+            if not words:
+                continue
+            layers = layers or there
+            if layers != there or values.shape[1:] != (parts or [values])[0].shape[1:]:
+                raise UserError(
+                    f"{path}: line {number} has the layers {there} and the width {values.shape[-1]}, and an earlier "
+                    f"one {layers} and {parts[0].shape[-1]}: expected the same in all sentences."
+                )
+            parts.append(values)
+            groups += [sentence] * len(words)
+            tokens += words
+    if not parts:
+        raise UserError(f"{path} is empty: it has no tokens.")
+    values = np.concatenate(parts)
+    columns = Columns({"tokens": lambda: np.array(tokens, dtype=object)})
+    by_layer = {layer: np.ascontiguousarray(values[:, place]) for place, layer in enumerate(layers)}
+    return Activations(path, "NeuroX (JSON lines)", by_layer, np.array(groups), columns)
+
+
+def _sentence(line: Any) -> tuple[int, list[str], list[int], NDArray[np.float32]]:
+    """Return a sentence's number, its words, its layers and the values, shape (n_words, n_layers, d_model)."""
+    features = line["features"]
+    layers = [int(layer["index"]) for layer in features[0]["layers"]] if features else []
+    for word in features:
+        if [layer["index"] for layer in word["layers"]] != layers:
+            raise ValueError(f"the token {word['token']!r} has other layers than the first")
+    values = np.array([[layer["values"] for layer in word["layers"]] for word in features], dtype=np.float32)
+    if features and values.ndim != 3:
+        raise ValueError("values have no shape (n_words, n_layers, d_model)")
+    return int(line["linex_index"]), [str(word["token"]) for word in features], layers, values
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Zarr, of format 2 and 3: an array, or a group of arrays by layer.
+# --------------------------------------------------------------------------------------------------------------------
+
+# The files by which a folder is known to be an array or a group.
+MARKS = ("zarr.json", ".zarray", ".zgroup")
+_METADATA = (*MARKS, ".zattrs", ".zmetadata")
+
+
+def zarr_arrays(path: Path) -> dict[str, Source]:
+    """Return the arrays of a store, whose chunks are read when they are asked for.
+
+    Raises:
+        UserError: If chunks are missing.
+        ValueError: If it is damaged, or a codec would unpickle chunks, which zarr refuses from 3.1 on.
+        OSError: If it cannot be read.
+        ImportError: If zarr is not installed.
+    """
+    import zarr
+
+    files = files_of(path)
+    for name in files:
+        if name.rpartition("/")[2] in _METADATA:
+            parse_json(read_text(path / name, path))
+    try:
+        store = zarr.open(str(path), mode="r")
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    if isinstance(store, zarr.Array):
+        arrays = {path.name.removesuffix(".zarr"): store}
+    else:
+        arrays = {name: item for name, item in store.members(max_depth=None) if isinstance(item, zarr.Array)}
+    for name, array in arrays.items():
+        _check_chunks(path, name, array, files)
+    return dict(arrays)
+
+
+def _check_chunks(path: Path, name: str, array: Any, files: Collection[str]) -> None:
+    """Refuse an array with missing chunks, for which zarr would give its fill value.
+
+    Raises:
+        UserError: If chunks are missing, or the memory does not hold one.
+    """
+    sizes = array.shards or array.chunks
+    check_memory(
+        math.prod(sizes) * array.dtype.itemsize, f"{path}: chunks of `{name}`", "write it again with smaller chunks"
+    )
+    numbers = [-(-n // size) for n, size in zip(array.shape, sizes, strict=True)]
+    n_chunks = math.prod(numbers)
+    # Chunks are looked for one by one only if there are as many files.
+    missing = n_chunks - len(files)
+    if missing <= 0:
+        there = f"{array.path}/" if array.path else ""
+        keys = (array.metadata.encode_chunk_key(place) for place in itertools.product(*map(range, numbers)))
+        missing = sum(f"{there}{key}" not in files for key in keys)
+    if missing > 0 and array.size:
+        raise UserError(
+            f"{path}: {missing} of {n_chunks} chunks of `{name}` are missing, for which zarr would give "
+            f"{array.fill_value}; write it again, and if chunks of that value alone are meant, with "
+            "`config={'write_empty_chunks': True}`."
+        )

@@ -2,20 +2,490 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import io
+import math
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.activations.contents import Activations, First, assemble, check_rows, layer_keys, natural
-from probing.activations.formats import FORMATS, Format
-from probing.activations.rows import LazyRows, Source
+from probing.activations.contents import (
+    Activations,
+    Bounds,
+    Columns,
+    First,
+    LazyRows,
+    Source,
+    assemble,
+    check_rows,
+    layer_keys,
+    natural,
+)
+from probing.activations.hdf5_files import MARKS, is_of_neurox, read_hdf5, read_lines, zarr_arrays
 from probing.errors import UserError, as_clause, library_errors
-from probing.runtime.files import open_file
+from probing.runtime.files import files_of, open_file, parse_json, read_text, regular, stored
+from probing.runtime.machine import check_memory
 from probing.runtime.terminal import say
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# --------------------------------------------------------------------------------------------------------------------
+# Files of NumPy: `.npy`, which is memory mapped, and `.npz`, whose stored members are.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Length of a local header of a zip file before the name, and the place of the lengths of name and extra field in it.
+_LOCAL_HEADER, _LENGTHS = 30, slice(26, 30)
+# Most bytes of the header of an array, which could be compressed and say that it is longer.
+_LONGEST_HEADER = 2**16
+
+
+def npy_arrays(path: Path) -> dict[str, Source]:
+    """Return the array of a `.npy` file as a memory map, under the file's name.
+
+    Raises:
+        UserError: If it holds Python objects.
+        ValueError: If it is damaged.
+        OSError: If it cannot be read.
+    """
+    with open_file(path) as file:
+        _, _, dtype = _header(io.BytesIO(file.read(_LONGEST_HEADER)))
+    _refuse_objects(path, dtype)
+    return {path.stem: np.load(regular(path), mmap_mode="r", allow_pickle=False)}
+
+
+def npz_arrays(path: Path) -> dict[str, Source]:
+    """Return the arrays of a `.npz` file: memory maps of stored members; compressed ones are read when asked for.
+
+    Raises:
+        UserError: If one holds Python objects.
+        ValueError: If it is damaged.
+        OSError: If it cannot be read.
+    """
+    arrays: dict[str, Source] = {}
+    try:
+        with zipfile.ZipFile(regular(path)) as archive:
+            for member in archive.infolist():
+                name = member.filename.removesuffix(".npy")
+                with archive.open(member) as file:
+                    begin = io.BytesIO(file.read(_LONGEST_HEADER))
+                shape, fortran, dtype = _header(begin)
+                start = begin.tell()
+                _refuse_objects(path, dtype)
+                if member.compress_type == zipfile.ZIP_STORED and np.prod(shape):
+                    offset = _offset(path, member) + start
+                    order: Any = "F" if fortran else "C"
+                    arrays[name] = np.memmap(regular(path), dtype, "r", offset, shape, order)
+                else:
+                    arrays[name] = _Compressed(path, name, shape, dtype)
+    except zipfile.BadZipFile as error:
+        raise ValueError(str(error)) from None
+    return arrays
+
+
+class _Compressed:
+    """A compressed member, which is read whole when a part of it is asked for first."""
+
+    def __init__(self, path: Path, name: str, shape: tuple[int, ...], dtype: Any) -> None:
+        self._path, self._name, self.shape, self.dtype = path, name, shape, dtype
+
+    @cached_property
+    def _values(self) -> NDArray[Any]:
+        needed = math.prod(self.shape) * self.dtype.itemsize
+        check_memory(needed, f"the values of `{self._name}` in {self._path}", "save them with `np.savez`, unpacked")
+        try:
+            with np.load(regular(self._path), allow_pickle=False) as archive:
+                return archive[self._name]
+        except zipfile.BadZipFile as error:
+            raise ValueError(str(error)) from None
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        return self._values[key]
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, whether columns come first, and dtype; the file then stands at the values."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
+
+
+def _offset(path: Path, member: zipfile.ZipInfo) -> int:
+    """Return where a stored member's bytes begin."""
+    with open_file(path) as file:
+        file.seek(member.header_offset)
+        lengths = file.read(_LOCAL_HEADER)[_LENGTHS]
+    return member.header_offset + _LOCAL_HEADER + sum(np.frombuffer(lengths, "<u2").tolist())
+
+
+def _refuse_objects(path: Path, dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject:
+        raise UserError(
+            f"{path} holds Python objects, which only unpickling could read, and unpickling runs code of the file; "
+            "save arrays of numbers or text, each of one shape."
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tensors: `.safetensors` files, and files of `torch.save`, which are read without running code of theirs.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def safetensors_arrays(path: Path) -> dict[str, Source]:
+    """Return the tensors of a `.safetensors` file, of which parts are read when they are asked for.
+
+    Raises:
+        ValueError: If it is damaged.
+        OSError: If it cannot be read.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = safe_open(regular(path), framework="pt")
+        return {name: _Slices(file.get_slice(name), file.get_tensor, name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(str(error)) from None
+
+
+def torch_arrays(path: Path) -> dict[str, Source]:
+    """Return the tensors that `torch.save` wrote: one, or a list, tuple or dict of them; a list's names are its places.
+
+    Raises:
+        UserError: If it holds anything else, which only running its code could read.
+        ValueError: If it is damaged.
+        OSError: If it cannot be read.
+    """
+    found = _loaded(path)
+    named: Mapping[Any, Any]
+    if isinstance(found, Mapping):
+        named = found
+    else:
+        named = dict(enumerate(found)) if isinstance(found, list | tuple) else {path.stem: found}
+    from torch import Tensor
+
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            where = f" under {name!r}" if value is not found else ""
+            raise UserError(
+                f"{path} holds a value of type {type(value).__name__}{where}: expected a tensor, or a list or dict of "
+                "tensors by layer, as `torch.save({6: tensor}, path)` writes it."
+            )
+    return {str(name): _of_tensor(tensor) for name, tensor in named.items()}
+
+
+def _loaded(path: Path) -> Any:
+    import torch
+
+    try:
+        with warnings.catch_warnings():  # torch advises to report that a file is a pickle, which is said below
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                return torch.load(stored(path), map_location="cpu", weights_only=True, mmap=True)
+            except RuntimeError as error:
+                if "mmap" not in str(error):
+                    raise
+                return torch.load(stored(path), map_location="cpu", weights_only=True)  # of torch before 1.6
+    except (RuntimeError, EOFError) as error:
+        raise ValueError(as_clause(error)) from None
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        if "weights only" not in str(error).lower().replace("_", " "):
+            raise ValueError(as_clause(error)) from None
+        raise UserError(
+            f"{path} holds Python objects beside tensors, which only unpickling could read, and unpickling runs code "
+            "of the file; save plain tensors, as `torch.save({6: tensor.detach().cpu()}, path)` does."
+        ) from None
+
+
+def _of_tensor(tensor: Tensor) -> Source:
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided:
+        tensor = tensor.to_dense()
+    return _Bfloat16(tensor) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+class _Bfloat16:
+    """A tensor of bfloat16, which NumPy does not have: parts that are asked for are of float32."""
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self.shape = tensor, tuple(tensor.shape)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._tensor[key].float().numpy()
+
+
+class _Slices:
+    """A tensor of a `.safetensors` file."""
+
+    def __init__(self, slices: Any, whole: Any, name: str) -> None:
+        self._slices, self._whole, self._name = slices, whole, name
+        self.shape = tuple(slices.get_shape())
+        first = self[tuple(slice(0, 1) for _ in self.shape)] if self.shape else self._array(whole(name))
+        self.dtype = first.dtype
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._array(self._slices[key])
+
+    def _array(self, tensor: Tensor) -> Any:
+        import torch
+
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Data sets of Hugging Face saved on disk, such as the activations that SAELens caches.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Rows of the data set whose lengths are read at once.
+_BATCH = 10_000
+
+
+def read_dataset(path: Path, first: First | None) -> Activations:
+    """Return the array columns of a data set as layers; rows are read from memory maps when they are asked for.
+
+    A column of vectors has a row of activations in each row; a column of arrays (n_tokens, d_model) has a sentence in
+    each, whose rows are its tokens. Other columns are values of rows, of tokens or of sentences.
+
+    Raises:
+        UserError: If there is no array column, or columns do not fit together.
+        ValueError: If it is damaged.
+        OSError: If it cannot be read.
+        ImportError: If the package datasets is not installed.
+    """
+    from datasets import load_from_disk
+
+    if first is not None:
+        raise UserError(f"`first` does not apply: {path} is a data set, whose columns say what their axes are.")
+    if (path / "dataset_dict.json").is_file():
+        splits = sorted(folder.name for folder in path.iterdir() if (folder / "state.json").is_file())
+        raise UserError(
+            f"{path} holds the data sets {', '.join(splits)}: name one, such as {path / (splits or ['train'])[0]}."
+        )
+    table = load_from_disk(str(_checked_folder(path))).with_format("arrow")
+    kinds = {name: _kind(feature) for name, feature in table.features.items()}
+    n_axes = max((axes for axes, is_float in kinds.values() if is_float), default=0)
+    names = [name for name, kind in kinds.items() if kind == (n_axes, True)]
+    if n_axes not in (1, 2):
+        raise UserError(
+            f"{path} has no column of activations, but {', '.join(kinds)}: expected a column of vectors (a token a "
+            "row) or of arrays of shape (n_tokens, d_model) (a sentence a row)."
+        )
+    if not len(table):
+        raise UserError(f"{path} is empty: the data set has no rows.")
+    lengths = {name: _lengths(table, name) if n_axes == 2 else np.ones(len(table), np.int64) for name in names}
+    check_rows(path, {name: int(of_rows.sum()) for name, of_rows in lengths.items()})
+    of_rows, ordered = lengths[names[0]], sorted(names, key=natural)
+    for name, others in lengths.items():
+        if not np.array_equal(of_rows, others):
+            raise UserError(f"{path}: `{names[0]}` and `{name}` have unlike numbers of tokens in some rows.")
+    layers = {
+        key: LazyRows(
+            (int(of_rows.sum()), _width(table, name, n_axes)), _dtype(table.features[name]),
+            _Reader(table, name, of_rows, n_axes).read, f"{path} ({name})",
+        )
+        for key, name in zip(layer_keys(path, ordered), ordered, strict=True)
+    }  # fmt: skip
+    columns = _columns(table, {name: axes for name, (axes, _) in kinds.items() if name not in names}, of_rows, n_axes)
+    groups = np.repeat(np.arange(len(table)), of_rows) if n_axes == 2 else None
+    if "groups" in columns:
+        groups = columns.pop("groups")()
+    return Activations(path, "datasets", layers, groups, Columns(columns))
+
+
+def _checked_folder(path: Path) -> Path:
+    """Return the folder of a data set whose files all lie in it, those that its `state.json` names too.
+
+    Raises:
+        ValueError: If it is damaged.
+        OSError: If a file lies elsewhere, or is none.
+    """
+    files_of(path)
+    state, _ = (parse_json(read_text(path / name, path)) for name in ("state.json", "dataset_info.json"))
+    for file in state["_data_files"]:
+        regular(path / str(file["filename"]), path)
+    return path
+
+
+def _kind(feature: Any) -> tuple[int, bool]:
+    """Return how many axes a value has in each row, and whether it is of fractions."""
+    axes = 0
+    while True:
+        if shape := getattr(feature, "shape", None):  # Array2D
+            return axes + len(shape), feature.dtype.startswith(("float", "bfloat"))
+        inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+        if inner is None:
+            return axes, str(getattr(feature, "dtype", "")).startswith("float")
+        feature, axes = inner, axes + 1
+
+
+def _dtype(feature: Any) -> np.dtype[Any]:
+    while (inner := feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)) is not None:
+        feature = inner
+    return np.dtype(feature.dtype)
+
+
+def _chunks(column: Any) -> list[Any]:
+    """Return the arrays of Arrow of a column, without the type of an extension."""
+    return [getattr(chunk, "storage", chunk) for chunk in column.chunks]
+
+
+def _lengths(table: Any, name: str) -> NDArray[np.int64]:
+    """Return the number of values of each row of a column of lists, of which only the offsets are read."""
+    import pyarrow.compute
+
+    found = []
+    column = table.select_columns([name])
+    for start in range(0, len(table), _BATCH):
+        for chunk in _chunks(column[start : start + _BATCH].column(0)):
+            found.append(pyarrow.compute.list_value_length(chunk).fill_null(0).to_numpy(zero_copy_only=False))
+    return np.concatenate(found).astype(np.int64)
+
+
+def _width(table: Any, name: str, n_axes: int) -> int:
+    """Return the width of the first vector of a column."""
+    column = table.select_columns([name])
+    for row in range(len(table)):
+        values = column[row : row + 1].column(0)[0].as_py()
+        if n_axes == 1:
+            return len(values)
+        if values:
+            return len(values[0])
+    return 0
+
+
+class _Reader:
+    """Rows of one column of arrays."""
+
+    def __init__(self, table: Any, name: str, lengths: NDArray[np.int64], n_axes: int) -> None:
+        self._column, self._n_axes = table.select_columns([name]), n_axes
+        self._bounds = Bounds(lengths)
+
+    def read(self, rows: slice, columns: slice) -> NDArray[Any]:
+        parts, sentences = [], self._bounds.sentences(rows)
+        for chunk in _chunks(self._column[sentences.start : sentences.stop].column(0)):
+            # A list's values are those of its part of a buffer, which is not copied.
+            for _ in range(self._n_axes):
+                if chunk.null_count:
+                    raise ValueError("a row has no values")
+                n_vectors, chunk = len(chunk), chunk.flatten()
+            if chunk.null_count:
+                raise ValueError("a value is missing")
+            if n_vectors and len(chunk) % n_vectors:
+                raise ValueError("vectors have unlike widths")
+            parts.append(chunk.to_numpy(zero_copy_only=False).reshape(n_vectors, -1) if n_vectors else None)
+        vectors = [part[:, columns] for part in parts if part is not None]
+        start = self._bounds.inside(rows, sentences.start).start
+        found = vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+        return found[start : start + rows.stop - rows.start]
+
+
+def _columns(
+    table: Any, axes: dict[str, int], lengths: NDArray[np.int64], n_axes: int
+) -> dict[str, Callable[[], NDArray[Any]]]:
+    """Return what reads values of rows: of each row of the data set or, where these are sentences, of each token."""
+    found: dict[str, Callable[[], NDArray[Any]]] = {}
+    for name, n in axes.items():
+        if n == 0:
+            found[name] = partial(_of_sentences, table, name, lengths)
+        elif n == 1 and n_axes == 2 and np.array_equal(_lengths(table, name), lengths):
+            found[name] = partial(_of_tokens, table, name)
+    return found
+
+
+def _of_sentences(table: Any, name: str, lengths: NDArray[np.int64]) -> NDArray[Any]:
+    values = table.select_columns([name])[:].column(0).to_numpy()
+    return np.repeat(values, lengths)
+
+
+def _of_tokens(table: Any, name: str) -> NDArray[Any]:
+    chunks = _chunks(table.select_columns([name])[:].column(0))
+    return np.concatenate([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The formats that can be read: by what each is recognised, and what reads it.
+# --------------------------------------------------------------------------------------------------------------------
+
+Read = Callable[[Path, First | None], Activations]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of activations.
+
+    Attributes:
+        name: What it is called.
+        sign: By what it is recognised, for users.
+        recognises: Whether a path is of the format.
+        read: Returns its activations.
+        suffixes: Names of its files end so; of folders none.
+        library: Package without which it cannot be read, and the extra that installs it.
+        arrays: Returns its arrays by name; formats that say more than this have none.
+    """
+
+    name: str
+    sign: str
+    recognises: Callable[[Path], bool]
+    read: Read
+    suffixes: tuple[str, ...] = ()
+    library: tuple[str, str] | None = None
+    arrays: Callable[[Path], Mapping[str, Source]] | None = None
+
+
+def _is_dataset(path: Path) -> bool:
+    return (path / "state.json").is_file() or (path / "dataset_dict.json").is_file()
+
+
+def _is_zarr(path: Path) -> bool:
+    return any((path / mark).is_file() for mark in MARKS)
+
+
+def _of_arrays(
+    name: str, sign: str, recognises: Callable[[Path], bool], arrays: Callable[[Path], Mapping[str, Source]],
+    suffixes: tuple[str, ...] = (), library: tuple[str, str] | None = None,
+) -> Format:  # fmt: skip
+    def read(path: Path, first: First | None) -> Activations:
+        return assemble(path, name, arrays(path), first)
+
+    return Format(name, sign, recognises, read, suffixes, library, arrays)
+
+
+def _ends(path: Path, suffixes: tuple[str, ...]) -> bool:
+    return path.is_file() and path.suffix.lower() in suffixes
+
+
+def _readers_by_suffix(name: str, suffixes: tuple[str, ...], arrays: Callable[[Path], Mapping[str, Source]]) -> Format:
+    sign = "files " + ", ".join(f"`{suffix}`" for suffix in suffixes)
+    return _of_arrays(name, sign, partial(_ends, suffixes=suffixes), arrays, suffixes)
+
+
+_HDF5, _JSON = (".hdf5", ".h5"), (".json", ".jsonl")
+FORMATS = (
+    Format("HDF5", "files `.hdf5`, `.h5`; NeuroX's by their data set `sentence_to_index`",
+           partial(_ends, suffixes=_HDF5), read_hdf5, _HDF5, ("h5py", "hdf5")),
+    Format("NeuroX (JSON lines)", 'files `.json`, `.jsonl` of lines with `"features"`',
+           lambda path: _ends(path, _JSON) and is_of_neurox(path), read_lines, _JSON),
+    Format("datasets", "folders with `state.json`, as `save_to_disk` and SAELens write them",
+           _is_dataset, read_dataset, library=("datasets", "hf")),
+    _of_arrays("zarr", "folders with `zarr.json`, `.zarray` or `.zgroup`", _is_zarr, zarr_arrays,
+               library=("zarr", "zarr")),
+    _readers_by_suffix("npy", (".npy",), npy_arrays),
+    _readers_by_suffix("npz", (".npz",), npz_arrays),
+    _readers_by_suffix("safetensors", (".safetensors",), safetensors_arrays),
+    _readers_by_suffix("torch", (".pt", ".pth"), torch_arrays),
+)  # fmt: skip
 
 Made = TypeVar("Made")
 # Files that only unpickling could read.

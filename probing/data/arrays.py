@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.activations.rows import LazyRows
+from probing.activations.contents import LazyRows
 from probing.corpus.splits import Split, sides_of_clusters
 from probing.data.array_activations import ArrayActivations, check_values, warn_of_rounding
 from probing.data.examples import Examples, Sides

@@ -44,7 +44,7 @@ from activation_files import (
 )  # fmt: skip
 from pages import ROOT
 from probing import UserError, read_activations
-from probing.activations.formats import FORMATS
+from probing.activations.reading import FORMATS
 
 GROUPS = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
 BLOCK_GROUPS = np.repeat(np.arange(N_SENTENCES), N_TOKENS)
