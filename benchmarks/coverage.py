@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 
 from probing.cache import Request, activations
-from probing.cache.files import cache_folder
+from probing.cache.store import cache_folder
 from probing.cli.options import ProbeOptions
 from probing.corpus.splits import Split, read_corpora
 from probing.data.controls import token_identity

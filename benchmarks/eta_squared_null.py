@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 
 from probing.cache import Request, activations
-from probing.cache.files import cache_folder
+from probing.cache.store import cache_folder
 from probing.corpus.splits import read_corpora
 from probing.data.examples import Examples
 from probing.data.labelling import choose_classes, label

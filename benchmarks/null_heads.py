@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from probing.cache import Request, load, tokens_of
-from probing.cache.files import cache_folder
+from probing.cache.store import cache_folder
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, load_corpus
 from probing.heads.accumulation import AttentionReader, accumulate

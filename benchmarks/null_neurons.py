@@ -28,8 +28,8 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
-from probing.cache.files import cache_folder
 from probing.cache.source import ActivationSource
+from probing.cache.store import cache_folder
 from probing.corpus.splits import read_corpora
 from probing.disabling.probed_task import frozen_of_run
 from probing.disabling.subject import Subject

@@ -32,8 +32,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from probing.cache import Request, activations
-from probing.cache.files import cache_folder
-from probing.cache.plan import Plan, Shard
+from probing.cache.store import Plan, Shard, cache_folder
 from probing.cache.tokens import Tokens
 from probing.corpus.splits import read_corpora
 from probing.data.controls import shuffled

@@ -27,7 +27,7 @@ from probing.builtin_tasks.position import Position
 from scipy.stats import binomtest
 
 from probing.cache import ActivationStore, Request, activations
-from probing.cache.files import cache_folder
+from probing.cache.store import cache_folder
 from probing.cli.options import ProbeOptions
 from probing.comparison.agreement import agreement
 from probing.comparison.matching import CrossMoments

@@ -24,8 +24,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from probing.cache import Request, activations
-from probing.cache.files import cache_folder
-from probing.cache.store import ActivationStore
+from probing.cache.store import ActivationStore, cache_folder
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import Split, read_corpora

@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.corpora import sentences
-from probing.cache.plan import Plan, divide, shard_tokens
-from probing.cache.store import ActivationStore
+from probing.cache.store import ActivationStore, Plan, divide, shard_tokens
 from probing.cache.tokens import Tokens
 from probing.studies.geometry.layers import Sampled
 from probing.studies.geometry.position.survey import Measured, survey_position

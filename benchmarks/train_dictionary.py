@@ -23,9 +23,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from probing.cache.files import cache_folder
 from probing.cache.source import ActivationSource
-from probing.cache.store import ActivationStore
+from probing.cache.store import ActivationStore, cache_folder
 from probing.corpus.splits import read_corpora
 from probing.errors import UserError
 from probing.models.dictionaries import Dictionary, highest

@@ -103,9 +103,9 @@ def _as_rank(result: Any, variables: dict[str, str], target: Callable[..., Any],
 
 def small_shards(shard_tokens: int) -> None:
     """Divide a corpus into shards of so many tokens, in this process."""
-    from probing.cache import plan
+    from probing.cache import store
 
-    plan.SHARD_BYTES, plan.MIN_SHARD_TOKENS = 0, shard_tokens
+    store.SHARD_BYTES, store.MIN_SHARD_TOKENS = 0, shard_tokens
 
 
 def extract_with_small_shards(

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 from scipy.optimize import minimize
 
-from probing.cache.plan import Plan, divide
-from probing.cache.store import ActivationStore
+from probing.cache.store import ActivationStore, Plan, divide
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.corpus.splits import Split

@@ -24,7 +24,7 @@ from conftest import BARE, make_sentences
 from pretended_device import pretended
 from probing import ActivationDataModule, UserError, WandbOptions, extract, fit
 from probing.cache import Request
-from probing.cache.plan import Plan, divide
+from probing.cache.store import Plan, divide
 from probing.corpus import from_sentences
 from probing.heads.accumulation import accumulate
 from probing.heads.attended import Attended

@@ -53,7 +53,7 @@ def command(*args: str) -> dict[str, Any]:
 
 
 def _cached(folder: Path) -> dict[str, Any]:
-    from probing.cache.entries import entries
+    from probing.cache.store import entries
 
     (entry,) = entries(folder)
     assert entry.store is not None

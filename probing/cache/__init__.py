@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.cache.plan import FORMAT, Plan, divide, fingerprint, shard_tokens
-from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
+from probing.cache.store import (
+    FORMAT,
+    ActivationStore,
+    DamagedCache,
+    Plan,
+    divide,
+    fingerprint,
+    leftovers,
+    not_written,
+    remove,
+    shard_tokens,
+)
 from probing.cache.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
 from probing.corpus import Corpus
 from probing.errors import NotTheModels, RunError, UserError, library_errors

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from probing.cache.plan import batches
-from probing.cache.reading import Reading, reading_order
-from probing.cache.store import ActivationStore
+from probing.cache.extraction import Reading, reading_order
+from probing.cache.store import ActivationStore, batches
 from probing.corpus import Corpus
 from probing.errors import NotTheModels
 from probing.models.anatomy import of_copy

@@ -4,26 +4,204 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.cache.files import FileLease
-from probing.cache.plan import DTYPES, FORMAT, Plan, Shard, fingerprint
+import numpy as np
+from numpy.typing import NDArray
+
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.errors import RunError, UserError
+from probing.errors import RunError, UserError, as_clause
 from probing.runtime.files import file_sha256, most_text, parse_json, read_text, regular, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+# --------------------------------------------------------------------------------------------------------------------
+# The division of a corpus into shards, fixed before any work so that every process follows the same plan.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Increased whenever the layout on disk or the meaning of the values changes.
+FORMAT = 1
+DTYPES = ("float32", "bfloat16", "float16")
+# Size of one shard's activations of all layers, which extraction holds in memory at a time.
+SHARD_BYTES = 128 * 2**20
+MIN_SHARD_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Consecutive sentences whose activations of a layer are in one file."""
+
+    index: int
+    first_sentence: int
+    n_sentences: int
+    n_tokens: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The division of a corpus into shards.
+
+    Args:
+        key: Everything that changes the values (model, weights, tokenizer, corpus, dtype, ...).
+        n_layers: Number of blocks of the model; layers are numbered 0..n_layers.
+        d_model: Width of a hidden state.
+        dtype: Dtype of the stored activations, by its name in torch.
+        batch_tokens: Padded tokens in one forward pass.
+        shards: The shards, in corpus order.
+    """
+
+    key: Mapping[str, Any]
+    n_layers: int
+    d_model: int
+    dtype: str
+    batch_tokens: int
+    shards: tuple[Shard, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens of the corpus."""
+        return sum(shard.n_tokens for shard in self.shards)
+
+
+def fingerprint(key: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) of a key, independent of the order of its items."""
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+
+
+def shard_tokens(n_layers: int, d_model: int, itemsize: int) -> int:
+    """Return the number of tokens per shard at which all layers together fill `SHARD_BYTES`."""
+    return max(MIN_SHARD_TOKENS, SHARD_BYTES // ((n_layers + 1) * d_model * itemsize))
+
+
+def divide(lengths: NDArray[np.int32], max_tokens: int) -> tuple[Shard, ...]:
+    """Group consecutive sentences into shards of at most `max_tokens` tokens, or of one longer sentence."""
+    shards: list[Shard] = []
+    first, filled = 0, 0
+    for sentence, length in enumerate(lengths.tolist()):
+        if filled and filled + length > max_tokens:
+            shards.append(Shard(len(shards), first, sentence - first, filled))
+            first, filled = sentence, 0
+        filled += length
+    return (*shards, Shard(len(shards), first, len(lengths) - first, filled))
+
+
+def batches(lengths: NDArray[np.int32], batch_tokens: int, with_padding: bool = True) -> Iterator[NDArray[np.int64]]:
+    """Yield a shard's sentences, longest first, in batches of at most `batch_tokens` padded tokens, or of one sentence.
+
+    Args:
+        lengths: Number of tokens of each sentence, shape (n_sentences,); sentences without tokens are in no batch.
+        batch_tokens: Most padded tokens in a batch.
+        with_padding: Whether sentences of different lengths may share a batch.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    order = order[lengths[order] > 0]
+    while len(order):
+        longest = int(lengths[order[0]])
+        size = max(1, batch_tokens // longest)
+        if not with_padding:
+            size = min(size, int((lengths[order] == longest).sum()))
+        yield order[:size]
+        order = order[size:]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Where the cache is, and locks on its files.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def cache_folder(cache: str | Path | None, runs: str = "runs") -> Path:
+    """Return the folder of cached activations: `--cache`, else $PROBING_CACHE, else `cache` in the folder of runs.
+
+    Raises:
+        UserError: If the path is a file.
+    """
+    if cache:
+        return folder(cache, f"--cache {cache}")
+    if variable := os.environ.get("PROBING_CACHE"):
+        return folder(variable, f"PROBING_CACHE={variable}")
+    return folder(Path(runs) / "cache", f"--runs {runs}")
+
+
+def folder(path: str | Path, typed: str) -> Path:
+    """Return the path of a folder that exists or can be made.
+
+    Raises:
+        UserError: If something else than a folder has this path.
+    """
+    try:
+        str(path).encode()  # safetensors opens no other files
+    except UnicodeEncodeError:
+        raise UserError(f"`{typed}` is no name in UTF-8{_of_locale(path)} name another folder.") from None
+    for part in (path := Path(path), *path.parents):
+        try:
+            if stat.S_ISDIR(part.stat().st_mode):
+                return path
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            reason = as_clause(error)
+        else:
+            reason = f"{part} is a file"
+        raise UserError(f"`{typed}` is no folder ({reason}); name another one.")
+    return path
+
+
+def _of_locale(path: str | Path) -> str:
+    """Return what to do if it is the locale that keeps Python from reading a name as UTF-8; else a semicolon."""
+    try:
+        os.fsencode(path).decode()
+    except UnicodeError:
+        return ";"
+    return " under this locale: set PYTHONUTF8=1 or LC_ALL=C.UTF-8, or"
+
+
+class FileLease:
+    """A lock on a file, which ends with this object or with its process, however that ends; forked processes share it.
+
+    Readers share a lock, which needs no right to write; a process that removes the file takes it alone. Where the
+    file system has no locks nothing is locked, nor on Windows, where no file is removed that is open.
+
+    Args:
+        path: The file.
+        shared: Whether others may have a shared lock, too.
+
+    Raises:
+        BlockingIOError: If other locks forbid it.
+        OSError: If the file is not there, or cannot be opened.
+    """
+
+    def __init__(self, path: Path, shared: bool = True) -> None:
+        # NFS locks a file alone only if it is open for writing.
+        self._descriptor, self._close = os.open(regular(path), os.O_RDONLY if shared else os.O_RDWR), os.close
+        with suppress(ImportError):
+            import fcntl
+
+            try:
+                fcntl.flock(self._descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:  # the second one on NFS
+                raise BlockingIOError(*error.args) from None
+            except OSError:
+                return
+        if not os.fstat(self._descriptor).st_nlink:  # removed before it was locked
+            raise FileNotFoundError(f"{path} was removed")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_close"):
+            self._close(self._descriptor)
 
 
 MANIFEST, TOKENS = "manifest.jsonl", "tokens.safetensors"
@@ -333,3 +511,132 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The entries of a cache folder: which there are, and how those that no job uses are removed.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Folder name of an entry: the model's name and the beginning of the key's fingerprint.
+_ENTRY_NAME = re.compile(r".+-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A folder of the cache.
+
+    Args:
+        folder: Path of the folder.
+        store: The entry, or None if it cannot be opened.
+        trouble: The reason why it cannot be opened: `damaged`, or `of a newer version`.
+    """
+
+    folder: Path
+    store: ActivationStore | None
+    trouble: str = ""
+
+    @property
+    def last_used(self) -> float:
+        """When the entry was last used, in seconds since the epoch; infinity if it was removed meanwhile."""
+        try:
+            return max(path.stat().st_mtime for path in (self.folder, *self.folder.glob(MANIFEST)))
+        except FileNotFoundError:
+            return math.inf
+
+
+def entries(cache: Path) -> list[Entry]:
+    """Return the entries in a cache folder, by name; other files and folders are ignored."""
+    found = []
+    for folder in sorted(cache.glob("*/")):
+        if not _ENTRY_NAME.fullmatch(folder.name) or not any((folder / name).exists() for name in (MANIFEST, TOKENS)):
+            continue
+        try:
+            found.append(Entry(folder, ActivationStore(folder)))
+        except DamagedCache:
+            found.append(Entry(folder, None, "damaged"))
+        except NewerCache:
+            found.append(Entry(folder, None, "of a newer version"))
+    return found
+
+
+def remove_unused(cache: Path, path: Path) -> bool:
+    """Remove an entry of the cache or a file of one, unless a job writes it or reads the entry.
+
+    Returns:
+        Whether it is gone.
+
+    Raises:
+        UserError: If it cannot be removed.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(cache / f"{path.relative_to(cache).parts[0]}.lock").acquire(timeout=0):
+            lease = FileLease(path / MANIFEST, shared=False) if (path / MANIFEST).exists() else None
+            remove(path)
+            del lease
+    except (Timeout, BlockingIOError):
+        return False
+    except OSError as error:
+        raise UserError(f"`--cache {cache}`: {path} cannot be removed ({error.strerror or error}).") from None
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The results of finished passes on disk, so that a run that was killed goes on with the next one.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class PassStore(ActivationStore):
+    """An entry of the cache with a file for each of several passes, all over one text."""
+
+    @classmethod
+    def opened(
+        cls, folder: Path, key: Mapping[str, Any], tokens: Tokens, n_passes: int, batch_tokens: int,
+        description: Mapping[str, Any],
+    ) -> PassStore:  # fmt: skip
+        """Open the entry, or make it.
+
+        Args:
+            folder: The entry's folder.
+            key: Everything that changes the results.
+            tokens: The table of tokens of the text.
+            n_passes: Number of passes that there can be.
+            batch_tokens: Most tokens in a batch, padding included.
+            description: Information for users: names of model and corpus, versions.
+
+        Raises:
+            UserError: If the entry cannot be written.
+        """
+        try:
+            return cls(folder)
+        except DamagedCache:
+            pass
+        plan = Plan(key, n_passes, 0, "float32", batch_tokens, (Shard(0, 0, tokens.n_sentences, tokens.n_tokens),))
+        try:
+            cls.create(folder, plan, tokens, description)
+        except OSError as error:
+            raise not_written(folder, error) from error
+        return cls(folder)
+
+    def unfinished(self, indices: Sequence[int]) -> list[int]:
+        """Return which of these files are missing or damaged."""
+        have = {at for at, _ in self.records()} - {at for at, _ in self.damaged(indices)}
+        return [index for index in indices if index not in have]
+
+    def put(self, index: int, tensors: Mapping[str, Tensor]) -> None:
+        """Write a file.
+
+        Raises:
+            UserError: If there is no room for it.
+        """
+        try:
+            self.write_tensors(index, 0, tensors)
+        except OSError as error:
+            raise not_written(self.folder, error) from error
+
+    def get(self, index: int) -> dict[str, Tensor]:
+        """Return the content of a file."""
+        from safetensors.torch import load_file
+
+        return load_file(regular(self.path(index, 0), self.folder))

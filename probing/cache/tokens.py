@@ -3,19 +3,134 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cache.words_of_tokens import Assigned, assign, divided
 from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.runtime.files import parse_json, regular, write_tensors
+
+# --------------------------------------------------------------------------------------------------------------------
+# Which word a token belongs to.
+# --------------------------------------------------------------------------------------------------------------------
+
+Integers = NDArray[np.int64]
+
+
+class Assigned(NamedTuple):
+    """The words of some tokens, as indices among the words of all their sentences; -1 for tokens of no word.
+
+    Args:
+        words: The word that each token belongs to, shape (n_tokens,).
+        first: The first word that it has characters of, shape (n_tokens,).
+        last: The last one, shape (n_tokens,).
+        starts: Index of each sentence's first word, followed by the number of words, shape (n_sentences + 1,).
+        is_blank: Whether a token is nothing but a blank, shape (n_tokens,).
+    """
+
+    words: Integers
+    first: Integers
+    last: Integers
+    starts: Integers
+    is_blank: NDArray[np.bool_]
+
+
+def assign(
+    spans: NDArray[np.integer],
+    sentences: NDArray[np.integer],
+    ordinary: NDArray[np.bool_],
+    texts: Sequence[str],
+    words: Sequence[Sequence[str]] | None = None,
+) -> Assigned:
+    """Assign tokens to words by their characters.
+
+    The space between two words belongs to the second, unless the token begins in the first. A token that lies in
+    several words belongs to the first of them that no token before it belongs to, and to the last if there is none;
+    no other rule leaves fewer words without a token. Words without a visible character, which normalisers delete, do
+    not count among several.
+
+    Args:
+        spans: First character of each token in its sentence, and the first one after it, shape (n_tokens, 2).
+        sentences: Index of each token's sentence among `texts`, ascending, shape (n_tokens,).
+        ordinary: Whether the tokenizer found the token in the text, and did not add it, shape (n_tokens,).
+        texts: The sentences, with single spaces.
+        words: The words of each sentence. Joined by single spaces, without empty words, they give the sentence, or its
+            beginning. None for the words between blanks.
+    """
+    joined = "\n".join(texts)
+    characters = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    begins = np.cumsum([0, *(len(text) + 1 for text in texts)], dtype=np.int64)
+    if words is None:
+        is_end = np.append(characters == ord(" "), True)
+        is_end[begins[1:] - 1] = True
+        ends = np.flatnonzero(is_end)
+        starts = np.searchsorted(ends, begins)
+    else:
+        lists = [_ends(listed) + begin for listed, begin in zip(words, begins.tolist(), strict=False)]
+        ends, starts = np.concatenate(lists), np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    start, stop = (spans[:, i] + begins[sentences] for i in (0, 1))
+    # The text may be empty, and special tokens have no characters.
+    behind = np.append(characters, 0)[np.maximum(stop - 1, 0)] == ord(" ")
+    last = np.searchsorted(ends, stop - ((stop - start > 1) & behind))
+    first = np.minimum(last, np.searchsorted(ends, start + 1))
+    first, last = np.where(ordinary, first, -1), np.where(ordinary, last, -1)
+    found = last.copy()
+    for token in np.flatnonzero(first < last).tolist():
+        before = found[token - 1] if token else -1
+        several = range(max(first[token], before + 1), last[token] + 1)
+        seen = (word for word in several if is_visible(joined[(ends[word - 1] + 1 if word else 0) : ends[word]]))
+        found[token] = next(seen, last[token])
+    return Assigned(found, first, last, starts, (stop - start == 1) & behind)
+
+
+def divided(
+    words: NDArray[np.int16], begins: NDArray[np.bool_], sentences: NDArray[np.integer], found: Assigned
+) -> NDArray[np.int16]:
+    """Divide words of running text that have blanks inside, at the blanks; all other words stay as they are.
+
+    Tokenizers that do not divide text before they look for pieces (Gemma, Llama 2) take a whole text for a word.
+
+    Args:
+        words: Index of each token's word in its sentence, by the tokenizer, negative for special tokens, (n_tokens,).
+        begins: Whether a token is the first piece of such a word, shape (n_tokens,).
+        sentences: Index of each token's sentence, ascending, shape (n_tokens,).
+        found: The words between blanks that the tokens belong to.
+    """
+    ordinary, group = words >= 0, begins.cumsum() - 1
+    held = ordinary & ~found.is_blank
+    low, high = np.full(begins.sum(), np.iinfo(np.int64).max), np.full(begins.sum(), -1)
+    np.minimum.at(low, group[held], found.words[held])
+    np.maximum.at(high, group[held], found.words[held])
+    is_divided = low < high
+    if not is_divided.any():
+        return words
+    # A blank behind the last word of a group belongs to it: there is no word of nothing but a blank.
+    between = np.where(ordinary, np.minimum(found.words, high[group]), -1)
+    breaks = begins.copy()
+    breaks[1:] |= (ordinary & is_divided[group])[1:] & (between[1:] > between[:-1])
+    numbers, first = breaks.cumsum(), np.searchsorted(sentences, sentences)
+    numbers -= (numbers - breaks)[first] + 1
+    changed = np.unique(sentences[ordinary & is_divided[group]])
+    return np.where(ordinary & np.isin(sentences, changed), numbers, words).astype(np.int16)
+
+
+def is_visible(word: str) -> bool:
+    """Return whether a word has a character that is not a mark, a blank or a control or format character."""
+    return any(unicodedata.category(character)[0] not in "MZC" for character in word)
+
+
+def _ends(words: Sequence[str]) -> Integers:
+    """Return the end of each word in the text; an empty word ends where the previous one does."""
+    lengths = np.array([len(word) for word in words], dtype=np.int64)
+    return np.cumsum(lengths + (lengths > 0)) - 1
+
 
 # Sentences tokenised at a time; this bounds the memory of the tokenizer's objects.
 CHUNK = 1024
@@ -117,7 +232,7 @@ class Tokens:
         return replace(self, words=words)
 
     def in_words(self, sentences: Sequence[str], words: Sequence[Sequence[str]] | None = None) -> Tokens:
-        """Return the table with the words of its tokens found by their characters; see `probing.cache.words_of_tokens`.
+        """Return the table with the words of its tokens found by their characters; see `probing.cache.tokens`.
 
         A table that was stored by an earlier version has its words corrected; one without characters stays as it is.
 
@@ -364,3 +479,86 @@ def _word_ids(encoding: Any) -> NDArray[np.int64]:
     added = np.array(encoding.special_tokens_mask, dtype=bool)
     words = np.array([-1 if word is None else word for word in encoding.word_ids], dtype=np.int64)
     return np.where((words < 0) & ~added, 0, words)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How many words of a word list have a token of their own, and why the others have none.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WordCounts:
+    """The words of a corpus. All are `n_with_token`, `n_shared`, `n_without_token` and `n_cut` together.
+
+    Args:
+        n_words: Number of words.
+        n_with_token: Number of words that a token belongs to.
+        n_shared: Number of words whose characters are in tokens that belong to other words.
+        n_without_token: Number of words whose characters are in no token: the tokenizer removes them.
+        n_cut: Number of words that were cut off, because their sentence was too long.
+        examples: Distinct words that are shared or without a token, in their order of appearance.
+    """
+
+    n_words: int
+    n_with_token: int
+    n_shared: int
+    n_without_token: int
+    n_cut: int
+    examples: tuple[str, ...]
+
+    @property
+    def n_left_out(self) -> int:
+        """Number of words that the model reads, and that no token belongs to."""
+        return self.n_shared + self.n_without_token
+
+    def as_json(self) -> dict[str, int]:
+        """Return the counts for `results.json`."""
+        return {
+            "n_words": self.n_words, "n_words_shared": self.n_shared,
+            "n_words_without_token": self.n_without_token, "n_words_cut": self.n_cut,
+        }  # fmt: skip
+
+
+def count_words(tokens: Tokens, corpus: Corpus) -> WordCounts | None:
+    """Count the words of a corpus; None for running text, and for tables without the characters of tokens.
+
+    A word counts as cut off if its sentence has as many tokens as any, some were cut, and it lies beyond their
+    characters on a side where visible ones are left. Tokens that are set aside count like others.
+
+    Args:
+        tokens: The table of tokens of the corpus.
+        corpus: The corpus.
+    """
+    if corpus.words is None or tokens.spans is None:
+        return None
+    n_with_token = n_shared = n_cut = 0
+    missing: list[str] = []
+    is_full = (tokens.lengths == tokens.lengths.max(initial=0)) & (tokens.n_truncated > 0)
+    for _, chunk, found in tokens.assigned(corpus.sentences, corpus.words):
+        starts = found.starts
+        has, touched = (np.zeros(starts[-1], dtype=bool) for _ in range(2))
+        has[found.words[found.words >= 0]] = True
+        for token in np.flatnonzero(found.first < found.last).tolist():
+            touched[found.first[token] : found.last[token] + 1] = True
+        n_with_token += int(has.sum())
+        for i in np.flatnonzero(np.add.reduceat(~has, starts[:-1])).tolist():
+            words = corpus.words[chunk.start + i]
+            own = slice(starts[i], starts[i + 1])
+            cut = _cut_off(words[:LONGEST], has[own] | touched[own]) & is_full[chunk.start + i]
+            n_cut += int(cut.sum())
+            for word in np.flatnonzero(~has[own] & ~cut).tolist():
+                n_shared += bool(touched[own][word] and is_visible(words[word]))
+                missing.append(words[word])
+        n_cut += sum(max(0, len(words) - LONGEST) for words in corpus.words[chunk])
+    n_words = sum(map(len, corpus.words))
+    return WordCounts(n_words, n_with_token, n_shared, len(missing) - n_shared, n_cut, tuple(dict.fromkeys(missing)))
+
+
+def _cut_off(words: tuple[str, ...], read: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which words lie before the first or behind the last that was read, on sides with visible ones."""
+    cut = np.zeros(len(words), dtype=bool)
+    at = np.flatnonzero(read)
+    first, last = (int(at[0]), int(at[-1])) if len(at) else (0, -1)
+    for side in (slice(0, first), slice(last + 1, None)):
+        cut[side] = any(map(is_visible, words[side]))
+    return cut

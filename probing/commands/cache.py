@@ -8,9 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from probing.cache.entries import entries, remove_unused
-from probing.cache.files import cache_folder
-from probing.cache.store import leftovers
+from probing.cache.store import cache_folder, entries, leftovers, remove_unused
 from probing.cli.python_calls import command
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.runs.folder import PARTIAL, remove_abandoned

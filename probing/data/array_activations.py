@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.plan import Plan, Shard, divide, shard_tokens
+from probing.cache.store import Plan, Shard, divide, shard_tokens
 from probing.cache.tokens import Tokens
 from probing.errors import UserError
 from probing.statistics.moments import is_constant, limits_of

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache.plan import Plan, Shard
 from probing.cache.source import ActivationSource
-from probing.cache.store import ActivationStore
+from probing.cache.store import ActivationStore, Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.examples import Activations, Examples, Sides

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from probing.cache.plan import Plan, Shard
+from probing.cache.store import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.data.words import pool_words
 from probing.runtime.processes import rank_and_world_size

@@ -12,8 +12,8 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from probing.cache.files import cache_folder
 from probing.cache.source import ActivationSource
+from probing.cache.store import cache_folder
 from probing.cli.options import ProbeOptions
 from probing.corpus.splits import read_corpora
 from probing.data.arrays import sides_of_arrays

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.features import MOST_FEATURES, FeatureStore, most_active
-from probing.cache.source import ActivationSource, say_what_was_left_out
-from probing.cache.tokens import Tokens
-from probing.cache.word_counts import count_words
+from probing.cache.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, say_what_was_left_out
+from probing.cache.tokens import Tokens, count_words
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split, intervals_by_document, splits_by_document

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.passes import PassStore
-from probing.cache.plan import Plan, divide
 from probing.cache.source import ActivationSource
+from probing.cache.store import PassStore, Plan, divide
 from probing.cache.tokens import Tokens
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore, job_lock
-from probing.cache.passes import PassStore
-from probing.cache.plan import fingerprint
 from probing.cache.source import ActivationSource
-from probing.cache.store import leftovers, remove
+from probing.cache.store import PassStore, fingerprint, leftovers, remove
 from probing.cache.tokens import Tokens
 from probing.runtime.progress import counted
 

@@ -18,12 +18,22 @@ from probing.cache.extraction import (
     ShardPass,
     copies_for_readers,
     forward_trainer,
+    padded_index,
+    reading_order,
     run_pass,
     share_out,
 )
-from probing.cache.plan import Plan, batches, divide, fingerprint
-from probing.cache.reading import padded_index, reading_order
-from probing.cache.store import ActivationStore, DamagedCache, leftovers, not_written, remove
+from probing.cache.store import (
+    ActivationStore,
+    DamagedCache,
+    Plan,
+    batches,
+    divide,
+    fingerprint,
+    leftovers,
+    not_written,
+    remove,
+)
 from probing.errors import RunError, UserError
 from probing.heads.reading import Accumulator, Batch, Kept, Measure, attention_of
 from probing.heads.sums import SHARD_TOKENS, SumsStore, not_finite, of_shard

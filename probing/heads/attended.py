@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.plan import fingerprint
+from probing.cache.store import fingerprint
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.heads.reading import Accumulator, Attention, Batch, BlockMeasure, Kept, Measure

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.cache.plan import Plan, Shard
+from probing.cache.store import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations, Examples, Sides, read, read_share
 from probing.data.layer_moments import are_columns

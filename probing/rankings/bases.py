@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.features import FeatureStore, most_active
+from probing.cache.source import FeatureStore, most_active
 from probing.data.examples import Activations, Examples, Sides, read
 from probing.data.layer_moments import layer_moments
 from probing.data.preparation import thin

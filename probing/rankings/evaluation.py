@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.plan import Plan, Shard
+from probing.cache.store import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations, Examples, Sides, n_constants, read
 from probing.data.preparation import thin

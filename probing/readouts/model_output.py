@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from probing.cache.plan import Plan, batches, divide
-from probing.cache.reading import padded_index
+from probing.cache.extraction import padded_index
+from probing.cache.store import Plan, batches, divide
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.corpus.splits import Split

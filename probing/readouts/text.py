@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.plan import batches
-from probing.cache.reading import padded_index
+from probing.cache.extraction import padded_index
+from probing.cache.store import batches
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations
 

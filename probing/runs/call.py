@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.cache.files import cache_folder, folder
+from probing.cache.store import cache_folder, folder
 from probing.cli.option_types import FIGURE_FORMAT, Wandb, figure_formats, number_problems
 from probing.cli.options import WandbOptions, as_options
 from probing.errors import UserError, as_clause, lack_of_machine, refuse

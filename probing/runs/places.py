@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from probing.cache.files import cache_folder
+from probing.cache.store import cache_folder
 from probing.corpus import Corpus, load_corpus
 from probing.corpus.files import split_query
 from probing.corpus.splits import GroupBy, Split, divided, hold_out

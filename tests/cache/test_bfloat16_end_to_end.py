@@ -9,8 +9,7 @@ import torch
 
 from conftest import BARE_ARGS
 from probing.__main__ import COMMANDS
-from probing.cache.entries import entries
-from probing.cache.store import ActivationStore
+from probing.cache.store import ActivationStore, entries
 from probing.cli.commandline import run
 from probing.tables.conclusions import scope
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from conftest import N_LAYERS
 from families import CORE, few_quickly, untouched
 from probing import cache as cache_module
-from probing.cache import ActivationStore, Request, activations, comparison, plan, reading
+from probing.cache import ActivationStore, Request, activations, comparison, extraction
+from probing.cache import store as cache_store
 from probing.cache.comparison import drawn_sentences, typical_change
 from probing.corpus import Corpus, from_sentences
 from probing.errors import UserError
@@ -208,7 +209,7 @@ def test_token_types_that_a_tokenizer_gives_are_passed_and_missed_where_they_are
         given = tokenizer(corpus.sentences[0], return_tensors="pt")
         alone = untouched(checkpoints[family])(**given, output_hidden_states=True).hidden_states
     assert largest_change(store.read(1, 0)[store.tokens.of_sentences(0, 1)], alone[1][0]) < 1e-5
-    monkeypatch.setattr(reading, "n_token_types", lambda *args: 0)
+    monkeypatch.setattr(extraction, "n_token_types", lambda *args: 0)
     with pytest.raises(UserError, match=r"layer \d of sentence .* as extracted, differs by"):
         activations(request, tmp_path / "not", CPU)
     assert nothing_is_kept(tmp_path / "not")
@@ -225,7 +226,7 @@ def test_a_pair_is_compared_with_the_segments_that_tell_its_sentences_apart(
     with torch.inference_mode():
         alone = untouched(checkpoints["bert"])(**given, output_hidden_states=True).hidden_states
     assert largest_change(store.read(1, 0)[store.tokens.of_sentences(0, 1)], alone[1][0]) < 1e-5
-    monkeypatch.setattr(reading, "n_token_types", lambda *args: 0)
+    monkeypatch.setattr(extraction, "n_token_types", lambda *args: 0)
     with pytest.raises(UserError, match=r"layer 0 of sentence .* as extracted, differs by"):
         activations(request, tmp_path / "not", CPU)
 
@@ -355,7 +356,7 @@ def denied(*args: Any) -> None:
 def test_layers_in_many_shards_are_compared(
     planted: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "SHARD_BYTES", 0)
-    monkeypatch.setattr(plan, "MIN_SHARD_TOKENS", 200)
+    monkeypatch.setattr(cache_store, "SHARD_BYTES", 0)
+    monkeypatch.setattr(cache_store, "MIN_SHARD_TOKENS", 200)
     request = planted(depends_on_the_batch, permuted_tokens_seed=3)
     assert len(activations(request, tmp_path, CPU).plan.shards) > 2

@@ -28,7 +28,8 @@ from conftest import N_LAYERS
 from families import FAMILIES as ALL_FAMILIES
 from families import few_quickly, untouched
 from probing import cache as cache_module
-from probing.cache import ActivationStore, Request, activations, plan, store
+from probing.cache import ActivationStore, Request, activations, store
+from probing.cache import store as cache_store
 from probing.cache.extraction import n_readers, share_out, trainer_keywords
 from probing.corpus import from_sentences
 from probing.errors import RunError, UserError
@@ -47,8 +48,8 @@ SHARD_TOKENS = 400
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a small corpus many shards."""
-    monkeypatch.setattr(plan, "SHARD_BYTES", 0)
-    monkeypatch.setattr(plan, "MIN_SHARD_TOKENS", SHARD_TOKENS)
+    monkeypatch.setattr(cache_store, "SHARD_BYTES", 0)
+    monkeypatch.setattr(cache_store, "MIN_SHARD_TOKENS", SHARD_TOKENS)
 
 
 @pytest.fixture
@@ -67,8 +68,8 @@ def extracted(checkpoints: dict[str, Path], sentences: list[str], tmp_path_facto
     """A cache with layers 0, 1 and 2 of the tiny BERT; copied before it is changed."""
     cache = tmp_path_factory.mktemp("extracted")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "SHARD_BYTES", 0)
-        patch.setattr(plan, "MIN_SHARD_TOKENS", SHARD_TOKENS)
+        patch.setattr(cache_store, "SHARD_BYTES", 0)
+        patch.setattr(cache_store, "MIN_SHARD_TOKENS", SHARD_TOKENS)
         source = resolve_model(str(checkpoints["bert"]))
         activations(Request(source, from_sentences("made up", sentences[:40]), [0, 1, 2], batch_tokens=150), cache, CPU)
     return cache
@@ -479,7 +480,7 @@ def test_a_newer_entry_is_refused_and_kept(
     request_for: Callable[..., Request], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = shards_on_disk(cache)
-    monkeypatch.setattr(store, "FORMAT", plan.FORMAT - 1)
+    monkeypatch.setattr(store, "FORMAT", cache_store.FORMAT - 1)
     with pytest.raises(RunError, match="newer version of probing"):
         activations(request_for([0]), cache, CPU)
     assert shards_on_disk(cache) == before

@@ -16,9 +16,8 @@ from torch.testing import assert_close
 from conftest import N_LAYERS
 from families import CORE, few_quickly, untouched
 from probing.cache import ActivationStore, Request, activations
-from probing.cache.extraction import extract_shard
-from probing.cache.plan import Plan, divide
-from probing.cache.reading import Reading
+from probing.cache.extraction import Reading, extract_shard
+from probing.cache.store import Plan, divide
 from probing.cache.tokens import Tokens
 from probing.corpus import from_sentences
 from probing.models import load_encoder, resolve_model

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from probing.cache import plan
-from probing.cache.plan import Plan, batches, divide, fingerprint, shard_tokens
+from probing.cache import store
+from probing.cache.store import Plan, batches, divide, fingerprint, shard_tokens
 
 pytestmark = pytest.mark.numeric
 
@@ -60,10 +60,10 @@ def test_a_sentence_longer_than_everything_has_its_own_shard_and_batch() -> None
 
 def test_all_layers_of_a_shard_fill_the_bytes_given() -> None:
     tokens = shard_tokens(n_layers=6, d_model=384, itemsize=4)
-    assert 0.99 * plan.SHARD_BYTES < tokens * 7 * 384 * 4 <= plan.SHARD_BYTES
+    assert 0.99 * store.SHARD_BYTES < tokens * 7 * 384 * 4 <= store.SHARD_BYTES
     assert shard_tokens(6, 384, 2) == pytest.approx(2 * tokens, abs=1)
     # A model so wide that few tokens would fit still gets shards worth a file.
-    assert shard_tokens(100, 10**6, 4) == plan.MIN_SHARD_TOKENS
+    assert shard_tokens(100, 10**6, 4) == store.MIN_SHARD_TOKENS
 
 
 def test_a_plan_counts_the_tokens_of_its_shards() -> None:

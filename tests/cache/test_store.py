@@ -15,9 +15,18 @@ import torch
 from torch import Tensor
 
 from probing.cache import store as store_module
-from probing.cache.entries import Entry, entries
-from probing.cache.plan import FORMAT, Plan, divide
-from probing.cache.store import MANIFEST, TOKENS, ActivationStore, DamagedCache, leftovers
+from probing.cache.store import (
+    FORMAT,
+    MANIFEST,
+    TOKENS,
+    ActivationStore,
+    DamagedCache,
+    Entry,
+    Plan,
+    divide,
+    entries,
+    leftovers,
+)
 from probing.cache.tokens import Tokens
 from probing.errors import RunError
 

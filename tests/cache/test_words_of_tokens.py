@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probing.cache.tokens import tokenize, tokenize_pairs
-from probing.cache.word_counts import count_words
-from probing.cache.words_of_tokens import assign
+from probing.cache.tokens import assign, count_words, tokenize, tokenize_pairs
 from probing.corpus import from_pairs, from_sentences, from_words
 
 pytestmark = pytest.mark.numeric

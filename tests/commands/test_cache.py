@@ -15,9 +15,9 @@ from filelock import FileLock
 from conftest import N_LAYERS
 from fault_loop import processes
 from probing.__main__ import COMMANDS
-from probing.cache import ActivationStore, Request, activations, plan, store
-from probing.cache.files import FileLease
-from probing.cache.store import MANIFEST, DamagedCache
+from probing.cache import ActivationStore, Request, activations, store
+from probing.cache import store as cache_store
+from probing.cache.store import MANIFEST, DamagedCache, FileLease
 from probing.cli.commandline import run
 from probing.commands import cache as commands_of_cache
 from probing.commands.cache import prune, verify
@@ -38,8 +38,8 @@ def two_entries(checkpoints: dict[str, Path], sentences: list[str], tmp_path_fac
     cache = tmp_path_factory.mktemp("cache")
     corpus = from_sentences("made-up", sentences[:40])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "SHARD_BYTES", 0)
-        patch.setattr(plan, "MIN_SHARD_TOKENS", 500)
+        patch.setattr(cache_store, "SHARD_BYTES", 0)
+        patch.setattr(cache_store, "MIN_SHARD_TOKENS", 500)
         for family, layers in (("bert", [0, 1, 2, 3]), ("roberta", [0, 2])):
             source = resolve_model(str(checkpoints[family]))
             activations(Request(source, corpus, layers), cache, {"accelerator": "cpu"})
@@ -147,7 +147,7 @@ def test_verify_names_the_file_with_a_flipped_bit(
 def test_an_entry_of_a_newer_version_stops_nothing(
     cache: Path, probing: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "FORMAT", plan.FORMAT - 1)
+    monkeypatch.setattr(store, "FORMAT", cache_store.FORMAT - 1)
     status, output, _ = probing("cache", "ls")
     assert (status, output.count("(of a newer version)")) == (0, 2)
     status, output, _ = probing("cache", "verify")

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from families import untouched
-from probing.cache import ActivationStore, Request, activations, plan
+from probing.cache import ActivationStore, Request, activations
+from probing.cache import store as cache_store
 from probing.cache.tokens import Tokens
 from probing.corpus import from_words
 from probing.downstream.pooling import cosines, has_first_special, has_pieces, sentence_vectors, word_vectors
@@ -32,8 +33,8 @@ def store(
 ) -> ActivationStore:
     """Activations in several shards."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "MIN_SHARD_TOKENS", 500)
-        patch.setattr(plan, "SHARD_BYTES", 1)
+        patch.setattr(cache_store, "MIN_SHARD_TOKENS", 500)
+        patch.setattr(cache_store, "SHARD_BYTES", 1)
         request = Request(resolve_model(str(checkpoints["bert"])), from_words("x", words), LAYERS)
         store = activations(request, tmp_path_factory.mktemp("cache"), {})
     assert len(store.plan.shards) > 3

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from probing.cache.features import FeatureStore, most_active
+from probing.cache.source import FeatureStore, most_active
 from probing.data.examples import Examples, Sides
 from probing.models.dictionaries import Dictionary
 from probing.probes.recipe import Lbfgs, Training
@@ -152,7 +152,7 @@ def test_units_are_ordered_by_what_classes_explain_of_them(tmp_path: Path) -> No
 def test_of_a_wide_dictionary_the_most_active_features_are_read_under_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probing.cache.features.MOST_FEATURES", 10)
+    monkeypatch.setattr("probing.cache.source.MOST_FEATURES", 10)
     sides = planted(tmp_path / "s")
     store = sides.train.store
     assert isinstance(store, FeatureStore)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from probing.cache.plan import Plan, divide
-from probing.cache.store import ActivationStore
+from probing.cache.store import ActivationStore, Plan, divide
 from probing.cache.tokens import Tokens
 from probing.readouts.text import draw_text
 

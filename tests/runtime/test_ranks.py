@@ -77,7 +77,7 @@ if __name__ == "__main__":
     sys.exit(main())
 """
 # The same small shards for a command that runs in this process.
-SHARDS = {"probing.cache.plan.SHARD_BYTES": 0, "probing.cache.plan.MIN_SHARD_TOKENS": 600}
+SHARDS = {"probing.cache.store.SHARD_BYTES": 0, "probing.cache.store.MIN_SHARD_TOKENS": 600}
 DDP = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
 # The same on each of two hosts, which meet at an address of the first one.

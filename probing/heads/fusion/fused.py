@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from probing.cache.plan import Plan, Shard
+from probing.cache.store import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations
 

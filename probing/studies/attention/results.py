@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.cache import Request
-from probing.cache.word_counts import count_words
+from probing.cache.tokens import count_words
 from probing.heads.example_maps import write_examples
 from probing.heads.example_sentences import examples_of
 from probing.heads.rows import Rows

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache.plan import batches
+from probing.cache.store import batches
 from probing.models.examination import run, vectors_given, with_vectors
 from probing.readouts.forward import Loss, Readout
 from probing.readouts.later_blocks import Change, LaterBlocks

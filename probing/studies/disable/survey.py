@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.passes import PassStore
+from probing.cache.store import PassStore
 from probing.corpus.splits import Split
 from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of, raising_rows
 from probing.disabling.passes import Passes

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache.passes import PassStore
+from probing.cache.store import PassStore
 from probing.comparison.agreement import holm
 from probing.disabling.effects import Rows, tested
 from probing.disabling.store import run_unfinished

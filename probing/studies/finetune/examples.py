@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import Request, tokens_of
-from probing.cache.plan import Plan, Shard, divide
-from probing.cache.reading import padded_index
+from probing.cache.extraction import padded_index
 from probing.cache.source import say_what_was_left_out
+from probing.cache.store import Plan, Shard, divide
 from probing.cache.tokens import Tokens
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from probing.cache.plan import Plan, Shard
+from probing.cache.store import Plan, Shard
 from probing.cache.tokens import SET_ASIDE, Tokens
 from probing.data.controls import TokenRows
 from probing.data.examples import Activations, Sides

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from probing.cache.files import cache_folder
+from probing.cache.store import cache_folder
 from probing.cli.option_types import (
     FIGURE_FORMAT,
     Dtype,

@@ -16,11 +16,8 @@ from typing import Any
 import numpy as np
 
 from probing.cache import job_lock
-from probing.cache.entries import remove_unused
-from probing.cache.passes import PassStore
-from probing.cache.plan import fingerprint
 from probing.cache.source import ActivationSource
-from probing.cache.store import ActivationStore, DamagedCache, leftovers, remove
+from probing.cache.store import ActivationStore, DamagedCache, PassStore, fingerprint, leftovers, remove, remove_unused
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import Split

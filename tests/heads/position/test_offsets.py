@@ -11,7 +11,7 @@ from torch import Tensor
 
 from families import untouched
 from probing.cache import Request, tokens_of
-from probing.cache.reading import reading_order
+from probing.cache.extraction import reading_order
 from probing.corpus import Corpus, from_sentences
 from probing.heads.accumulation import accumulate
 from probing.heads.position.offsets import AT_OFFSETS, OFFSETS, ToldOffsets, mass_at_offsets, told_positions

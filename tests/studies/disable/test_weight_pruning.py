@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from probing.cache import Request, activations
-from probing.cache.passes import PassStore
+from probing.cache.store import PassStore
 from probing.corpus import Corpus
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.loading import load_tuned, load_with_head

@@ -19,7 +19,7 @@ from families import untouched
 from probing import Run, compare, fit, load_run, rank, report, sweep
 from probing.__main__ import COMMANDS
 from probing.cache import Request, activations
-from probing.cache.entries import entries
+from probing.cache.store import entries
 from probing.cli.commandline import run as main_run
 from probing.corpus import load_corpus
 from probing.corpus.splits import read_corpora

@@ -15,7 +15,7 @@ from scipy.stats import pearsonr
 
 import probing
 from probing import Run, fit, probe
-from probing.cache.files import cache_folder
+from probing.cache.store import cache_folder
 from probing.cli.options import WandbOptions
 from probing.data.examples import read
 from probing.data.module import ActivationDataModule

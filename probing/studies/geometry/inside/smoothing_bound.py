@@ -35,8 +35,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache.plan import Plan, batches
-from probing.cache.reading import padded_index
+from probing.cache.extraction import padded_index
+from probing.cache.store import Plan, batches
 from probing.cache.tokens import Tokens
 from probing.models.norms import Block, run_with_attention
 from probing.runtime.arithmetic import float64_device, on_float64_device, to_float64

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.cache.passes import PassStore
+from probing.cache.store import PassStore
 from probing.disabling.probed_task import OF_CLASSES, Labelled, ProbedTask, retrained
 from probing.disabling.store import fingerprint_of, opened, run_unfinished
 from probing.disabling.subject import Subject

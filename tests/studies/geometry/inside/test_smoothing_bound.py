@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 from scipy.special import erf, softmax
 
 from families import untouched
-from probing.cache.plan import Plan, divide
+from probing.cache.store import Plan, divide
 from probing.cache.tokens import Tokens
 from probing.models.anatomy import examine
 from probing.models.norms import find_blocks, largest_slope
