@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 
-from probing.callbacks.finding import Which, before_others, find_in
-from probing.callbacks.measurement import Measurement, Options
+from probing.callbacks.measurement import Measurement, Options, Which, before_others, find_in
 from probing.cli.option_types import FirstToken, Layers, Probe, Source
 from probing.cli.options import ProbeOptions, as_options
 from probing.cli.python_calls import converted

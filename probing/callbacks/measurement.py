@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import os
+import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from probing.cache.source import ActivationSource
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
-from probing.callbacks.traces import without_traces
 from probing.cli.option_types import FirstToken, Layers, option_problems
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
@@ -23,7 +27,7 @@ from probing.corpus.splits import GroupBy, Split, read_corpora
 from probing.data.controls import control_sides
 from probing.data.examples import Sides
 from probing.data.preparation import read_sides
-from probing.errors import refuse
+from probing.errors import UserError, refuse
 from probing.evidence.directions import basis_table, directions_of
 from probing.models import SiteName, layer_numbers
 from probing.models.objects import ModelObject
@@ -31,8 +35,10 @@ from probing.probes.intercept import centred, of_neurons
 from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit
 from probing.runs.measuring import Asked, measure
-from probing.runtime.machine import Stopwatch
+from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import Stopwatch, drop_garbage, heap_set_aside
 from probing.runtime.terminal import silence
+from probing.runtime.trainer import algorithms_kept
 from probing.statistics.bootstrap import weights
 from probing.statistics.outliers import ProfileAccumulator, by_mean_profile
 from probing.studies.fit.command import controls_of_call
@@ -40,6 +46,164 @@ from probing.studies.geometry.anisotropy import MeanCosineAccumulator, normalise
 from probing.studies.geometry.survey import check_tokens
 from probing.tables.columns import FIRST, PLAIN
 from probing.tasks import TokenTask, load_task, reader_of
+
+# --------------------------------------------------------------------------------------------------------------------
+# Finds the model of transformers inside a module that is trained.
+# --------------------------------------------------------------------------------------------------------------------
+
+# What says which model of a module is probed: the name of an attribute, or a function that returns it.
+Which = str | Callable[[Any], Any] | None
+
+
+def find_in(module: nn.Module, which: Which = None) -> Any:
+    """Return the `PreTrainedModel` that a module is, or has in it; one inside another one does not count.
+
+    Args:
+        module: The module that is trained.
+        which: Name of the attribute that is, or holds, the model, such as `student` or `student.encoder`, or a function
+            that returns it from the module; None if the module has one model only.
+
+    Raises:
+        UserError: If there is no such model, or if there are several.
+    """
+    holder, where = module, type(module).__name__
+    if isinstance(which, str):
+        try:
+            holder = attrgetter(which)(module)
+        except AttributeError:
+            raise UserError(
+                f"`model={which!r}`: the {where} has no such attribute; {_there(_models_in(module))}."
+            ) from None
+        where = f"attribute {which} of the {where}"
+    elif which is not None:
+        holder, where = which(module), f"result of `model` for the {where}"
+    found = _models_in(holder) if isinstance(holder, nn.Module) else {}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        first = next(iter(found))
+        raise UserError(f"`model`: {_there(found)} in the {where}; say which one is probed, as in model={first!r}.")
+    if which is None:
+        raise UserError(f"`model`: no part of the {where} is a PreTrainedModel of transformers, which can be probed.")
+    raise UserError(
+        f"`model`: the {where} is of type {type(holder).__name__}, and neither is nor holds a PreTrainedModel of "
+        f"transformers; {_there(_models_in(module))}."
+    )
+
+
+def _models_in(module: nn.Module) -> dict[str, Any]:
+    """Return the models of transformers in a module that are in no other one of them, by their names."""
+    from transformers import PreTrainedModel
+
+    found: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        is_inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
+        if isinstance(part, PreTrainedModel) and not is_inside:
+            found[name] = part
+    return found
+
+
+def _there(found: dict[str, Any]) -> str:
+    if not found:
+        return "there is no PreTrainedModel"
+    named = [f"`{name}` ({type(model).__name__})" for name, model in found.items()]
+    return f"there {'is' if len(named) == 1 else 'are'} {', '.join(named)}"
+
+
+def before_others(callbacks: Sequence[Any], kind: type) -> list[Any]:
+    """Return callbacks with those of a kind first, which then measure what others have set up for the validation."""
+    return sorted(callbacks, key=lambda one: not isinstance(one, kind))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What a measurement in the middle of a training leaves behind in the process: nothing.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Where torch keeps how products of float32 are rounded, one switch for each library; versions before 2.9 have none.
+_SWITCHES: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+
+
+@contextmanager
+def without_traces() -> Iterator[None]:
+    """Compute as a command does in a process of its own, and restore what a training goes on with, after errors too.
+
+    That is: the random generators of Python, NumPy and torch, gradient and inference mode, autocast, the default dtype,
+    torch's algorithms, precision and number of threads, the current device and the environment.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(heap_set_aside())
+        stack.callback(drop_garbage)  # models and Trainers refer to each other
+        for own in (_draws_kept(), algorithms_kept(), _numbers_kept(), _environment_kept(), quiet_libraries()):
+            stack.enter_context(own)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextmanager
+def _draws_kept() -> Iterator[None]:
+    """Restore the random generators."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextmanager
+def _numbers_kept() -> Iterator[None]:
+    """Compute in float32 of full precision; restore dtype, precision, number of threads and device."""
+    dtype, n_threads = torch.get_default_dtype(), torch.get_num_threads()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    try:
+        torch.set_default_dtype(torch.float32)
+        with _full_precision():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(n_threads)
+        if device is not None:
+            torch.cuda.set_device(device)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Multiply matrices of float32 as such, whatever of the two interfaces of torch the training was set up by."""
+    switches = [one for one in _SWITCHES if hasattr(one, "fp32_precision")]
+    before = [one.fp32_precision for one in switches]
+    try:
+        together: str | None = torch.get_float32_matmul_precision()
+    except RuntimeError:  # some switches were set one by one, and these are all that counts
+        together = None
+    try:
+        _set(switches, ["ieee"] * len(switches), together and "highest")
+        yield
+    finally:
+        _set(switches, before, together)
+
+
+def _set(switches: Sequence[Any], values: Sequence[str], together: str | None) -> None:
+    if together is not None:
+        torch.set_float32_matmul_precision(together)  # which sets the others, too
+    for switch, value in zip(switches, values, strict=True):
+        switch.fp32_precision = value
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Restore the environment variables."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
 
 # Columns of a layer's row in `accuracy.csv` that are logged for it; those of a control are logged, too.
 _OF_PROBES = ("accuracy", "r2", "optimality_gap", "relative_gradient")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from probing.callbacks.finding import before_others
+from probing.callbacks.measurement import before_others
 from probing.errors import UserError
 
 if TYPE_CHECKING:

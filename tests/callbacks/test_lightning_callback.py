@@ -277,7 +277,7 @@ class Two(nn.Module):
 
 
 def test_the_model_is_found_by_itself_by_name_or_by_a_function(checkpoints: dict[str, Path]) -> None:
-    from probing.callbacks.finding import find_in
+    from probing.callbacks.measurement import find_in
 
     module = Two(checkpoints["bert"])
     with pytest.raises(probing.UserError, match=r"`teacher` \(BertModel\), `student.0` \(BertModel\).*model='teacher'"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from probing.callbacks.traces import without_traces
+from probing.callbacks.measurement import without_traces
 
 SWITCHES: Any = torch.backends.cuda, torch.backends.mkldnn
 
