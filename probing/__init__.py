@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from probing.activations.contents import Activations as Activations
     from probing.activations.reading import read_activations as read_activations
     from probing.callbacks.lightning import ProbingCallback as ProbingCallback
+    from probing.cli.commandline import configured as configured
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
-    from probing.cli.python_calls import configured as configured
     from probing.commands.report import report as report
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
@@ -78,7 +78,7 @@ _HOMES = {
     "Task": "probing.tasks",
     "UserError": "probing.errors",
     "WandbOptions": "probing.cli.options",
-    "configured": "probing.cli.python_calls",
+    "configured": "probing.cli.commandline",
     "extract": "probing.studies.fit.command",
     "load_run": "probing.runs.loading",
     "probe": "probing.studies.fit.arrays",

@@ -32,8 +32,8 @@ from safetensors.torch import load_file, save_file
 
 import probing
 from probing.__main__ import COMMANDS
+from probing.cli.arguments import read_yaml
 from probing.cli.commandline import run
-from probing.cli.yaml_files import read_yaml
 from probing.corpus import load_corpus
 from probing.corpus.files import read_lines
 from probing.downstream.static import read_static

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytorch_lightning as pl
 
 from probing.callbacks.measurement import Measurement, Options, Which, before_others, find_in
+from probing.cli.commandline import converted
 from probing.cli.option_types import FirstToken, Layers, Probe, Source
 from probing.cli.options import ProbeOptions, as_options
-from probing.cli.python_calls import converted
 from probing.corpus.splits import GroupBy
 from probing.errors import UserError
 from probing.models import SiteName

@@ -5,22 +5,189 @@ from __future__ import annotations
 import os
 import re
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
 from os.path import isfile
+from pathlib import Path
 from textwrap import fill
 from typing import Any, NoReturn, get_args
 
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
-from probing.cli.elsewhere import meant
 from probing.cli.option_types import admits_none, as_typed, expected, is_mapping, option_types, python_only
-from probing.cli.yaml_files import all_values, as_yaml, oversized, read_yaml
-from probing.errors import UserError, refuse
+from probing.errors import UserError, as_clause, did_you_mean, refuse
+from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, read_text
 from probing.runtime.installation import started_as
 from probing.runtime.terminal import columns
+
+# --------------------------------------------------------------------------------------------------------------------
+# Files of options in YAML, and values that are typed as YAML.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Most values in a configuration file; a file that refers to itself would have infinitely many.
+MAX_VALUES = 10_000
+
+
+def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
+    """Read a YAML file of options, restricted to safe types.
+
+    Args:
+        path: Path of the file.
+        typed: The option that names the file, for messages.
+
+    Raises:
+        UserError: If the file cannot be read, is not YAML, or is not a mapping.
+    """
+    import yaml
+
+    if not path or "\0" in path:
+        raise UserError(f"`{typed}`: expected the path of a YAML file")
+    try:
+        text = read_text(Path(path), most=YAML_DOCUMENT)
+        check_yaml(text, MAX_VALUES)
+        options, root = get_loader("yaml")(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise UserError(f"`{typed} {path}` cannot be read ({as_clause(error)})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"`{typed} {path}` is not YAML (it is not UTF-8)") from None
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise UserError(f"`{typed} {path}` is not YAML that can be read ({line}{error.problem or error})") from None
+    except Exception as error:  # PyYAML's own tags, such as !!timestamp, raise various types
+        raise UserError(f"`{typed} {path}` is not YAML that can be read ({as_clause(error)})") from None
+    if not isinstance(options, Mapping):
+        raise UserError(f"`{typed} {path}` holds no options: expected lines such as `layer: 6`")
+    if twice := _repeated(root):
+        raise UserError(f"`{typed} {path}` has more than one `{twice[0]}`")
+    return options
+
+
+def as_yaml(text: str) -> Any:
+    """Return a value typed as YAML; text that is not YAML stays text."""
+    try:
+        if oversized(text):
+            return text
+        return get_loader("yaml")(text)
+    except Exception:  # as in `read_yaml`; text that is not YAML is refused later
+        return text
+
+
+def oversized(text: str) -> str:
+    """Return what is too large in a text that the parser of options would read as YAML; empty if nothing is."""
+    import yaml
+
+    # Shorter texts have fewer levels, and without an alias as many values as characters at most.
+    if "*" not in text and len(text) <= MOST_LEVELS:
+        return ""
+    try:
+        check_yaml(text, MAX_VALUES)
+    except yaml.YAMLError:  # then it is text
+        return ""
+    except ValueError as error:
+        return f"is no option that can be read ({error})"
+    return ""
+
+
+def as_text(options: Mapping[str, Any], *, unicode: bool = True) -> str:
+    """Return options as the text of a YAML file, which `read_yaml` reads as the same values, in the same order.
+
+    Args:
+        options: The options.
+        unicode: Whether letters that are not ASCII are written as they are; otherwise they are escaped.
+    """
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes text that the reader would take for something else, such as `1e-4`."""
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        style = None if as_yaml(value) == value else "'"
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+    Dumper.add_representer(str, text)
+    return yaml.dump(dict(options), Dumper=Dumper, sort_keys=False, allow_unicode=unicode, width=10_000)
+
+
+def _repeated(root: Any) -> list[str]:
+    """Return the keys that occur more than once; YAML would silently take the last one."""
+    import yaml
+
+    mappings = [node for node in (root, *(value for _, value in root.value)) if isinstance(node, yaml.MappingNode)]
+    keys = [[str(key.value) for key, _ in mapping.value] for mapping in mappings]
+    return [key for group in keys for key in group if group.count(key) > 1]
+
+
+def all_values(value: Any) -> Iterator[Any]:
+    """Yield all values in nested mappings and lists, and the keys, at most one more than `MAX_VALUES`."""
+    waiting, n = [value], 0
+    while waiting and n <= MAX_VALUES:
+        value, n = waiting.pop(), n + 1
+        if isinstance(value, Mapping):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+        yield value
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Options and commands as other tools call them, and what they are here.
+# --------------------------------------------------------------------------------------------------------------------
+
+# What other tools call an option, and the options that it may be here, whole or by their last word.
+ELSEWHERE = {
+    "device": "accelerator", "gpu": "accelerator", "gpus": "devices,accelerator", "n_gpus": "devices,accelerator",
+    "epochs": "max_epochs", "n_epochs": "epochs,max_epochs", "num_epochs": "epochs,max_epochs",
+    "num_train_epochs": "epochs,max_epochs", "max_steps": "steps", "n_steps": "steps",
+    "lr": "learning_rate", "weight_decay": "l2", "regularization": "l2", "warmup": "warm_up", "warmup_ratio": "warm_up",
+    "max_grad_norm": "clip,gradient_clip_val", "gradient_accumulation_steps": "accumulate_grad_batches",
+    "batch_size": "batch_tokens", "per_device_train_batch_size": "batch_size,batch_tokens",
+    "max_seq_length": "max_length", "truncation": "max_length", "fp16": "dtype,precision", "bf16": "dtype,precision",
+    "precision": "dtype", "output_dir": "runs", "output": "runs", "out": "runs", "run_name": "name",
+    "cache_dir": "cache", "run": "from_run,folder,folders", "head": "units,site,n_heads", "heads": "units,site,n_heads",
+    "model_name_or_path": "model", "model_name": "model", "pretrained": "model", "checkpoint": "model,checkpoints",
+    "dataset": "corpus", "data": "corpus", "text": "corpus", "train_file": "corpus", "input": "corpus",
+    "test_file": "test_corpus", "validation_file": "test_corpus", "labels": "task", "random_seed": "seed",
+    "n_bootstrap": "replicates", "verbosity": "verbose", "silent": "quiet", "report_to": "wandb.mode",
+}  # fmt: skip
+# What these are for one command.
+ELSEWHERE_OF = {"attention": {"head": "layer", "heads": "layer"}}
+# What other tools call a command.
+COMMANDS_ELSEWHERE = {
+    "train": "fit,pretrain,finetune", "probe": "fit", "tune": "finetune", "fine-tune": "finetune",
+    "ablate": "disable", "prune": "disable", "ranking": "rank", "embed": "extract", "plot": "report", "show": "report",
+    "ls": "cache ls", "clean": "cache prune", "checkpoints": "series",
+}  # fmt: skip
+
+# Arguments of the Trainer, by command, that may be meant; a command that runs in one process takes the first alone.
+_PROCESSES = ("accelerator", "devices", "num_nodes", "strategy")
+_TRAINING = (*_PROCESSES, "precision", "accumulate_grad_batches", "gradient_clip_val")
+_OF_TRAINER: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("fit", "hierarchy"), (*_PROCESSES, "max_epochs")),
+    **dict.fromkeys(("geometry", "attention", "disable", "wic", "sts", "embeddings", "extract"), _PROCESSES),
+    **dict.fromkeys(("pretrain", "finetune"), _TRAINING),
+}
+
+
+def meant(name: str, options: Iterable[str], owner: str, before: str = "") -> str:
+    """Return a suggestion for an option that is not there, in parentheses: what it is elsewhere, or by its letters.
+
+    Only options that the command takes are suggested. An option of a group, such as `wandb.project`, is also found by
+    its last word.
+
+    Args:
+        name: The option that is not there.
+        options: The options that are.
+        owner: The command.
+        before: Text before an option.
+    """
+    known = [*options]
+    known += [f"trainer.{one}" for one in _OF_TRAINER.get(owner, _PROCESSES[:1])] if "trainer" in known else []
+    words = ELSEWHERE_OF.get(owner, {}).get(name) or f"{name},{ELSEWHERE.get(name, '')}"
+    found = [option for word in words.split(",") for option in known if word in (option, option.rpartition(".")[2])]
+    return did_you_mean(name, known, before, {name: ",".join(dict.fromkeys(found))})
+
 
 # The option that asks for the options themselves; `probing.cli.commandline` heeds it.
 PRINT_CONFIG = "--print_config"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from probing.cache.store import cache_folder, entries, leftovers, remove_unused
-from probing.cli.python_calls import command
+from probing.cli.commandline import command
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.runs.folder import PARTIAL, remove_abandoned
 

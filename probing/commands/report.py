@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import cast
 
+from probing.cli.commandline import command
 from probing.cli.option_types import Folders
-from probing.cli.python_calls import command
 from probing.errors import UserError, as_clause
 from probing.runs.folder import PARTIAL
 from probing.runtime.files import open_file

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cli.arguments import PYTHON, checked
+from probing.cli.commandline import as_plain
 from probing.cli.option_types import option_problems
 from probing.cli.options import ProbeOptions
-from probing.cli.python_calls import as_plain
 from probing.errors import UserError, refuse
 from probing.estimators.schema import BASIS, RANKED
 from probing.estimators.scikit import (

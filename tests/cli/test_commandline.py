@@ -20,9 +20,8 @@ import yaml
 
 from conftest import ROOT
 from probing.__main__ import COMMANDS
-from probing.cli.arguments import parse, with_underscores
+from probing.cli.arguments import COMMANDS_ELSEWHERE, ELSEWHERE, parse, with_underscores
 from probing.cli.commandline import load_command, run, without_display
-from probing.cli.elsewhere import COMMANDS_ELSEWHERE, ELSEWHERE
 from probing.cli.option_types import option_types
 from probing.cli.options import ProbeOptions
 from probing.commands.cache import prune

@@ -11,10 +11,8 @@ import pytest
 import yaml
 
 from probing.__main__ import COMMANDS
-from probing.cli.arguments import parse
-from probing.cli.commandline import load_command, run
-from probing.cli.python_calls import unchecked
-from probing.cli.yaml_files import as_text, as_yaml
+from probing.cli.arguments import as_text, as_yaml, parse
+from probing.cli.commandline import load_command, run, unchecked
 
 # Of some commands a call whose options differ from the defaults; texts that YAML could take for something else.
 ARGS = {

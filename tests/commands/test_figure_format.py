@@ -10,10 +10,9 @@ import pytest
 from conftest import BARE, ROOT
 from probing import Run, compare, fit, load_run, rank, sweep
 from probing.__main__ import COMMANDS
-from probing.cli.commandline import load_command
+from probing.cli.commandline import load_command, unchecked
 from probing.cli.commandline import run as run_command
 from probing.cli.option_types import option_types
-from probing.cli.python_calls import unchecked
 from probing.studies.geometry.command import geometry
 
 NO_WANDB = {"mode": "disabled"}

@@ -19,8 +19,7 @@ from conftest import BARE, make_sentences
 from probing import ProbeOptions, WandbOptions, attention, compare, fit, load_run, rank, report
 from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore
-from probing.cli.commandline import load_command
-from probing.cli.python_calls import unchecked
+from probing.cli.commandline import load_command, unchecked
 from probing.errors import UserError
 from probing.studies.fit.command import extract
 from probing.studies.geometry.command import geometry

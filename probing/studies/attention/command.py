@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import (
     FIGURE_FORMAT,
     Dtype,
@@ -21,7 +22,6 @@ from probing.cli.option_types import (
     defaults,
 )
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import configured
 from probing.errors import UserError, about_option
 from probing.models import find_model, layer_numbers
 from probing.runs.call import Call

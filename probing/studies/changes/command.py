@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Source, Wandb, chosen
 from probing.cli.options import ProbeOptions, WandbOptions
-from probing.cli.python_calls import configured
 from probing.corpus.splits import divided
 from probing.errors import UserError, about_option, out_of_range
 from probing.runs.call import Call

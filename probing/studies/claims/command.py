@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import Wandb, defaults
 from probing.cli.options import WandbOptions, as_options
-from probing.cli.python_calls import configured
 from probing.corpus import load_corpus
 from probing.errors import UserError
 from probing.runs.call import Call

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Model, Source, Tokenizer, Wandb
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import configured
 from probing.corpus import load_corpus
 from probing.errors import out_of_range
 from probing.models import find_model

@@ -8,9 +8,9 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folders, Moved, Wandb
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import configured
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
 from probing.results.schema import Row

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import (
     FIGURE_FORMAT,
     FigureFormat,
@@ -21,7 +22,6 @@ from probing.cli.option_types import (
     defaults,
 )
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import configured
 from probing.corpus.splits import GroupBy, read_corpora
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import (
     FIGURE_FORMAT,
     Dtype,
@@ -21,7 +22,6 @@ from probing.cli.option_types import (
     defaults,
 )
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import configured
 from probing.corpus import Corpus, from_sentences, load_corpus
 from probing.downstream.names import POOLINGS, Pooling
 from probing.errors import UserError, out_of_range, refuse

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folder, Model, Source, Wandb, chosen
 from probing.cli.options import WandbOptions, as_options
-from probing.cli.python_calls import configured
 from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split, read_corpora
 from probing.errors import UserError, out_of_range

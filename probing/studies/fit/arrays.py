@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from probing.cli.commandline import converted
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, chosen, defaults, figure_formats, option_problems
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
-from probing.cli.python_calls import converted
 from probing.errors import UserError, refuse
 from probing.runs.call import runs_folder, say_where, tracking
 from probing.runs.folder import RunFolder, check_name

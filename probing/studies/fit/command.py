@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from probing.cache.store import cache_folder
+from probing.cli.commandline import command, configured
 from probing.cli.option_types import (
     FIGURE_FORMAT,
     Dtype,
@@ -25,7 +26,6 @@ from probing.cli.option_types import (
     option_problems,
 )
 from probing.cli.options import ProbeOptions, WandbOptions, as_options, with_shared_help
-from probing.cli.python_calls import command, configured
 from probing.corpus.splits import GroupBy, read_corpora
 from probing.data.control_names import chosen_controls
 from probing.errors import refuse

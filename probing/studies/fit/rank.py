@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import (
     FIGURE_FORMAT,
     FigureFormat,
@@ -18,7 +19,6 @@ from probing.cli.option_types import (
     rotation_problems,
 )
 from probing.cli.options import WandbOptions, as_options
-from probing.cli.python_calls import configured
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
 from probing.results.rows import Table

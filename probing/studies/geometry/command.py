@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import (
     FIGURE_FORMAT,
     Dtype,
@@ -23,7 +24,6 @@ from probing.cli.option_types import (
     defaults,
 )
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import configured
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.readouts.names import TASK, WORDS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Model, Probe, Tokenizer, Wandb, chosen
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
-from probing.cli.python_calls import configured
 from probing.errors import out_of_range
 from probing.runs.call import Call
 from probing.runs.registry import study_of

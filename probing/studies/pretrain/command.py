@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, Wandb, chosen
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import configured
 from probing.corpus import load_corpus
 from probing.errors import out_of_range
 from probing.runs.call import Call, Measured

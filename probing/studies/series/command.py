@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers, Probe, Source, Wandb, chosen
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
-from probing.cli.python_calls import configured
 from probing.corpus.splits import read_corpora
 from probing.errors import about_option, out_of_range
 from probing.models import check_revision

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from probing.cli.commandline import configured
 from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Folder, Layers, Model, Tokenizer, Wandb
 from probing.cli.options import WandbOptions
-from probing.cli.python_calls import configured
 from probing.downstream.names import Definition
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer

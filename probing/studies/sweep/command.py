@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from probing.cli.arguments import read_yaml
+from probing.cli.commandline import command
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, defaults, figure_formats
 from probing.cli.options import WandbOptions, as_options, with_shared_help
-from probing.cli.python_calls import command
 from probing.errors import UserError, as_clause, out_of_range, refuse
 from probing.page.reproduce import option_words
 from probing.results.rows import write_csv

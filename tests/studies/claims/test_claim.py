@@ -12,8 +12,8 @@ import yaml
 
 from conftest import ROOT
 from planted_claims import paper
+from probing.cli.commandline import converted, unchecked
 from probing.cli.option_types import defaults
-from probing.cli.python_calls import converted, unchecked
 from probing.errors import UserError
 from probing.runs.registry import study_of
 from probing.studies.claims import claim as module

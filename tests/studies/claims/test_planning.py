@@ -15,8 +15,8 @@ from planted_claims import paper
 from probing.cache import Request
 from probing.cache.source import Reading, Speed
 from probing.cli.arguments import parse
+from probing.cli.commandline import unchecked
 from probing.cli.option_types import defaults
-from probing.cli.python_calls import unchecked
 from probing.corpus import Corpus, from_sentences, load_corpus
 from probing.errors import UserError
 from probing.models import load_config, resolve_model

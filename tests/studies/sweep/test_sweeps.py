@@ -13,8 +13,8 @@ import pytest
 from scipy.stats import kstest, spearmanr
 
 from conftest import ROOT
+from probing.cli.arguments import read_yaml
 from probing.cli.options import ProbeOptions
-from probing.cli.yaml_files import read_yaml
 from probing.errors import UserError
 from probing.studies.sweep import rows as table
 from probing.studies.sweep.definition import parse_sweep
