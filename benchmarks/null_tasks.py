@@ -29,10 +29,8 @@ from scipy.stats import binomtest
 from probing.cache import ActivationStore, Request, activations
 from probing.cache.store import cache_folder
 from probing.cli.options import ProbeOptions
-from probing.comparison.agreement import agreement
-from probing.comparison.matching import CrossMoments
-from probing.comparison.nulls import STATISTICS
-from probing.comparison.pairs import Ranked, Readings, compare_pair, cross_moments
+from probing.comparison.agreement import STATISTICS, agreement
+from probing.comparison.pairs import CrossMoments, Ranked, Readings, compare_pair, cross_moments
 from probing.corpus.splits import read_corpora
 from probing.data.controls import token_types
 from probing.data.examples import Examples, Sides, read

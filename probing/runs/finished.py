@@ -17,9 +17,8 @@ from probing.cache import ActivationStore
 from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import LONGEST, tokenize
 from probing.cli.options import ProbeOptions, as_options
-from probing.comparison.matching import Method
-from probing.comparison.nulls import RotationNull, rotation_null
-from probing.comparison.pairs import Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_clusters
+from probing.comparison.agreement import RotationNull, rotation_null
+from probing.comparison.pairs import Method, Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_clusters
 from probing.corpus import Corpus
 from probing.corpus.splits import Split
 from probing.data.examples import Examples, Sides

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import hypergeom, kstest
 
-from probing.comparison.agreement import PERSISTENCE, Agreement, agreement, holm, permutations_for
-from probing.comparison.nulls import STATISTICS, Settings, paired_similarities, similarities
+from probing.comparison.agreement import (
+    PERSISTENCE,
+    STATISTICS,
+    Agreement,
+    Settings,
+    agreement,
+    holm,
+    paired_similarities,
+    permutations_for,
+    similarities,
+)
 from probing.statistics.bootstrap import resampled_means
 from probing.statistics.rank_similarity import neuron_ranks, rank_biased_overlap
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from probing.comparison.matching import CrossMoments, CrossMomentsAccumulator
-from probing.comparison.pairs import cross_moments
+from probing.comparison.pairs import CrossMoments, CrossMomentsAccumulator, cross_moments
 from probing.errors import UserError
 from probing.runtime import machine as memory
 

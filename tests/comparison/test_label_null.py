@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from probing.comparison.agreement import agreement, holm
-from probing.comparison.nulls import label_chance, max_p_values
+from probing.comparison.agreement import agreement, holm, label_chance, max_p_values
 
 pytestmark = pytest.mark.numeric
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import kstest
 
 from probing.comparison.agreement import agreement
-from probing.comparison.matching import Method, judge, match
+from probing.comparison.pairs import Method, judge, match
 
 pytestmark = pytest.mark.numeric
 

@@ -12,10 +12,8 @@ from probing.builtin_tasks.position import Position
 from torch.nn.functional import layer_norm
 from torch.testing import assert_close
 
-from probing.comparison.agreement import agreement
-from probing.comparison.matching import CrossMomentsAccumulator, holds, judge, match
-from probing.comparison.nulls import RotationNull, random_bases, rotation_null
-from probing.comparison.pairs import Ranked, compare_pair
+from probing.comparison.agreement import RotationNull, agreement, random_bases, rotation_null
+from probing.comparison.pairs import CrossMomentsAccumulator, Ranked, compare_pair, holds, judge, match
 from probing.data.labelling import label
 from probing.rankings.contributions import neuron_contributions
 from synthetic import CORPUS, make_splits, make_store, make_tokens

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.comparison.nulls import random_bases
+from probing.comparison.agreement import random_bases
 from probing.errors import UserError, as_clause
 from probing.heads.position.contrast import SampledWords, sample_requests
 from probing.heads.position.offsets import AT_OFFSETS, OFFSETS, ToldOffsets

@@ -154,7 +154,7 @@ def _said(opened: Sequence[Any], rows: Sequence[Row], common: Any, top: int) -> 
         common: The `probing.studies.compare.common_neurons.Common` of the runs.
         top: Number of first neurons that count as the top.
     """
-    from probing.comparison.nulls import BASES
+    from probing.comparison.agreement import BASES
     from probing.statistics.intervals import few_sentences
     from probing.tables.evidence_sentences import say
 

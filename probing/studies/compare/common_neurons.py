@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.comparison.nulls import Chance, label_chance
+from probing.comparison.agreement import Chance, label_chance
 from probing.comparison.pairs import Pair, Ranked
 from probing.statistics.rank_similarity import neuron_ranks
 
