@@ -9,8 +9,8 @@ import numpy as np
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.corpus.layouts import COLUMNS
-from probing.corpus.rows import label_of, number_of
+from probing.corpus.columns import label_of, number_of
+from probing.corpus.tables import COLUMNS
 from probing.errors import UserError
 from probing.tasks import Labels, Task
 
@@ -25,7 +25,7 @@ def number_in(value: object, column: str, corpus: str) -> float | None:
     """Return a value of a column as a number, or None where there is none.
 
     Args:
-        value: The value, a number or its text; see `probing.corpus.rows` for what is missing.
+        value: The value, a number or its text; see `probing.corpus.columns` for what is missing.
         column: Name of the column, for messages.
         corpus: Name of the corpus, for messages.
 

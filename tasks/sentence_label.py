@@ -8,7 +8,7 @@ from typing import Any
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.corpus.rows import label_of
+from probing.corpus.columns import label_of
 from probing.errors import UserError, did_you_mean
 from probing.tasks import SentenceTask
 

@@ -10,12 +10,18 @@ from os import PathLike, fspath
 from os.path import splitext
 from typing import Any, NamedTuple, TypeVar
 
-from probing.corpus.columns import LABEL, Wanted
-from probing.corpus.files import path_and_columns, read_lines
-from probing.corpus.hub import read_dataset
-from probing.corpus.layouts import builtin_sentences, read_json_lines, treebank
-from probing.corpus.rows import BEGINS_DOCUMENT, Rows, check_text, label_of, values_of_sentences, values_of_words
-from probing.corpus.tables import read_table
+from probing.corpus.columns import (
+    BEGINS_DOCUMENT,
+    LABEL,
+    Rows,
+    Wanted,
+    check_text,
+    label_of,
+    values_of_sentences,
+    values_of_words,
+)
+from probing.corpus.files import path_and_columns, read_dataset, read_lines
+from probing.corpus.tables import builtin_sentences, read_json_lines, read_table, treebank
 from probing.errors import UserError
 from probing.results.shown import shortened
 from probing.runtime.progress import say_once

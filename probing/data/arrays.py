@@ -57,7 +57,7 @@ def sides_of_arrays(
     Args:
         activations: Array of shape (n_rows, d_model), or one for each layer number or name.
         labels: Label of each row, a whole number or a string; every label of a training row is a class. Or the number
-            to predict of each row. Rows without a label, as `probing.corpus.rows` says, are left out.
+            to predict of each row. Rows without a label, as `probing.corpus.columns` says, are left out.
         groups: Group of each row, such as its sentence or document. Rows of a group are on the same side, and intervals
             and bootstraps are over groups. Every row is a group of its own if None.
         split: `train`, `validation` or `test` for each row; if None, a hash of its group and `seed` decides: 80, 10 and

@@ -16,7 +16,7 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.cli.options import LARGEST, SMALLEST
 from probing.corpus import Corpus
-from probing.corpus.rows import label_of, text_of
+from probing.corpus.columns import label_of, text_of
 from probing.corpus.splits import Split
 from probing.data.examples import Activations, Examples
 from probing.data.words import SentenceVectors

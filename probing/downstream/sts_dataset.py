@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.corpus import Corpus, from_sentences
-from probing.corpus.files import decode_lines, read_bytes
-from probing.corpus.hub import read_splits, sentence_of
-from probing.corpus.rows import label_of, score_of
+from probing.corpus.columns import label_of, score_of
+from probing.corpus.files import decode_lines, read_bytes, read_splits, sentence_of
 from probing.errors import UserError
 
 Part = Literal["train", "dev", "test"]

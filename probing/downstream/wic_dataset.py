@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.corpus import Corpus, from_words
-from probing.corpus.files import decode_lines, read_bytes
-from probing.corpus.hub import read_splits, sentence_of
-from probing.corpus.rows import number_of, truth_of
+from probing.corpus.columns import number_of, truth_of
+from probing.corpus.files import decode_lines, read_bytes, read_splits, sentence_of
 from probing.errors import UserError
 
 READABLE = (

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from probing.cache.tokens import Tokens
-from probing.corpus.pairs import MASK
+from probing.corpus.splits import MASK
 from probing.errors import UserError
 from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import Anatomy

@@ -15,7 +15,7 @@ from torch import Tensor
 from probing.cache.source import ActivationSource, say_what_was_left_out
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.corpus.rows import check_text
+from probing.corpus.columns import check_text
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Activations, Examples, read
 from probing.data.words import SentenceVectors

@@ -78,7 +78,7 @@ class Task:
         """Return the label of each token, in the order of `tokens`; shape (n_tokens,).
 
         Labels are text, whole numbers, or true and false, in a list or an array. A token is not an example where the
-        label is missing: None, NaN, a number below 0, blank text or `_` (see `probing.corpus.rows`). Labels that are
+        label is missing: None, NaN, a number below 0, blank text or `_` (see `probing.corpus.columns`). Labels that are
         true or false count only at the first piece of a word; special tokens and later pieces are left out.
 
         Where `numbers` is true, labels are numbers; where one is None or not finite, the token is not an example.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.corpus.rows import check_label, label_of, text_of
+from probing.corpus.columns import check_label, label_of, text_of
 from probing.errors import UserError
 from probing.tasks.base import Labels, SentenceTask, TokenTask, has_label, predicts_numbers
 
@@ -45,7 +45,7 @@ class Given(NamedTuple):
 def class_values(values: Any, given: Given) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Return labels as one array of int64, bool, or strings as objects, and where there is one.
 
-    What is missing is told by `probing.corpus.rows`: None, NaN, blank text, whole numbers below 0 and masked values.
+    What is missing is told by `probing.corpus.columns`: None, NaN, blank text, whole numbers below 0 and masked values.
     Whole numbers are the same with and without a fraction of 0.
 
     Args:

@@ -18,7 +18,7 @@ from probing.builtin_tasks.sentence_label import SentenceLabel
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words, load_corpus
-from probing.corpus.rows import check_label, check_text, label_of, number_of, score_of, text_of, truth_of
+from probing.corpus.columns import check_label, check_text, label_of, number_of, score_of, text_of, truth_of
 from probing.data.labelling import say_what_has_no_label
 from probing.errors import UserError
 from probing.tasks import Task, labels_of

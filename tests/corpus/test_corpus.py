@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from probing.corpus import Corpus, from_sentences, from_words, load_corpus
-from probing.corpus.layouts import builtin_sentences
 from probing.corpus.splits import Split, assign_splits, compared, hold_out, split_key
+from probing.corpus.tables import builtin_sentences
 from probing.errors import UserError
 
 

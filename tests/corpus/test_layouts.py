@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from probing.corpus import load_corpus
-from probing.corpus.rows import label_of
+from probing.corpus.columns import label_of
 
 WORDS = ["dog", "Zürich", "don't", "naïve", ":)", "@user", "#tag", "http://t.co/x", "10 000", "कि", "$5", '"']
 

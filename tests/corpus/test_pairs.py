@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from probing.corpus import from_pairs, from_sentences, from_words
-from probing.corpus.pairs import Couple, read_couples, read_pairs
-from probing.corpus.splits import hold_out
+from probing.corpus.splits import Couple, hold_out, read_couples, read_pairs
 from probing.errors import UserError
 
 

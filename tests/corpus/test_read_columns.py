@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from conftest import BARE
 from probing import UserError, WandbOptions, fit
 from probing.corpus import Corpus, load_corpus
-from probing.corpus.rows import label_of
+from probing.corpus.columns import label_of
 from probing.runs.places import read_from
 
 NOUNS = ["river", "violin", "carpet", "farmer", "teacher", "bridge", "lamp", "basket", "kettle", "garden", "doctor"]

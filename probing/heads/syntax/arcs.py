@@ -15,7 +15,7 @@ from torch import Tensor
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.corpus.rows import UNSPECIFIED
+from probing.corpus.columns import UNSPECIFIED
 from probing.errors import UserError
 from probing.heads.reading import Accumulator, Attention, Batch, Kept
 

@@ -195,8 +195,7 @@ def _read(corpus: Any, test_corpus: Any, pairs: str | None, seed: int, say: Any)
     Raises:
         UserError: If both are given, or one cannot be read.
     """
-    from probing.corpus.pairs import read_pairs
-    from probing.corpus.splits import read_corpora
+    from probing.corpus.splits import read_corpora, read_pairs
 
     if pairs is None:
         return read_corpora(corpus, test_corpus, seed, say)

@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 
 from probing.cache.source import ActivationSource, Reading, Speed
 from probing.corpus import Corpus, from_sentences, load_corpus
-from probing.corpus.pairs import read_pairs
+from probing.corpus.splits import read_pairs
 from probing.errors import UserError, about_option, as_clause
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import ModelSource, is_downloaded

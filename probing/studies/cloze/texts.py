@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.corpus.files import decode_lines, read_bytes
-from probing.corpus.pairs import MASK
+from probing.corpus.splits import MASK
 from probing.errors import UserError
 from probing.readouts.masked_words import Prompt, prompt_of, tokens_of_prompts
 from probing.studies.cloze.tables import REPLACED

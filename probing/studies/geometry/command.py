@@ -254,8 +254,7 @@ def _changing(
         corpus: The text.
         split_seed: Seed of the split.
     """
-    from probing.corpus.pairs import read_couples
-    from probing.corpus.splits import GroupBy, splits_of
+    from probing.corpus.splits import GroupBy, read_couples, splits_of
     from probing.disabling.probed_task import frozen_of_run
     from probing.disabling.subject import Subject
     from probing.runs.places import texts_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from probing.cli.option_types import chosen, chosen_with_data
-from probing.corpus.pairs import read_couples
+from probing.corpus.splits import read_couples
 from probing.errors import UserError, out_of_range, refuse
 from probing.readouts.names import POSITION, READOUTS_OF_RUN, STS, TASK, WIC, WORDS
 from probing.runs.of_run import read_as_run

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from probing.cache import ActivationStore
-from probing.corpus.pairs import Couple
+from probing.corpus.splits import Couple
 from probing.disabling.store import fingerprint_of
 from probing.disabling.subject import Subject
 from probing.errors import UserError

@@ -13,7 +13,7 @@ import torch
 from families import masked_lm
 from probing.cache.source import ActivationSource
 from probing.corpus import load_corpus
-from probing.corpus.pairs import Couple
+from probing.corpus.splits import Couple
 from probing.disabling.subject import Subject
 from probing.errors import UserError
 from probing.readouts.names import WORDS
