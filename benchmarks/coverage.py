@@ -30,7 +30,7 @@ from probing.corpus.splits import Split, read_corpora
 from probing.data.controls import token_identity
 from probing.data.examples import Sides
 from probing.data.labelling import choose_classes, label, prior_cross_entropy_by_sentence
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.evidence.removal import weights_without
 from probing.models import load_encoder, resolve_model
 from probing.probes.penalty_path import training_of

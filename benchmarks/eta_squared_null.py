@@ -27,7 +27,7 @@ from probing.cache.store import cache_folder
 from probing.corpus.splits import read_corpora
 from probing.data.examples import Examples
 from probing.data.labelling import choose_classes, label
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.evidence.table import separation_of
 from probing.models import resolve_model
 from probing.statistics.chance import discovery_rates, permute_within_sentences

@@ -37,8 +37,8 @@ from probing.cache.tokens import Tokens
 from probing.corpus.splits import read_corpora
 from probing.data.controls import shuffled
 from probing.data.examples import Activations, Sides
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import label_sides
+from probing.data.labelling import label_sides
+from probing.data.module import layer_moments
 from probing.evidence.table import Evidence, collect_evidence, neuron_table
 from probing.models import resolve_model
 from probing.probes.recipe import Lbfgs, Training

@@ -34,8 +34,8 @@ from probing.comparison.pairs import CrossMoments, Ranked, Readings, compare_pai
 from probing.corpus.splits import read_corpora
 from probing.data.controls import token_types
 from probing.data.examples import Examples, Sides, read
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import label_sides
+from probing.data.labelling import label_sides
+from probing.data.module import layer_moments
 from probing.models import resolve_model
 from probing.probes.penalty_path import penalised
 from probing.probes.recipe import Lbfgs, Training

@@ -30,7 +30,7 @@ from probing.corpus import Corpus
 from probing.corpus.splits import Split, read_corpora
 from probing.data.examples import Sides, read
 from probing.data.labelling import choose_classes, label, prior_cross_entropy_by_sentence
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.models import resolve_model
 from probing.probes.penalty_path import choose_penalty, training_of
 from probing.probes.solvers import Penalty, Problem

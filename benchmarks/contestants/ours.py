@@ -115,7 +115,7 @@ def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[
     from probing.corpus.splits import assign_splits
     from probing.data.examples import read
     from probing.data.labelling import choose_classes, label
-    from probing.data.layer_moments import layer_moments
+    from probing.data.module import layer_moments
     from probing.statistics.moments import Scaling
 
     store, text, task = ActivationStore(Path(entry)), load_corpus(corpus), Position()

@@ -26,7 +26,7 @@ from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split, read_corpora
 from probing.data.controls import control_sides
 from probing.data.examples import Sides
-from probing.data.preparation import read_sides
+from probing.data.labelling import read_sides
 from probing.errors import UserError, refuse
 from probing.evidence.directions import basis_table, directions_of
 from probing.models import SiteName, layer_numbers

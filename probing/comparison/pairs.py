@@ -24,8 +24,7 @@ from probing.comparison.agreement import (
     max_p_values,
     permutations_for,
 )
-from probing.data.examples import Examples, read
-from probing.data.words import common_words, pool_words
+from probing.data.examples import Examples, common_words, pool_words, read
 from probing.errors import UserError
 from probing.models.layers import aligned
 from probing.rankings.contributions import sentence_contributions

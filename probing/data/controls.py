@@ -17,9 +17,17 @@ from probing.cache.source import ActivationSource
 from probing.cache.store import ActivationStore, Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.data.examples import Activations, Examples, Sides
-from probing.data.given_values import permuted_within
-from probing.data.words import SentenceVectors, exchanged, pool_words, type_keys, word_keys
+from probing.data.examples import (
+    Activations,
+    Examples,
+    SentenceVectors,
+    Sides,
+    exchanged,
+    permuted_within,
+    pool_words,
+    type_keys,
+    word_keys,
+)
 from probing.models import load_encoder, load_tokenizer, word_folding
 from probing.models.residual_stream import word_table
 from probing.results.shown import count

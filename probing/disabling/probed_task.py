@@ -18,11 +18,9 @@ from probing.cache.tokens import Tokens
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import Split
-from probing.data.examples import Examples, Sides
-from probing.data.labelling import class_of_tokens
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import example_checks, label_sides
-from probing.data.words import SentenceVectors
+from probing.data.examples import Examples, SentenceVectors, Sides
+from probing.data.labelling import class_of_tokens, example_checks, label_sides
+from probing.data.module import layer_moments
 from probing.disabling.passes import Passes
 from probing.disabling.store import PROBES, fingerprint_of
 from probing.disabling.units import Job, Kind

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
-from probing.data.examples import Activations
-from probing.data.words import pool_words
+from probing.data.examples import Activations, pool_words
 from probing.downstream.names import Pooling
 from probing.errors import UserError
 

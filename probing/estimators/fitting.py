@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cli.options import ProbeOptions
-from probing.data.array_activations import warn_of_rounding
-from probing.data.arrays import activations_of_arrays
+from probing.data.arrays import activations_of_arrays, warn_of_rounding
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import check_size, check_varies
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.estimators.base import Asked, Fitted
 from probing.evidence.directions import comparison
 from probing.probes.intercept import centred, moments_with_constant, of_neurons, with_constant

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from probing.data.examples import Examples, read_share
-from probing.data.preparation import thin
+from probing.data.labelling import thin
 from probing.probes.objective import centre_over_classes
 from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Batch, Examples, read_share
-from probing.data.layer_moments import are_columns
+from probing.data.module import are_columns
 from probing.results.schema import Row, layer_cells
 from probing.runtime.processes import most_over_ranks, sum_over_ranks
 from probing.statistics.intervals import mean_interval

@@ -12,7 +12,7 @@ from torch import Tensor
 from probing.cache.store import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations, Examples, Sides, read, read_share
-from probing.data.layer_moments import are_columns
+from probing.data.module import are_columns
 from probing.probes.transforms import Fitting, Kind, Transform, clip, fit_transform, random_neurons
 from probing.runtime.processes import most_over_ranks, sum_over_ranks
 from probing.statistics.moments import ROWS, Covariance, CovarianceAccumulator

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from probing.data.examples import as_batch, as_batches, blocks
-from probing.data.layer_moments import loader_moments
+from probing.data.module import loader_moments
 from probing.probes.descent import Descent
 from probing.probes.full_passes import FullPasses
 from probing.probes.metrics import ProbeMetrics

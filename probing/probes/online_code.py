@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Examples, Sides
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.probes.recipe import Training
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, train_problems

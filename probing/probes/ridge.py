@@ -19,7 +19,7 @@ from torch import Tensor
 
 from probing.data.examples import Examples, Sides, read_share
 from probing.data.labelling import Standard
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.probes.penalty_path import STRONGEST, WEAKEST, strength
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.moments import Moments, PenaltySpace, Scaling

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.data.examples import Examples, Sides
-from probing.data.layer_moments import layer_moments
-from probing.data.module import ActivationDataModule
+from probing.data.module import ActivationDataModule, layer_moments
 from probing.errors import UserError
 from probing.probes.descent import Descent
 from probing.probes.full_passes import FullPasses

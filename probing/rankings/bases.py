@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.source import FeatureStore, most_active
-from probing.data.examples import Activations, Examples, Sides, read
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import thin
-from probing.data.words import SentenceVectors, exchanged
+from probing.data.examples import Activations, Examples, SentenceVectors, Sides, exchanged, read
+from probing.data.labelling import thin
+from probing.data.module import layer_moments
 from probing.models.dictionaries import Dictionary
 from probing.probes.erasure import Changed
 from probing.probes.intercept import centred, with_constant

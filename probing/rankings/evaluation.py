@@ -22,7 +22,7 @@ from torch import Tensor
 from probing.cache.store import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations, Examples, Sides, n_constants, read
-from probing.data.preparation import thin
+from probing.data.labelling import thin
 from probing.probes import gaussian
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Problem

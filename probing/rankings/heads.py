@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from probing.data.examples import Sides, n_constants
-from probing.data.preparation import thin
+from probing.data.labelling import thin
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.training import LayerFit, train_probes
 from probing.rankings.evaluation import BY_CHANCE, DRAWS, MOST_TOKENS, TOLERANCE, of_views

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from probing.data.examples import Sides, read
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import Sample, load, thin
+from probing.data.labelling import Sample, load, thin
+from probing.data.module import layer_moments
 from probing.probes import gaussian
 from probing.probes.objective import centre_over_classes, cross_entropy_sums
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs

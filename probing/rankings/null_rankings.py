@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from probing.data.controls import permute_among_types, token_types
 from probing.data.examples import Sides, read
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.probes.recipe import Adam, Training
 from probing.probes.solvers import Problem
 from probing.probes.training import LayerFit, train_probes, train_problems

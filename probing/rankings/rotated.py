@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from probing.data.preparation import Sample
+from probing.data.labelling import Sample
 from probing.probes.gaussian import FLOOR, choose_shared, entropy
 from probing.probes.objective import centre_over_classes
 from probing.rankings.methods import SELECTED, LayerData, mean_differences

@@ -17,9 +17,7 @@ from torch.nn.functional import cross_entropy
 from probing.cache import ActivationStore
 from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split
-from probing.data.labelling import Standard
-from probing.data.preparation import label_sides
-from probing.data.targets import IGNORED, is_target, nothing, targets_of
+from probing.data.labelling import IGNORED, Standard, is_target, label_sides, nothing, targets_of
 from probing.errors import UserError
 from probing.models.examination import examination_inputs, run, with_the_same_weights
 from probing.models.loading import HeadOf

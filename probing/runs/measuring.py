@@ -8,7 +8,7 @@ from typing import Any
 
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.evidence.by_class import predicted_classes
 from probing.evidence.directions import directions_of
 from probing.evidence.extremes import extremes

@@ -17,8 +17,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.corpus.columns import check_text
 from probing.data.arrays import activations_of_arrays
-from probing.data.examples import Activations, Examples, read
-from probing.data.words import SentenceVectors
+from probing.data.examples import Activations, Examples, SentenceVectors, read
 from probing.errors import UserError
 from probing.probes.erasure import Changed
 from probing.probes.objective import centre_over_classes

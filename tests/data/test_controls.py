@@ -21,9 +21,8 @@ from probing.corpus import Corpus, from_words
 from probing.corpus.splits import Split
 from probing.data.control_names import CONTROLS, chosen_controls
 from probing.data.controls import CONTROL_DRAWS, WordRows, control_tasks, shuffled, token_identity, with_activations
-from probing.data.examples import read
+from probing.data.examples import read, word_keys
 from probing.data.labelling import choose_classes, label
-from probing.data.words import word_keys
 from probing.errors import UserError
 from probing.evidence.table import collect_evidence
 from probing.models import load_tokenizer, resolve_model, word_folding

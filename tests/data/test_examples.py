@@ -12,23 +12,8 @@ from probing.builtin_tasks.position import Position
 from probing.cache.store import ActivationStore
 from probing.corpus.splits import Split
 from probing.data import examples as examples_module
-from probing.data.examples import (
-    Batch,
-    Examples,
-    ShardBatches,
-    blocks,
-    open_shard,
-    read,
-    read_clusters,
-    read_shard,
-)
-from probing.data.labelling import (
-    choose_classes,
-    class_of_tokens,
-    label,
-    labels_in_training,
-    say_what_is_no_class,
-)
+from probing.data.examples import Batch, Examples, ShardBatches, blocks, open_shard, read, read_clusters, read_shard
+from probing.data.labelling import choose_classes, class_of_tokens, label, labels_in_training, say_what_is_no_class
 from probing.errors import UserError
 from synthetic import CORPUS, SPLITS, make_splits, make_store, make_tokens, sides
 

@@ -16,8 +16,7 @@ from probing.builtin_tasks.upos import UniversalPartOfSpeech
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words
-from probing.data.given_values import check_given, permuted_within, values_of, with_given
-from probing.data.words import type_keys
+from probing.data.examples import check_given, permuted_within, type_keys, values_of, with_given
 from probing.errors import UserError
 from probing.tasks import labels_of, labels_words
 from probing.tasks.given import HeldFixed

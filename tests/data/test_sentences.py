@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from probing.data import words as sentences
-from probing.data.words import SentenceVectors, exchanged, one_token_each
+from probing.data import examples as sentences
+from probing.data.examples import SentenceVectors, exchanged, one_token_each
 from probing.tasks import Pooling
 from synthetic import make_store, make_tokens
 

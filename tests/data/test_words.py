@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from probing.data.words import common_words, pool_words
+from probing.data.examples import common_words, pool_words
 
 pytestmark = pytest.mark.numeric
 

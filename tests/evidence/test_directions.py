@@ -14,8 +14,8 @@ from scipy.stats import binom, ortho_group
 import probing
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Examples
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import thin
+from probing.data.labelling import thin
+from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.evidence import directions as directions_module
 from probing.evidence.directions import Directions, basis_table, measure_directions

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from probing.data.given_values import with_given
+from probing.data.examples import with_given
 from probing.evidence import table as module
 from probing.evidence.table import compared_with, separation_given
 from probing.statistics.separation import ConditionalAccumulator, StratumMeans, WithinStrata, strata_with_several

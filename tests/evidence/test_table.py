@@ -19,7 +19,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus.splits import Split, assign_splits
 from probing.data import examples as examples_module
 from probing.data.examples import Examples
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.evidence.table import collect_evidence, flags, neuron_table, order
 from probing.statistics import separation
 from probing.statistics.chance import permute_within_sentences

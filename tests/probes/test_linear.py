@@ -10,8 +10,7 @@ import pytorch_lightning as pl
 import torch
 
 from probing.data.examples import Batch
-from probing.data.layer_moments import layer_moments
-from probing.data.module import ActivationDataModule
+from probing.data.module import ActivationDataModule, layer_moments
 from probing.probes.descent import Descent
 from probing.probes.full_passes import FullPasses
 from probing.probes.linear import LinearProbe

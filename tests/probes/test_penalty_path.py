@@ -14,7 +14,7 @@ import torch
 
 from probing.data.examples import Sides
 from probing.data.labelling import constant_cross_entropy_by_sentence, prior_cross_entropy_by_sentence
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.probes.penalty_path import (
     FIRST,
     STRONGEST,

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from fault_loop import in_two_ranks
 from probing.cache.store import ActivationStore
 from probing.data.controls import shuffled
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty, Problem

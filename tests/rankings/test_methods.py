@@ -13,7 +13,7 @@ import pytest
 import torch
 from sklearn.feature_selection import f_classif
 
-from probing.data.preparation import load, thin
+from probing.data.labelling import load, thin
 from probing.probes.solvers import Penalty
 from probing.rankings import methods as elastic_net
 from probing.rankings.methods import METHODS, LayerData, Ranking, by_score, entries, mean_differences, read_layer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from probing.data.preparation import load
+from probing.data.labelling import load
 from probing.figures.probes import write_curves_figure
 from probing.probes.solvers import Penalty
 from probing.rankings import evaluation

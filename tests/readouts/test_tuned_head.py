@@ -12,7 +12,7 @@ import torch
 
 from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
-from probing.data.targets import IGNORED
+from probing.data.labelling import IGNORED
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.models.loading import HeadOf, load_tuned, load_with_head

@@ -20,8 +20,8 @@ from probing.cache import tokens_of
 from probing.cli.options import ProbeOptions
 from probing.comparison.agreement import holm
 from probing.data.examples import Activations, Examples, Sides
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import example_checks, label_sides
+from probing.data.labelling import example_checks, label_sides
+from probing.data.module import layer_moments
 from probing.errors import UserError, as_clause
 from probing.heads.fusion.fused import FusedStates, Fusion, Largest, Weighted, states_of
 from probing.heads.fusion.fusion_training import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.cache import ActivationStore
-from probing.data.preparation import origin
+from probing.data.labelling import origin
 from probing.figures.formats import USUAL
 from probing.figures.style import (
     BLUE,

@@ -232,7 +232,7 @@ def _word_table(source: Any, text: Corpus) -> Any:
 
 def _measured(found: Any, read: Any, documents: Any, setting: _Setting) -> Measured:
     """Return the tables of a `probing.studies.embeddings.survey.Found` with what belongs to them."""
-    from probing.data.preparation import origin
+    from probing.data.labelling import origin
     from probing.studies.embeddings.figures import write_figures
 
     model = setting.source.model

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from probing.cli.options import ProbeOptions
 from probing.data.controls import token_identity
 from probing.data.examples import Sides
-from probing.data.preparation import load
+from probing.data.labelling import load
 from probing.models import ModelSource, load_encoder
 from probing.probes.intercept import centred
 from probing.runs.measuring import Asked, measure

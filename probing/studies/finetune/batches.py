@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset
 
 from probing.cache.store import batches as by_length
-from probing.data.targets import is_target, nothing
+from probing.data.labelling import is_target, nothing
 from probing.runtime.draws import generator_of
 from probing.studies.finetune.examples import Batch, Side
 

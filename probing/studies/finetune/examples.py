@@ -21,9 +21,7 @@ from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split, intervals_by_document
 from probing.data.examples import Examples, Sides
-from probing.data.labelling import Standard
-from probing.data.preparation import example_checks, label_sides
-from probing.data.targets import is_target, nothing, targets_of
+from probing.data.labelling import Standard, example_checks, is_target, label_sides, nothing, targets_of
 from probing.models import ModelSource, load_config, load_tokenizer
 from probing.models.loading import HeadOf
 from probing.runtime.draws import generator_of

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from probing.data.targets import is_target
+from probing.data.labelling import is_target
 from probing.errors import UserError
 from probing.models.anatomy import examine
 from probing.runtime.kept_training import ContinuedModule, share_of_rate

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from probing.cache.store import Plan, Shard
 from probing.cache.tokens import SET_ASIDE, Tokens
 from probing.data.controls import TokenRows
-from probing.data.examples import Activations, Sides
-from probing.data.words import SentenceVectors
+from probing.data.examples import Activations, SentenceVectors, Sides
 from probing.models.residual_stream import word_table
 from probing.studies.finetune.examples import TokenTable
 

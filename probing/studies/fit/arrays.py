@@ -117,7 +117,7 @@ def _read(
 ) -> tuple[Any, dict[str, list[Any]], Any]:
     """Return the examples, those of each control, and the transforms by which they were centred, if they were."""
     from probing.data.controls import shuffled
-    from probing.data.given_values import permuted_within
+    from probing.data.examples import permuted_within
     from probing.probes.intercept import centred
 
     others = {"shuffled": [shuffled(sides, seed)]} if controls else {}

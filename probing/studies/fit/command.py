@@ -105,7 +105,7 @@ def fit(
     text = read_corpora(corpus, test_corpus, seed, say, group_by, reader_of(token_task))
     with quiet_libraries():
         from probing.cache.source import ActivationSource
-        from probing.data.preparation import n_heads_of
+        from probing.data.labelling import n_heads_of
         from probing.runs.measuring import Asked, measure
 
         watch, weights_seed = Stopwatch(), seed if random_weights else None
@@ -165,8 +165,7 @@ def _read(
         watch: Notes how long reading takes.
     """
     from probing.data.controls import READ_AGAIN, control_sides, source_of_control
-    from probing.data.labelling import say_what_is_not_read
-    from probing.data.preparation import kept_features, read_sides
+    from probing.data.labelling import kept_features, read_sides, say_what_is_not_read
     from probing.probes.erasure import transform_all
     from probing.probes.intercept import centred
     from probing.studies.fit.estimate import announced, stages_of_probes
@@ -220,7 +219,7 @@ def _write(
         tracker: Logs what is written.
         kept: Files that are written already.
     """
-    from probing.data.preparation import origin
+    from probing.data.labelling import origin
     from probing.page.build import build
     from probing.page.sources import source_of
     from probing.runs.places import read_from

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
-from probing.data.examples import Activations
-from probing.data.words import pool_words
+from probing.data.examples import Activations, pool_words
 from probing.probes.transforms import Transform
 from probing.statistics.bootstrap import Estimate, MeanOverSentences, weights
 from probing.statistics.mean_cosine import normalise

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.cache import ActivationStore
-from probing.data.preparation import origin
+from probing.data.labelling import origin
 from probing.probes import transforms
 from probing.runs.call import Measured
 from probing.studies.geometry.extremes.report import write_extremes_figures

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.data.preparation import origin
+from probing.data.labelling import origin
 from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
 from probing.runs.call import Measured

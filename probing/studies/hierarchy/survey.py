@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from probing.cache import ActivationStore
 from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
-from probing.data.layer_moments import layer_moments
+from probing.data.module import layer_moments
 from probing.probes.penalty_path import penalised
 from probing.probes.training import LayerFit, train_probes
 from probing.results.shown import layers_named

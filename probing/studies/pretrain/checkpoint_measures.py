@@ -17,8 +17,8 @@ from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import Split, side_of, split_key
 from probing.data.controls import token_identity
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import read_sides
+from probing.data.labelling import read_sides
+from probing.data.module import layer_moments
 from probing.models import load_encoder
 from probing.probes.penalty_path import training_of
 from probing.probes.recipe import CONTROL_TOLERANCE, Training

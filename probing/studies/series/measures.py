@@ -22,7 +22,7 @@ from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import Split
 from probing.data.controls import control_sides
-from probing.data.preparation import read_sides
+from probing.data.labelling import read_sides
 from probing.errors import UserError
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.cache import ActivationStore
-from probing.data.preparation import origin
+from probing.data.labelling import origin
 from probing.downstream.names import WORDS
 from probing.downstream.sentence_vectors import Vectors
 from probing.downstream.spaces import defined

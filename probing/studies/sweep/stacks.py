@@ -20,14 +20,8 @@ from probing.cli.option_types import plain
 from probing.cli.options import WandbOptions
 from probing.corpus.splits import read_corpora
 from probing.data.examples import Sides
-from probing.data.layer_moments import layer_moments
-from probing.data.preparation import (
-    example_checks,
-    label_sides,
-    n_heads_of,
-    origin,
-    read_sides,
-)
+from probing.data.labelling import example_checks, label_sides, n_heads_of, origin, read_sides
+from probing.data.module import layer_moments
 from probing.evidence.table import collect_evidence
 from probing.models import load_config, parse_layers, resolve_model
 from probing.probes.linear import LinearProbe

@@ -21,7 +21,7 @@ from conftest import make_sentences
 from probing import UserError, finetune, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.data.targets import is_target
+from probing.data.labelling import is_target
 from probing.models import load_encoder, resolve_model
 from probing.models.loading import load_with_head
 from probing.studies.finetune.examples import Side

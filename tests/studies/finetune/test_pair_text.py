@@ -15,7 +15,7 @@ from probing import UserError
 from probing.cache import Request, tokens_of
 from probing.corpus.splits import compared
 from probing.data.examples import read
-from probing.data.preparation import label_sides
+from probing.data.labelling import label_sides
 from probing.downstream.labelled_pairs import PairText, groups_of, pair_text, read_parts, task_of
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.residual_stream import word_table

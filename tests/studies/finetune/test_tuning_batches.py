@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from probing.cache.tokens import Tokens
-from probing.data.targets import IGNORED, is_target
+from probing.data.labelling import IGNORED, is_target
 from probing.studies.finetune.batches import TuningData, epoch_of
 from probing.studies.finetune.examples import Side
 

@@ -164,7 +164,7 @@ def test_a_sweep_over_sites_may_have_a_dictionary(
 def test_only_the_most_active_features_of_a_wide_dictionary_are_read_and_keep_their_numbers(
     checkpoints: dict[str, Path], corpus_file: Path, place: Path, dictionary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("probing.cache.source", "probing.data.preparation"):
+    for module in ("probing.cache.source", "probing.data.labelling"):
         monkeypatch.setattr(f"{module}.MOST_FEATURES", 10)
     said: list[str] = []
     monkeypatch.setattr("probing.runtime.progress.say", said.append)

@@ -252,7 +252,7 @@ def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeyp
     """The neurons are passed on as columns of their own; here they are taken from the store by hand."""
     from sklearn.linear_model import LogisticRegression
 
-    from probing.data.preparation import load
+    from probing.data.labelling import load
     from probing.probes.solvers import Penalty
     from probing.rankings import evaluation
     from probing.rankings.evaluation import Chosen, linear
