@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
-from probing.disabling.passes import Passes
-from probing.disabling.units import Job
+from probing.disabling.probed_task import Job, Passes
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.readouts.forward import Readers, Readout

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from probing.comparison.agreement import holm
-from probing.disabling.effects import Measured, better_without_rows, effect_rows, measured_of, raising_rows
-from probing.disabling.units import Job
+from probing.disabling.probed_task import Job
+from probing.disabling.subject import Measured, better_without_rows, effect_rows, measured_of, raising_rows
 from probing.statistics.intervals import difference_interval, difference_p_value, mean_interval
 
 pytestmark = pytest.mark.numeric

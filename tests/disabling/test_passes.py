@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from disabled_case import Case, of_whole_model, weights_of
-from probing.disabling.passes import Passes
-from probing.disabling.store import fingerprint_of
-from probing.disabling.units import KINDS, OF_HEADS, Job, all_jobs
+from probing.disabling.probed_task import KINDS, OF_HEADS, Job, Passes, all_jobs, fingerprint_of
 from probing.readouts.forward import Readers
 from probing.readouts.frozen_probes import Probes
 from probing.readouts.text import Text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probing.disabling.passes import Replacements, replacing, uniform_outputs
+from probing.disabling.probed_task import Replacements, replacing, uniform_outputs
 
 pytestmark = pytest.mark.numeric
 

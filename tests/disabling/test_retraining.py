@@ -12,9 +12,7 @@ from torch import Tensor
 
 from probing.cache.tokens import Tokens
 from probing.disabling import probed_task as retraining
-from probing.disabling.passes import Passes
-from probing.disabling.probed_task import Labelled, chosen_units, retrained
-from probing.disabling.units import Job, all_jobs
+from probing.disabling.probed_task import Job, Labelled, Passes, all_jobs, chosen_units, retrained
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 

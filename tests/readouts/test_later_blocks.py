@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from families import FAMILIES
-from probing.disabling.passes import replacing, uniform_outputs
+from probing.disabling.probed_task import replacing, uniform_outputs
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states

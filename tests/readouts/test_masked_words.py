@@ -13,7 +13,7 @@ from torch import Tensor
 
 from families import masked_lm
 from probing.cache.tokens import tokenize
-from probing.disabling.passes import replacing
+from probing.disabling.probed_task import replacing
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.readouts.forward import Forward, Intact, Readers

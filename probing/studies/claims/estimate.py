@@ -12,7 +12,7 @@ from probing.corpus.splits import splits_of
 from probing.data.control_names import chosen_controls
 from probing.data.controls import READ_AGAIN
 from probing.data.labelling import choose_classes, class_of_tokens
-from probing.disabling.units import UNITS
+from probing.disabling.probed_task import UNITS
 from probing.models import load_config
 from probing.studies.claims.planning import Need
 from probing.studies.disable.pruning import N_RANDOM

@@ -131,8 +131,8 @@ def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokeniz
         wanted: What else is read, with its data as typed.
         tokenizer: Tokenizer of a model that is an object.
     """
+    from probing.disabling.probed_task import KINDS, UNITS
     from probing.disabling.subject import Subject, data_of
-    from probing.disabling.units import KINDS, UNITS
     from probing.studies.disable.survey import Asked, check
 
     config = call.config

@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.disabling.effects import Rows, tested
-from probing.disabling.store import PassStore
-from probing.disabling.units import Kind, UnitType
+from probing.disabling.probed_task import Kind, PassStore, UnitType
+from probing.disabling.subject import Rows, tested
 from probing.readouts.forward import Forward, Intact, Readers, Readout
 from probing.readouts.later_blocks import Change as OfOutputs
 from probing.readouts.later_blocks import LaterBlocks

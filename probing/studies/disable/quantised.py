@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from probing.cache.store import PassStore
 from probing.comparison.agreement import holm
-from probing.disabling.effects import Rows, tested
-from probing.disabling.store import run_unfinished
+from probing.disabling.probed_task import run_unfinished
+from probing.disabling.subject import Rows, tested
 from probing.probes.transforms import random_neurons
 from probing.readouts.forward import Forward, ReadableText, Readers, Readout
 from probing.readouts.later_blocks import LaterBlocks

@@ -15,12 +15,30 @@ from torch import Tensor
 from probing.cache import ActivationStore
 from probing.cache.store import PassStore
 from probing.corpus.splits import Split
-from probing.disabling.effects import Measured, Rows, better_without_rows, effect_rows, measured_of, raising_rows
-from probing.disabling.passes import Passes
-from probing.disabling.probed_task import Labelled, ProbedTask, chosen_units, retrained
-from probing.disabling.store import fingerprint_of, opened, run_unfinished
-from probing.disabling.subject import Subject
-from probing.disabling.units import Job, Kind, UnitType, all_jobs, wanted
+from probing.disabling.probed_task import (
+    Job,
+    Kind,
+    Labelled,
+    Passes,
+    ProbedTask,
+    UnitType,
+    all_jobs,
+    chosen_units,
+    fingerprint_of,
+    opened,
+    retrained,
+    run_unfinished,
+    wanted,
+)
+from probing.disabling.subject import (
+    Measured,
+    Rows,
+    Subject,
+    better_without_rows,
+    effect_rows,
+    measured_of,
+    raising_rows,
+)
 from probing.errors import UserError
 from probing.readouts.forward import ReadableText, Readout
 from probing.readouts.frozen_probes import ProbeReadout, Probes

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from probing.cache.store import PassStore
 from probing.comparison.agreement import holm
-from probing.disabling.effects import Rows, tested
-from probing.disabling.store import run_unfinished
+from probing.disabling.probed_task import run_unfinished
+from probing.disabling.subject import Rows, tested
 from probing.readouts.forward import Forward, Intact, Readers, Readout
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.names import measure_of

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from disabled_case import Case, of_whole_model, weights_of
-from probing.disabling.store import PassStore
+from probing.disabling.probed_task import PassStore
 from probing.readouts.forward import Forward, Readers
 from probing.readouts.frozen_probes import ProbeReadout
 from probing.studies.disable.pruning import Cumulative, n_files

@@ -17,8 +17,7 @@ from family_tokenizers import make_tokenizer
 from probing import Result, UserError, WandbOptions, disable, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.disabling.passes import Passes
-from probing.disabling.units import Job
+from probing.disabling.probed_task import Job, Passes
 from probing.readouts.forward import Readout
 from probing.studies.disable.schema import DISABLED
 from probing.studies.disable.tables import conclusions

@@ -19,8 +19,7 @@ from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.corpus.splits import read_couples
-from probing.disabling.probed_task import Frozen
-from probing.disabling.store import fingerprint_of, opened, run_unfinished
+from probing.disabling.probed_task import Frozen, fingerprint_of, opened, run_unfinished
 from probing.disabling.subject import Subject
 from probing.errors import UserError
 from probing.readouts.forward import ReadableText

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from probing.cache import ActivationStore
 from probing.corpus.splits import Couple
-from probing.disabling.store import fingerprint_of
+from probing.disabling.probed_task import fingerprint_of
 from probing.disabling.subject import Subject
 from probing.errors import UserError
 from probing.models import check_ids, length_limits

@@ -14,8 +14,15 @@ from torch import Tensor
 
 from probing.cache import ActivationStore
 from probing.cache.store import PassStore
-from probing.disabling.probed_task import OF_CLASSES, Labelled, ProbedTask, retrained
-from probing.disabling.store import fingerprint_of, opened, run_unfinished
+from probing.disabling.probed_task import (
+    OF_CLASSES,
+    Labelled,
+    ProbedTask,
+    fingerprint_of,
+    opened,
+    retrained,
+    run_unfinished,
+)
 from probing.disabling.subject import Subject
 from probing.errors import UserError, as_clause
 from probing.models.query_key import find_query_keys
