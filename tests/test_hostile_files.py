@@ -36,9 +36,9 @@ from probing.cli.arguments import read_yaml
 from probing.cli.commandline import run
 from probing.corpus import load_corpus
 from probing.corpus.files import read_lines
+from probing.downstream.labelled_pairs import read_wic
 from probing.downstream.static import read_static
 from probing.downstream.sts_dataset import read_sts
-from probing.downstream.wic_dataset import read_wic
 from probing.errors import UserError
 from probing.models import load_config, load_encoder, load_tokenizer, resolve_model
 from probing.models.pooling_config import sentence_model

@@ -20,7 +20,7 @@ from probing.comparison.agreement import holm
 from probing.corpus import Corpus
 from probing.corpus.splits import Split
 from probing.disabling.probed_task import Frozen, Job, ProbedTask
-from probing.downstream.wic_evaluation import target_check
+from probing.downstream.wic import target_check
 from probing.models import load_encoder, load_tokenizer
 from probing.models.behaviour import n_token_types
 from probing.models.loading import load_tuned

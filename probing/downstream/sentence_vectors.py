@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,15 +15,596 @@ from torch import Tensor
 from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
+from probing.corpus.splits import compared
+from probing.data.examples import Activations, pool_words
 from probing.downstream.names import CLIPPING, TRANSDUCTIVE, Definition, Pooling, Space
-from probing.downstream.pooling import FIRST, cosines, has_first_special, sentence_vectors, unknown_sentences
-from probing.downstream.sentence_similarity import Similarities, by_layer, chosen, reported
-from probing.downstream.spaces import Fitting, Text, fitted, not_in, outliers
 from probing.downstream.static import StaticVectors
-from probing.downstream.sts_dataset import SentencePairs
+from probing.downstream.sts_dataset import STS_B, SentencePairs
 from probing.errors import UserError
-from probing.statistics.moments import CovarianceAccumulator
+from probing.probes import transforms as of
+from probing.probes.transforms import Transform
+from probing.results.schema import Row as ReadonlyRow
+from probing.statistics.bootstrap import DRAWS, percentile_interval
+from probing.statistics.moments import Covariance, CovarianceAccumulator
+from probing.statistics.outliers import ProfileAccumulator, outliers_of
 from probing.statistics.sample_size import size_columns
+
+# --------------------------------------------------------------------------------------------------------------------
+# How well the cosine of two sentences' vectors agrees with human scores: rank correlations by set, layer and space.
+# --------------------------------------------------------------------------------------------------------------------
+
+Aggregation = Literal["all", "mean", "wmean"]
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+
+Array = NDArray[np.float64]
+# Number of lists that are ranked at once.
+_AT_ONCE = 128
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Bootstrap draws of pairs within each subset, shared by everything measured on them.
+
+    Args:
+        times: How often each draw contains each pair, shape (n_draws, n_pairs).
+    """
+
+    times: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, subset: NDArray[np.int64], seed: int, n_draws: int = DRAWS) -> Draws:
+        """Draw pairs with replacement, as many in each subset as it has.
+
+        Args:
+            subset: Subset of each pair, shape (n_pairs,).
+            seed: Seed of the generator.
+            n_draws: Number of bootstrap draws.
+        """
+        generator = np.random.default_rng(seed)
+        times = np.zeros((n_draws, len(subset)), dtype=np.float32)
+        for one in np.unique(subset):
+            of_subset = np.flatnonzero(subset == one)
+            n = len(of_subset)
+            times[:, of_subset] = generator.multinomial(n, np.full(n, 1 / n), size=n_draws)
+        return cls(times)
+
+
+def spearman(a: Array, b: Array) -> float:
+    """Return Spearman's correlation, with mean ranks for ties.
+
+    It is NaN where all values of a side are equal, or one is not finite.
+
+    Args:
+        a: First values, shape (n,).
+        b: Second values, shape (n,).
+    """
+    return float(weighted_spearman(a, b, np.ones((1, len(a)), dtype=np.float32))[0])
+
+
+def weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
+    """Return Spearman's correlation of lists in which each pair of values occurs several times.
+
+    No list is sorted: the rank of a value follows from how often the list contains lower values.
+
+    Args:
+        a: First values, shape (n,).
+        b: Second values, shape (n,).
+        times: How often each list contains each pair, shape (n_lists, n).
+
+    Returns:
+        Shape (n_lists,); NaN where all values of a side are equal, and everywhere if a value is not finite.
+    """
+    if not _finite(a, b):  # sorted, NaN would be the largest value
+        return np.full(len(times), np.nan)
+    # In blocks: the ranks of all bootstrap draws of 10,000 pairs at once would take half a gigabyte.
+    blocks = (times[first : first + _AT_ONCE] for first in range(0, len(times), _AT_ONCE))
+    return np.concatenate([_weighted_spearman(a, b, block) for block in blocks])
+
+
+def _finite(a: Array, b: Array) -> bool:
+    return bool(np.isfinite(a).all() and np.isfinite(b).all())
+
+
+def _weighted_spearman(a: Array, b: Array, times: NDArray[np.float32]) -> Array:
+    ranks_a, ranks_b = _ranks(a, times), _ranks(b, times)
+    n = times.sum(1, dtype=np.float64)
+    # The mean rank is the same in both.
+    for ranks in (ranks_a, ranks_b):
+        ranks -= ((n + 1) / 2)[:, None]
+    covariance, square_a, square_b = (
+        np.einsum("ij,ij,ij->i", times, x, y) for x, y in ((ranks_a, ranks_b), (ranks_a, ranks_a), (ranks_b, ranks_b))
+    )
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(covariance / np.sqrt(square_a * square_b))
+
+
+def _ranks(values: Array, times: NDArray[np.float32]) -> Array:
+    """Return the mean rank of each value in each list, shape (n_lists, n)."""
+    _, group = np.unique(values, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    counts = np.add.reduceat(times[:, order], starts, axis=1, dtype=np.float64)
+    ranks: Array = (np.cumsum(counts, axis=1) - (counts - 1) / 2)[:, group]
+    return ranks
+
+
+def pseudo_values(a: Array, b: Array) -> Array:
+    """Return a number for each pair of values; their mean and standard error are those of Spearman's correlation.
+
+    They are the jackknife's pseudo-values (Tukey 1958), n r - (n - 1) r_i, where r_i leaves out pair i, moved by a
+    constant so that their mean is r itself. The standard error of the difference of two such lists is that of the
+    difference of two correlations on the same pairs.
+
+    Args:
+        a: First values, shape (n,).
+        b: Second values, shape (n,).
+
+    Returns:
+        Shape (n,); zeros where all values of a side are equal, since they then tell nothing of the other; NaN if a
+        value is not finite.
+    """
+    n = len(a)
+    if not _finite(a, b):
+        return np.full(n, np.nan)
+    whole = float(np.nan_to_num(spearman(a, b)))
+    without = []
+    for first in range(0, n, _AT_ONCE):
+        times = np.ones((min(_AT_ONCE, n - first), n), dtype=np.float32)
+        times[np.arange(len(times)), first + np.arange(len(times))] = 0
+        without.append(np.nan_to_num(weighted_spearman(a, b, times)))
+    left_out = np.concatenate(without)
+    return whole - (n - 1) * (left_out - left_out.mean())
+
+
+def aggregated(a: Array, b: Array, subset: NDArray[np.int64]) -> dict[Aggregation, float]:
+    """Return Spearman's correlation in each aggregation.
+
+    Args:
+        a: First values, shape (n_pairs,).
+        b: Second values, shape (n_pairs,).
+        subset: Subset of each pair, shape (n_pairs,).
+    """
+    found = aggregated_draws(a, b, subset, Draws(np.ones((1, len(a)), dtype=np.float32)))
+    return {how: float(values[0]) for how, values in found.items()}
+
+
+def aggregated_draws(a: Array, b: Array, subset: NDArray[np.int64], draws: Draws) -> dict[Aggregation, Array]:
+    """Return Spearman's correlation of each bootstrap draw, in each aggregation, each of shape (n_draws,).
+
+    Args:
+        a: First values, shape (n_pairs,).
+        b: Second values, shape (n_pairs,).
+        subset: Subset of each pair, shape (n_pairs,).
+        draws: Bootstrap draws of the pairs.
+    """
+    everything = weighted_spearman(a, b, draws.times)
+    subsets, sizes = np.unique(subset, return_counts=True)
+    if len(subsets) == 1:
+        return dict.fromkeys(AGGREGATIONS, everything)
+    each = np.stack([weighted_spearman(a[at], b[at], draws.times[:, at]) for at in (subset == one for one in subsets)])
+    return {"all": everything, "mean": each.mean(0), "wmean": sizes @ each / sizes.sum()}
+
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Similarities:
+    """The cosines of all pairs in one layer and space.
+
+    Args:
+        pooling: Pooling of the sentence vectors.
+        layer: Layer number; None for static vectors.
+        transform: Name of the space.
+        cosines: Cosines of the pairs of each set, by its label, shape (n_pairs,).
+        clipped: Neurons that were set to 0 for each set, by its label.
+    """
+
+    pooling: str
+    layer: int | None
+    transform: str
+    cosines: Mapping[str, Array]
+    clipped: Mapping[str, Sequence[int]]
+
+    @property
+    def key(self) -> Row:
+        """The columns that identify it in the tables."""
+        return {"pooling": self.pooling, "layer": "" if self.layer is None else self.layer, "transform": self.transform}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The pairs used to choose the layer for a set.
+
+    Args:
+        label: Label of the set that they are from.
+        kept: Which of its pairs the other set does not have, shape (n_pairs,), bool.
+        gold: Scores of all its pairs, shape (n_pairs,).
+    """
+
+    label: str
+    kept: NDArray[np.bool_]
+    gold: Array
+
+    def score(self, found: Similarities) -> float:
+        """Return the correlation on these pairs; -2, below all others, where it is undefined."""
+        return float(np.nan_to_num(spearman(found.cosines[self.label][self.kept], self.gold[self.kept]), nan=-2))
+
+
+def reported(sets: Sequence[SentencePairs]) -> list[SentencePairs]:
+    """Return the sets to report on: test parts, and dev parts where there is no test part."""
+    tested = {one.name for one in sets if one.part == "test"}
+    return [one for one in sets if one.part == "test" or (one.part == "dev" and one.name not in tested)]
+
+
+def choice(target: SentencePairs, sets: Sequence[SentencePairs]) -> Choice | None:
+    """Return the pairs used to choose the layer for a set; None if there are fewer than three, as without STS-B."""
+    part = "train" if (target.name, target.part) == (STS_B, "dev") else "dev"
+    found = next((one for one in sets if (one.name, one.part) == (STS_B, part)), None)
+    if found is None:
+        return None
+    known = set(_pair_keys(target))
+    kept = np.array([key not in known for key in _pair_keys(found)])
+    return Choice(found.label, kept, found.gold) if kept.sum() > 2 else None
+
+
+def _pair_keys(pairs: SentencePairs) -> list[frozenset[str]]:
+    keys = [compared(sentence) for sentence in pairs.corpus.sentences]
+    return [frozenset((keys[first], keys[second])) for first, second in pairs.sentences]
+
+
+def by_layer(found: Sequence[Similarities], sets: Sequence[SentencePairs], seed: int) -> list[Row]:
+    """Return a row for each set, layer, space and aggregation, as in `sts.csv`; `gain` is over the plain space.
+
+    Args:
+        found: Cosines for every pooling, layer and space.
+        sets: Sets that are reported on.
+        seed: Seed of the bootstraps.
+    """
+    rows = []
+    for target in sets:
+        draws = Draws.of(target.subset, seed)
+        for pooling, layer in dict.fromkeys((one.pooling, one.layer) for one in found):
+            here = [one for one in found if (one.pooling, one.layer) == (pooling, layer)]
+            rows += _compared(_by_space(here), target, draws)
+    return rows
+
+
+def chosen(
+    found: Sequence[Similarities], targets: Sequence[SentencePairs], sets: Sequence[SentencePairs], seed: int
+) -> list[Row]:
+    """Return the result of each space on each set by either protocol, as in `chosen.csv`.
+
+    `gain` is the difference from the plain space under the same protocol, with its interval over resampled pairs.
+
+    Args:
+        found: Cosines for every pooling, layer and space.
+        targets: Sets that are reported on.
+        sets: All sets that have cosines.
+        seed: Seed of the bootstraps.
+    """
+    rows: list[Row] = []
+    for target in targets:
+        draws, on = Draws.of(target.subset, seed), choice(target, sets)
+        for pooling in dict.fromkeys(one.pooling for one in found):
+            candidates = [one for one in found if one.pooling == pooling]
+            rows += _held_out(candidates, target, on, draws) + _published(candidates, target, draws)
+    return rows
+
+
+def _held_out(candidates: Sequence[Similarities], target: SentencePairs, on: Choice | None, draws: Draws) -> list[Row]:
+    if len({one.layer for one in candidates}) == 1:  # there is no layer to choose
+        return [{"protocol": "held_out"} | row for row in _compared(_by_space(candidates), target, draws)]
+    if on is None:
+        return []
+    best = [max(of_space, key=on.score) for of_space in _grouped(candidates)]
+    note = {"protocol": "held_out", "chosen_on": on.label, "n_chosen_on": int(on.kept.sum())}
+    return [note | row for row in _compared(_by_space(best), target, draws)]
+
+
+def _published(candidates: Sequence[Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
+    if len({one.layer for one in candidates}) == 1:
+        return []
+
+    def score(one: Similarities) -> float:
+        return float(np.nan_to_num(spearman(one.cosines[target.label], target.gold), nan=-2))
+
+    best = [max(of_space, key=score) for of_space in _grouped(candidates)]
+    note = {"protocol": "published", "chosen_on": target.label, "n_chosen_on": target.n_pairs}
+    return [note | row for row in _compared(_by_space(best), target, draws)]
+
+
+def _grouped(candidates: Sequence[Similarities]) -> list[list[Similarities]]:
+    names = dict.fromkeys(one.transform for one in candidates)
+    return [[one for one in candidates if one.transform == name] for name in names]
+
+
+def _by_space(best: Sequence[Similarities]) -> dict[str, Similarities]:
+    return {one.transform: one for one in best}
+
+
+def _compared(best: Mapping[str, Similarities], target: SentencePairs, draws: Draws) -> list[Row]:
+    """Return a row for each space and aggregation, compared with the plain space if there is one."""
+    values, drawn = {}, {}
+    for name, one in best.items():
+        values[name] = aggregated(one.cosines[target.label], target.gold, target.subset)
+        drawn[name] = aggregated_draws(one.cosines[target.label], target.gold, target.subset, draws)
+    rows = []
+    for name, one in best.items():
+        for how in AGGREGATIONS:
+            low, high = percentile_interval(drawn[name][how], target.n_pairs)
+            row = {"set": target.label, **one.key, "aggregation": how, "spearman": values[name][how]}
+            row |= {"low": low, "high": high, "n_pairs": target.n_pairs}
+            row |= {"n_clipped": len(clipped := one.clipped[target.label]), "clipped": " ".join(map(str, clipped))}
+            gain = values[name][how] - values["none"][how] if "none" in best else float("nan")
+            if name != "none" and np.isfinite(gain):
+                row["gain"] = gain
+                gains = drawn[name][how] - drawn["none"][how]
+                row["gain_low"], row["gain_high"] = percentile_interval(gains, target.n_pairs)
+            rows.append(row)
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Pool the hidden states of tokens, shard by shard, into one vector for a sentence or a word.
+# --------------------------------------------------------------------------------------------------------------------
+
+# The layer that `first_last` averages with the requested one: the first block's output (Su et al. 2021); SimCSE takes
+# the embeddings instead.
+FIRST = 1
+
+
+def sentence_vectors(store: Activations, layer: int, pooling: Pooling) -> Tensor:
+    """Return a vector for each sentence.
+
+    Args:
+        store: Store of the activations.
+        layer: Layer number.
+        pooling: `mean` averages the tokens that are not special, `mean_special` all tokens; `cls` takes the first
+            token; `first_last` averages the means of layer 1 and of this layer, without special tokens.
+
+    Returns:
+        Shape (n_sentences, d_model), float32; zeros for a sentence without the tokens needed.
+    """
+    if pooling == "first_last":
+        return (sentence_vectors(store, FIRST, "mean") + sentence_vectors(store, layer, "mean")) / 2
+    return torch.cat([_pooled(store, layer, pooling, shard) for shard in range(len(store.plan.shards))])
+
+
+def _pooled(store: Activations, layer: int, pooling: Pooling, index: int) -> Tensor:
+    shard, tokens = store.plan.shards[index], store.tokens
+    here = store.shard_tokens(shard)
+    states = store.read(layer, index)
+    if pooling == "cls":
+        first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - here.start
+        return states[torch.from_numpy(first)].float()
+    taken = np.ones(shard.n_tokens, dtype=bool) if pooling == "mean_special" else ~tokens.special[here]
+    sentence = torch.from_numpy((tokens.sentences[here][taken] - shard.first_sentence).astype(np.int64))
+    sums = torch.zeros(shard.n_sentences, states.shape[1])
+    sums.index_add_(0, sentence, states[torch.from_numpy(taken)].float())
+    return sums / sentence.bincount(minlength=shard.n_sentences).clamp(min=1)[:, None]
+
+
+def has_first_special(tokens: Tokens) -> bool:
+    """Whether every sentence begins with a special token, such as [CLS]."""
+    return bool(tokens.special[tokens.offsets[:-1]].all())
+
+
+def word_vectors(store: Activations, layers: Sequence[int], wanted: NDArray[np.int64]) -> list[Tensor]:
+    """Return a vector for each requested word, the mean of its pieces.
+
+    Args:
+        store: Store of the activations.
+        layers: Layer numbers.
+        wanted: Sentence and word index of each word, shape (n, 2); every word must have a token (see `has_pieces`).
+
+    Returns:
+        A tensor for each layer, shape (n, d_model), float32.
+    """
+    keys = _keys(wanted[:, 0], wanted[:, 1])
+    found_keys: list[NDArray[np.int64]] = []
+    found: list[list[Tensor]] = [[] for _ in layers]
+    for shard in store.plan.shards:
+        here = store.shard_tokens(shard)
+        words, sentences = store.tokens.words[here], store.tokens.sentences[here]
+        at = np.flatnonzero((words >= 0) & np.isin(_keys(sentences, words), keys))
+        rows = torch.from_numpy(at)
+        pooled = pool_words([store.read(k, shard.index)[rows] for k in layers], words[at], sentences[at])
+        found_keys.append(_keys(*pooled.keys.T))
+        for of_layer, states in zip(found, pooled.hidden_states, strict=True):
+            of_layer.append(states.float())
+    # Sentences ascend from shard to shard, and words within a sentence, so the keys are sorted.
+    order = torch.from_numpy(np.searchsorted(np.concatenate(found_keys), keys))
+    return [torch.cat(states)[order] for states in found]
+
+
+def has_pieces(
+    tokens: Tokens, wanted: NDArray[np.int64], among: NDArray[np.bool_] | None = None
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Return which words have a token, shape (n,); a word has none where the sentence was truncated before it.
+
+    Args:
+        tokens: The token table.
+        wanted: Sentence and word index of each word, shape (n, 2).
+        among: Which tokens count, shape (n_tokens,); None for all.
+    """
+    pieces = tokens.words >= 0 if among is None else among & (tokens.words >= 0)
+    return np.isin(_keys(wanted[:, 0], wanted[:, 1]), _keys(tokens.sentences[pieces], tokens.words[pieces]))
+
+
+def _keys(sentences: NDArray[np.integer], words: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Return a number that identifies each word of each sentence; a sentence has fewer than 2^16 words."""
+    return sentences.astype(np.int64) * 2**16 + words
+
+
+def cosines(first: Tensor, second: Tensor) -> NDArray[np.float64]:
+    """Return the cosine of each pair of rows, rounded to 7 decimals; 0 where one of them is all zeros.
+
+    A word at the same position in two sentences has the same embedding except for rounding errors. Without the rounding
+    to 7 decimals, these errors would order such pairs at random.
+
+    Args:
+        first: First vector of each pair, shape (n, d_model).
+        second: Second vector of each pair, shape (n, d_model).
+
+    Raises:
+        UserError: If a vector is not finite.
+    """
+    a, b = first.double(), second.double()
+    lengths = a.norm(dim=1) * b.norm(dim=1)
+    if not lengths.isfinite().all():
+        raise UserError(
+            "a vector that is compared has values that are not finite in float32, so that it has no cosine; leave out "
+            "the transform or the replacement that makes it so large."
+        )
+    return torch.where(lengths > 0, (a * b).sum(1) / lengths.clamp(min=1e-300), 0.0).round(decimals=7).numpy()
+
+
+# SentencePiece writes the blank before a word as this piece where the word itself is unknown.
+_BLANK = "▁"
+
+
+def known_tokens(tokens: Tokens, tokenizer: Any) -> NDArray[np.bool_]:
+    """Return which tokens stand for text of the sentence that the vocabulary knows, shape (n_tokens,).
+
+    Args:
+        tokens: The token table.
+        tokenizer: The model's tokenizer.
+    """
+    if (unknown := tokenizer.unk_token_id) is None:
+        return ~tokens.special
+    return ~tokens.special & ~np.isin(tokens.input_ids, [unknown, tokenizer.convert_tokens_to_ids(_BLANK)])
+
+
+def unknown_sentences(tokens: Tokens, tokenizer: Any) -> NDArray[np.bool_]:
+    """Return which sentences have no token that the vocabulary knows, special tokens aside, shape (n_sentences,)."""
+    known = tokens.sentences[known_tokens(tokens, tokenizer)]
+    return np.bincount(known, minlength=tokens.n_sentences) == 0
+
+
+def unknown_words(tokens: Tokens, tokenizer: Any, wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which words have no piece that the vocabulary knows, shape (n,).
+
+    Args:
+        tokens: The token table.
+        tokenizer: The model's tokenizer.
+        wanted: Sentence and word index of each word, shape (n, 2).
+    """
+    return ~has_pieces(tokens, wanted, known_tokens(tokens, tokenizer))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The spaces in which cosines are taken: untransformed hidden states, and transforms of them fitted on other text.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """The transforms and how they are fitted.
+
+    Args:
+        spaces: Names of the transforms.
+        definition: Definition of the outliers that are clipped.
+        components: Number of directions that whitening keeps; None keeps all that vary.
+        seed: Seed, together with the layer, of the neurons that `clip_random` draws.
+    """
+
+    spaces: Sequence[Space]
+    definition: Definition = "mean_profile"
+    components: int | None = None
+    seed: int = 0
+
+    @property
+    def clips(self) -> bool:
+        """Whether outliers are needed."""
+        return bool({*self.spaces} & {*CLIPPING})
+
+
+def fitted(fitting: Fitting, moments: Covariance, outliers: Sequence[int], layer: int) -> dict[Space, Transform]:
+    """Return the transforms of one layer by name.
+
+    Args:
+        fitting: The transforms and how they are fitted.
+        moments: Moments of the vectors that they are fitted on.
+        outliers: Neurons that are clipped; `clip_random` clips as many others, drawn at random.
+        layer: Layer number.
+    """
+    return {name: _fitted(name, fitting, moments, outliers, layer) for name in fitting.spaces}
+
+
+def _fitted(name: Space, fitting: Fitting, moments: Covariance, outliers: Sequence[int], layer: int) -> Transform:
+    d_model = len(moments.mean)
+    if name == "none":
+        return of.identity(d_model)
+    if name == "clip":
+        return of.clip(moments, outliers)
+    if name == "clip_random":
+        generator = np.random.default_rng([fitting.seed, layer])
+        return of.clip(moments, of.random_neurons(d_model, len(outliers), outliers, generator))
+    if name == "whiten" and moments.varies:
+        return of.whiten(moments, n_components=fitting.components and min(fitting.components, d_model))
+    if name == "standardise":
+        return of.standardise(moments)
+    if name == "all_but_the_top":
+        return of.all_but_the_top(moments)
+    # Where no neuron varies, as for [CLS] in the embeddings, whitening is not defined.
+    return of.center(moments)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sentences that transforms are fitted on.
+
+    Args:
+        store: Store of their activations.
+        kept: Which sentences of the store are used, shape (n_sentences,), bool.
+    """
+
+    store: ActivationStore
+    kept: NDArray[np.bool_]
+
+    @property
+    def taken(self) -> NDArray[np.bool_]:
+        """Which tokens belong to these sentences and are not special, shape (n_tokens,), bool."""
+        tokens = self.store.tokens
+        return self.kept[tokens.sentences] & ~tokens.special
+
+
+def not_in(sentences: Sequence[str], others: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which sentences do not occur among the others, ignoring case and punctuation, shape (n_sentences,)."""
+    known = {compared(sentence) for sentence in others}
+    return np.array([compared(sentence) not in known for sentence in sentences])
+
+
+def token_moments(texts: Sequence[Text], layer: int) -> Covariance:
+    """Return the moments of the texts' tokens in one layer, without special tokens."""
+    accumulator = CovarianceAccumulator(texts[0].store.plan.d_model)
+    for states in _words_of(texts, layer):
+        accumulator.update(states)
+    return accumulator.result()
+
+
+def outliers(texts: Sequence[Text], layer: int, definition: Definition) -> list[int]:
+    """Return a layer's outliers over the texts' tokens without special tokens, ascending; there may be none."""
+    accumulator = ProfileAccumulator(texts[0].store.plan.d_model)
+    for states in _words_of(texts, layer):
+        accumulator.update(states.float())
+    found = outliers_of(accumulator.result())
+    return sorted({outlier.neuron for outlier in found if outlier.definition == definition})
+
+
+def _words_of(texts: Sequence[Text], layer: int) -> Iterator[Tensor]:
+    """Yield the hidden states of each shard's tokens that are used, shape (n, d_model)."""
+    for text in texts:
+        taken = text.taken
+        for shard in text.store.plan.shards:
+            rows = torch.from_numpy(np.flatnonzero(taken[text.store.shard_tokens(shard)]))
+            yield text.store.read(layer, shard.index)[rows]
+
+
+def defined(rows: Sequence[ReadonlyRow]) -> list[dict[str, Any]]:
+    """Return rows without their undefined values (NaN)."""
+    return [{name: value for name, value in row.items() if value == value} for row in rows]
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache import ActivationStore
-from probing.downstream.pooling import cosines
-from probing.downstream.sentence_similarity import pseudo_values, reported
+from probing.downstream.labelled_pairs import WordPairs, read_wic
+from probing.downstream.sentence_vectors import cosines, pseudo_values, reported
 from probing.downstream.sts_dataset import SentencePairs, read_sts
-from probing.downstream.wic_dataset import WordPairs, read_wic
-from probing.downstream.wic_evaluation import target_cosines, targets, with_both_words
-from probing.downstream.words_in_context import best_threshold
+from probing.downstream.wic import best_threshold, target_cosines, targets, with_both_words
 from probing.errors import UserError
 from probing.readouts.forward import Loss
 from probing.readouts.names import STS, WIC

@@ -13,7 +13,7 @@ from probing.cache import ActivationStore, Request, activations
 from probing.cache import store as cache_store
 from probing.cache.tokens import Tokens
 from probing.corpus import from_words
-from probing.downstream.pooling import cosines, has_first_special, has_pieces, sentence_vectors, word_vectors
+from probing.downstream.sentence_vectors import cosines, has_first_special, has_pieces, sentence_vectors, word_vectors
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 

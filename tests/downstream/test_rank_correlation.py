@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from probing.downstream.sentence_similarity import (
+from probing.downstream.sentence_vectors import (
     AGGREGATIONS,
     Draws,
     aggregated,

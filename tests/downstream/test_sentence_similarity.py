@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from probing.corpus import from_sentences
-from probing.downstream.sentence_similarity import Row, Similarities, by_layer, choice, chosen, reported
+from probing.downstream.sentence_vectors import Row, Similarities, by_layer, choice, chosen, reported
 from probing.downstream.sts_dataset import Part, SentencePairs
 
 pytestmark = pytest.mark.numeric

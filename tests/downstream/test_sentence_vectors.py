@@ -10,8 +10,15 @@ import pytest
 
 from downstream_data import WORDS, sentence_pairs, write_benchmark
 from probing.downstream.names import SPACES
-from probing.downstream.sentence_vectors import FitOn, Vectors, check_static_text, fitted_columns, similarities
-from probing.downstream.spaces import Fitting, Text
+from probing.downstream.sentence_vectors import (
+    FitOn,
+    Fitting,
+    Text,
+    Vectors,
+    check_static_text,
+    fitted_columns,
+    similarities,
+)
 from probing.downstream.static import StaticVectors, read_static
 from probing.downstream.sts_dataset import SentencePairs, read_sts
 from probing.errors import UserError

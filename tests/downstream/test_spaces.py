@@ -7,7 +7,7 @@ import torch
 
 from probing.cli.option_types import chosen
 from probing.downstream.names import SPACES
-from probing.downstream.spaces import Fitting, fitted
+from probing.downstream.sentence_vectors import Fitting, fitted
 from probing.errors import UserError
 from probing.statistics.moments import CovarianceAccumulator
 

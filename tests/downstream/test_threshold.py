@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import beta
 from sklearn.metrics import roc_auc_score
 
-from probing.downstream.words_in_context import (
+from probing.downstream.wic import (
     Labels,
     Scores,
     accuracy,

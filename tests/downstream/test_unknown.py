@@ -9,7 +9,7 @@ import pytest
 
 from family_tokenizers import make_tokenizer
 from probing.cache.tokens import tokenize
-from probing.downstream.pooling import known_tokens, unknown_sentences, unknown_words
+from probing.downstream.sentence_vectors import known_tokens, unknown_sentences, unknown_words
 
 pytestmark = pytest.mark.numeric
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from downstream_data import word_pairs, write_wic
-from probing.downstream.wic_dataset import WordPairs, read_wic, read_wic_parts
+from probing.downstream.labelled_pairs import WordPairs, read_wic, read_wic_parts
 from probing.errors import UserError
 
 

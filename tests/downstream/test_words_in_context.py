@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from probing.downstream.words_in_context import Labels, Row, Scored, by_layer, chosen, mcnemar
+from probing.downstream.wic import Labels, Row, Scored, by_layer, chosen, mcnemar
 
 
 def planted(strength: dict[tuple[int, str], float], n: int = 400, seed: int = 0) -> tuple[list[Scored], Labels, Labels]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
-from probing.downstream.wic_dataset import WordPairs
+from probing.downstream.labelled_pairs import WordPairs
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.readouts.forward import Forward, Intact, Readers
 from probing.readouts.pair_cosines import (

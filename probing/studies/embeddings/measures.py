@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probing.downstream.pooling import cosines
+from probing.downstream.sentence_vectors import cosines
 from probing.statistics.intervals import mean_interval, mean_p_value, ratio_interval
 from probing.studies.embeddings.documents import Ints, Texts
 from probing.studies.embeddings.tables import AS_WRITTEN, SHUFFLED, WEIGHT

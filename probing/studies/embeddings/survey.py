@@ -13,8 +13,7 @@ from torch import nn
 
 from probing.cache import ActivationStore
 from probing.downstream.names import Pooling
-from probing.downstream.pooling import cosines
-from probing.downstream.sentence_similarity import Draws, weighted_spearman
+from probing.downstream.sentence_vectors import Draws, cosines, weighted_spearman
 from probing.downstream.sts_dataset import SentencePairs
 from probing.runtime.progress import stage
 from probing.statistics.bootstrap import N_DRAWS, percentile_interval

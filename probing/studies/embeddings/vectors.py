@@ -14,7 +14,7 @@ from torch import nn
 from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.downstream.names import Pooling
-from probing.downstream.pooling import sentence_vectors
+from probing.downstream.sentence_vectors import sentence_vectors
 from probing.statistics.two_way import TwoWaySums
 from probing.statistics.two_way_design import MOST_POSITIONS, Design
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.corpus import Corpus
-from probing.downstream.sentence_similarity import spearman
+from probing.downstream.sentence_vectors import spearman
 from probing.models import ModelSource
 from probing.results.shown import without_nan
 from probing.runs.call import Measured

@@ -11,8 +11,7 @@ import numpy as np
 from probing.cache import ActivationStore
 from probing.data.labelling import origin
 from probing.downstream.names import WORDS
-from probing.downstream.sentence_vectors import Vectors
-from probing.downstream.spaces import defined
+from probing.downstream.sentence_vectors import Vectors, defined
 from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
 from probing.results.schema import Row

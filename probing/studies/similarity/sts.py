@@ -59,9 +59,14 @@ def sts(
     outside = _outside(fit_on, spaces != ["none"] and not any(one.part == "train" for one in sets), call.say)
     with quiet_libraries():
         from probing.cache.source import say_what_was_left_out
-        from probing.downstream.sentence_similarity import reported
-        from probing.downstream.sentence_vectors import Vectors, check_text_to_fit_on, evaluate, first_token_check
-        from probing.downstream.spaces import Fitting
+        from probing.downstream.sentence_vectors import (
+            Fitting,
+            Vectors,
+            check_text_to_fit_on,
+            evaluate,
+            first_token_check,
+            reported,
+        )
         from probing.downstream.static import read_static
         from probing.studies.similarity.results import measured_sts
 
@@ -98,7 +103,7 @@ def _read_sets(folders: Sequence[str], say: Callable[[str], None]) -> Any:
     Raises:
         UserError: If there are none, or only training parts.
     """
-    from probing.downstream.sentence_similarity import reported
+    from probing.downstream.sentence_vectors import reported
     from probing.downstream.sts_dataset import READABLE, read_sts
 
     if not folders:
@@ -135,7 +140,7 @@ def _with_first(source: Any, poolings: Sequence[str], model: str) -> Any:
     Raises:
         UserError: If the model does not have it.
     """
-    from probing.downstream.pooling import FIRST
+    from probing.downstream.sentence_vectors import FIRST
 
     if "first_last" not in poolings:
         return source

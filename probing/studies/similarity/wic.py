@@ -53,8 +53,8 @@ def wic(
     data = _read_pairs(config["folder"], part, call.say)
     with quiet_libraries():
         from probing.cache.source import say_what_was_left_out
-        from probing.downstream.spaces import Fitting, Text, not_in
-        from probing.downstream.wic_evaluation import evaluate, target_check, unknown_pairs, without_cut_words
+        from probing.downstream.sentence_vectors import Fitting, Text, not_in
+        from probing.downstream.wic import evaluate, target_check, unknown_pairs, without_cut_words
         from probing.studies.similarity.results import measured_wic
 
         source = call.source(tokenizer=tokenizer)
@@ -88,7 +88,7 @@ def _read_pairs(folder: str | None, part: str, say: Callable[[str], None]) -> di
     Raises:
         UserError: If no folder is given, or it cannot be read.
     """
-    from probing.downstream.wic_dataset import READABLE, read_wic
+    from probing.downstream.labelled_pairs import READABLE, read_wic
 
     if not folder:
         raise UserError(f"`wic` takes {READABLE}.")

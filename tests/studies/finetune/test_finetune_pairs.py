@@ -19,7 +19,7 @@ from downstream_data import write_wic as written_wic
 from probing import UserError, compare, finetune, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.downstream.sentence_similarity import spearman
+from probing.downstream.sentence_vectors import spearman
 from probing.downstream.sts_dataset import read_sts
 from probing.runs.registry import study_of
 from typed import assert_same_files, processes_of
