@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from probing.commands.report import report as report
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
-    from probing.estimators.classifier import ProbeClassifier as ProbeClassifier
-    from probing.estimators.regressor import ProbeRegressor as ProbeRegressor
+    from probing.estimators.base import ProbeClassifier as ProbeClassifier
+    from probing.estimators.base import ProbeRegressor as ProbeRegressor
     from probing.exports.hub import pull as pull
     from probing.probes.linear import LinearProbe as LinearProbe
     from probing.results.rows import Table as Table
@@ -64,10 +64,10 @@ _HOMES = {
     "Column": "probing.results.schema",
     "LinearProbe": "probing.probes.linear",
     "Measured": "probing.runs.call",
-    "ProbeClassifier": "probing.estimators.classifier",
+    "ProbeClassifier": "probing.estimators.base",
     "ProbeOptions": "probing.cli.options",
     "ProbingCallback": "probing.callbacks.lightning",
-    "ProbeRegressor": "probing.estimators.regressor",
+    "ProbeRegressor": "probing.estimators.base",
     "Rankings": "probing.runs.rankings",
     "Result": "probing.runs.study",
     "Run": "probing.runs.run",

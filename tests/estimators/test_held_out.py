@@ -7,7 +7,7 @@ import pytest
 
 from probing.data.arrays import groups_of_rows
 from probing.errors import UserError
-from probing.estimators.held_out import hold_out
+from probing.estimators.base import hold_out
 
 pytestmark = pytest.mark.numeric
 
