@@ -28,7 +28,7 @@ from probing.data.controls import control_sides
 from probing.data.examples import Sides
 from probing.data.labelling import read_sides
 from probing.errors import UserError, refuse
-from probing.evidence.directions import basis_table, directions_of
+from probing.evidence.table import basis_table, directions_of
 from probing.models import SiteName, layer_numbers
 from probing.models.objects import ModelObject
 from probing.probes.intercept import centred, of_neurons

@@ -26,7 +26,7 @@ from probing.data.examples import Examples, Sides
 from probing.data.labelling import check_size, check_varies
 from probing.data.module import layer_moments
 from probing.errors import UserError, refuse
-from probing.evidence.directions import comparison
+from probing.evidence.table import comparison
 from probing.probes.intercept import centred, moments_with_constant, of_neurons, with_constant
 from probing.probes.penalty_path import penalised
 from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
@@ -43,7 +43,7 @@ from probing.tables.columns import BASIS_COLUMNS
 from probing.tables.schema import NEURONS
 
 if TYPE_CHECKING:
-    from probing.evidence.directions import Directions
+    from probing.evidence.table import Directions
 
 # --------------------------------------------------------------------------------------------------------------------
 # All that is used of scikit-learn, imported in one place, which says what to install where it is missing.
@@ -217,7 +217,7 @@ class ProbeEstimator(BaseEstimator):
     @property
     def basis_(self) -> Table:
         """Columns of X beside directions of random rotations; empty without them."""
-        from probing.evidence.directions import basis_table
+        from probing.evidence.table import basis_table
 
         rows = [{**row, "n_rows": row["n_test_tokens"]} for row in basis_table([(0, self._directions)])]
         return Table(({name: row[name] for name in BASIS.types} for row in rows), BASIS)

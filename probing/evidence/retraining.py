@@ -16,12 +16,16 @@ from probing.evidence.removal import (
     REMOVED,
     AblationEffect,
     ablation_effect,
+    bootstrap,
     matched,
+    penalty_problems,
+    penalty_stability,
+    replicate_problems,
+    stability_of,
     unique,
     weights_without,
     without_by_class,
 )
-from probing.evidence.stability import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
 from probing.evidence.table import Evidence, is_far, order
 from probing.probes.curvature import ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
 from probing.probes.curvature import fits as curvature_fits

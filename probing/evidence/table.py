@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,29 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from probing.data.examples import Examples, read_clusters
-from probing.evidence.directions import Directions
-from probing.evidence.removal import AblationEffect, Outcome
-from probing.evidence.stability import Stability
-from probing.probes.ridge import NumberFit
+from probing.data.examples import Examples, Sides, read_clusters, read_share
+from probing.data.labelling import thin
+from probing.evidence.removal import (
+    PENALTIES,
+    REMOVED,
+    AblationEffect,
+    Outcome,
+    Stability,
+    bootstrap,
+    matched,
+    penalty_stability,
+    stability_of,
+)
+from probing.probes.objective import centre_over_classes
+from probing.probes.ridge import Decomposed, NumberFit, errors_of
 from probing.probes.training import LayerFit
 from probing.rankings.contributions import ClassMagnitudes, class_magnitudes, mean_contribution
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.chance import discovery_rates
-from probing.statistics.moments import Moments
+from probing.statistics.intervals import ratio_interval, ratio_p_value
+from probing.statistics.moments import Moments, PenaltySpace, Scaling
 from probing.statistics.rank_similarity import ranked
+from probing.statistics.rotations import random_rotation
 from probing.statistics.separation import (
     ConditionalAccumulator,
     Separation,
@@ -33,9 +46,200 @@ from probing.statistics.separation import (
     neurons_at_a_time,
     strata_with_several,
 )
-from probing.tables.columns import FAR, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
+from probing.tables.columns import BASIS_KINDS, CONCENTRATION, FAR, FIRST, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
 from probing.tables.evidence_sentences import ALPHA
 from probing.tables.schema import FALSE_DISCOVERIES, GIVEN, NEURONS
+
+# --------------------------------------------------------------------------------------------------------------------
+# Contributions of neurons beside those of random directions: the same logits, split over rotated bases.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Test tokens that are read, whole sentences drawn evenly.
+N_TOKENS = 4_000
+# Numbers at a time, so that a wide layer takes no more memory than a narrow one.
+AT_A_TIME = 2**17
+# Sums of equal parts differ in the last bits alone.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Contributions of a layer's neurons and of the directions of rotations, on the same test tokens.
+
+    The first axis is of `BASIS_KINDS`: contributions as they are, and with the means over training tokens subtracted.
+
+    Args:
+        neurons: Mean contribution of each neuron, 0 for dead ones, shape (2, d_model), float64.
+        directions: Mean contribution of each direction, highest first, shape (2, n_rotations, n_live), float64.
+        n_tokens: Number of test tokens.
+    """
+
+    neurons: Tensor
+    directions: Tensor
+    n_tokens: int
+
+    @property
+    def n_rotations(self) -> int:
+        """Number of rotations."""
+        return self.directions.shape[1]
+
+    @property
+    def p(self) -> Tensor:
+        """Share of the rotations, and of the neurons, whose largest direction contributes as much; (2, d_model)."""
+        return torch.stack([shares_above(*pair) for pair in zip(self.neurons, self.directions, strict=True)])
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        """Which neurons contribute more than directions, with the share of rotations in which they do not."""
+        plain, centred = self.p.tolist()
+        above = ["yes" if p <= ALPHA else "no" for p in plain]
+        return {"direction_p": plain, "direction_p_centred": centred, "above_directions": above}
+
+
+def shares_above(neurons: Tensor, directions: Tensor) -> Tensor:
+    """Return the share of the rotations, and of the neurons, whose largest direction scores as much as each neuron.
+
+    Args:
+        neurons: Score of each neuron, shape (n,).
+        directions: Score of each direction, highest first, shape (n_rotations, n_live).
+    """
+    largest = directions[:, :1].sum(-1)  # 0 where no neuron is live
+    reached = largest[:, None] >= neurons * (1 - ROUNDING)
+    return (1 + reached.sum(0)).double() / (1 + len(directions))
+
+
+def comparison(
+    test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
+) -> Callable[[], Directions]:
+    """Read some of a layer's test tokens, divided among ranks, and return what measures neurons and directions on them.
+
+    Args:
+        test: Test examples.
+        layer: Layer number.
+        weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
+        moments: Moments of the layer's training tokens.
+        space: By what neurons are divided before they are rotated, as before their weights are penalised.
+        n_rotations: Number of rotations.
+        seed: Seed of the rotations, and of the sample of the tokens where not all are used.
+
+    """
+    scaling, live = Scaling(moments, space), ~moments.dead
+    weights = scaling.scaled_weight(centre_over_classes(weight.double()))[:, live]
+    mean = scaling.features(moments.mean)[live]
+    states, labels = _sample(thin(test, N_TOKENS, seed), layer, scaling, live, len(weight))
+    return partial(_compared, states, labels, mean, weights, live, int(layer), n_rotations, seed)
+
+
+def measure_directions(
+    test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
+) -> Directions:
+    """Return what neurons and directions contribute, as `comparison` measures it."""
+    return comparison(test, layer, weight, moments, space, n_rotations, seed)()
+
+
+def _compared(
+    states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor, live: Tensor, layer: int, n_rotations: int, seed: int
+) -> Directions:
+    n_live, width = states.shape[1], len(live)
+    if not n_live:
+        return Directions(torch.zeros(2, width), torch.zeros(2, n_rotations, 0), len(labels))
+    sums = torch.zeros(2, 1 + n_rotations, n_live, dtype=torch.float64)
+    sums[:, 0] = _sums(states, labels, mean, weights)
+    for draw in range(n_rotations):
+        rotate = random_rotation(n_live, seed, layer, draw)
+        turned_mean, turned_weights = rotate(mean[None])[0], rotate(weights)
+        for part, own in zip(_parts(states), _parts(labels, n_live), strict=True):
+            sums[:, 1 + draw] += _sums(rotate(part), own, turned_mean, turned_weights)
+    n_tokens = int(sum_over_ranks(torch.tensor(len(labels))))
+    means = sum_over_ranks(sums) / max(n_tokens, 1)
+    neurons = torch.zeros(2, width, dtype=torch.float64)
+    neurons[:, live] = means[:, 0]
+    return Directions(neurons, means[:, 1:].sort(-1, descending=True).values, n_tokens)
+
+
+def _parts(rows: Tensor, width: int = 0) -> Sequence[Tensor]:
+    return rows.split(max(1, AT_A_TIME // (width or rows.shape[1])))
+
+
+def _sample(examples: Examples, layer: int, scaling: Scaling, live: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:
+    """Return this rank's scaled hidden states of live neurons, in float64, and their classes, ascending."""
+    states = [torch.zeros(0, int(live.sum()), dtype=torch.float64)]
+    labels = [torch.zeros(0, dtype=torch.int64)]
+    for batch in read_share(examples, [layer]):
+        states.append(scaling.features(batch.hidden_states[0].double())[:, live])
+        labels.append(batch.labels if n_classes > 1 else torch.zeros_like(batch.labels))
+    order = torch.cat(labels).argsort(stable=True)
+    return torch.cat(states)[order], torch.cat(labels)[order]
+
+
+def _sums(states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
+    """Return the sums over tokens of |W[y, i] z[i]|, and of the same with z - mean in the place of z, shape (2, n)."""
+    if not len(labels):
+        return torch.zeros(2, weights.shape[1], dtype=torch.float64)
+    classes, counts = labels.unique_consecutive(return_counts=True)
+    sizes = weights[classes].abs()
+    found = []
+    for deviations in (states.abs(), (states - mean).abs_()):
+        by_class = torch.segment_reduce(deviations, "sum", lengths=counts)
+        found.append((sizes * by_class).sum(0))
+    return torch.stack(found)
+
+
+def directions_of(
+    fits: Sequence[LayerFit | NumberFit], test: Examples, space: PenaltySpace, n_rotations: int, seed: int
+) -> list[Directions | None]:
+    """Return for each layer what its neurons and the directions of rotations contribute; None without rotations.
+
+    Args:
+        fits: The probe of each layer, at its optimum.
+        test: Test examples.
+        space: By what neurons are divided before their weights are penalised.
+        n_rotations: Number of rotations.
+        seed: Seed of the rotations.
+    """
+    if not n_rotations:
+        return [None] * len(fits)
+    return [measure_directions(test, fit.layer, fit.weight, fit.moments, space, n_rotations, seed) for fit in fits]
+
+
+def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict[str, Any]]:
+    """Return for each layer a row of contributions as they are and one of centred ones, as in `basis.csv`."""
+    return [
+        {
+            "layer": layer, "kind": kind, **concentration(found.neurons[i], found.directions[i]),
+            "n_above": int((found.p[i] <= ALPHA).sum()), "n_neurons": found.directions.shape[2],
+            "n_rotations": found.n_rotations, "n_test_tokens": found.n_tokens,
+        }
+        for layer, found in of_layers
+        if found is not None
+        for i, kind in enumerate(BASIS_KINDS)
+    ]  # fmt: skip
+
+
+def concentration(neurons: Tensor, directions: Tensor) -> dict[str, float]:
+    """Return how concentrated scores of neurons are, and beside each number that of the rotations."""
+    found: dict[str, float] = {}
+    for name, (own, *_), of_rotations in zip(
+        CONCENTRATION, _statistics(neurons[None]), _statistics(directions), strict=True
+    ):
+        sign = -1 if name == "participation_ratio" else 1  # the fewer, the more concentrated
+        reached = int((sign * of_rotations >= sign * own - ROUNDING * abs(own)).sum())
+        found |= {
+            name: float(own), f"{name}_directions": float(of_rotations.quantile(0.5)),
+            f"{name}_lowest": float(of_rotations.min()), f"{name}_highest": float(of_rotations.max()),
+            f"{name}_p": (1 + reached) / (1 + len(of_rotations)),
+        }  # fmt: skip
+    return found
+
+
+def _statistics(contributions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the share of the first, that of the first ten, and the participation ratio, of each row; 0 without sum."""
+    highest = contributions.sort(-1, descending=True).values
+    total = highest.sum(-1)
+    known = torch.where(total > 0, total, 1.0)
+    ratio = known.square() / highest.square().sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
+    ratio = torch.where(total > 0, ratio, 0.0)
+    return highest[:, :1].sum(-1) / known, highest[:, :FIRST].sum(-1) / known, ratio
 
 
 def separation_given(train: Examples, layer: int, n_classes: int) -> Separation | None:
@@ -319,3 +523,190 @@ def _removal_columns(effect: AblationEffect | None, is_matched: bool) -> dict[st
     how = ("matched" if is_matched else "top") + _OUTCOMES[effect.outcome]
     loss = dict(zip(NEURONS["cross_entropy_without"].names, (effect.value, effect.low, effect.high), strict=True))
     return {**loss, "removed": how}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Evidence for the ranking of a ridge probe: closed forms for what needs retraining with a probe of classes.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NumberEvidence(Evidence):
+    """What is known of a layer's neurons beyond the weights of a ridge probe.
+
+    Args:
+        correlation: Correlation of each neuron with the numbers on training examples, shape (d_model,).
+    """
+
+    correlation: Tensor | None = None
+
+
+def collect_number_evidence(found: Decomposed, fits: Sequence[NumberFit]) -> list[NumberEvidence]:
+    """Stream the training and the test examples, divided among ranks, and return the evidence of each layer."""
+    sides, moments = found.sides, [fit.moments for fit in fits]
+    collected = collect_evidence(sides.train, sides.test, found.layers, moments, None)
+    return [
+        NumberEvidence(**vars(one), correlation=_correlation(fit)) for fit, one in zip(fits, collected, strict=True)
+    ]
+
+
+def _correlation(fit: NumberFit) -> Tensor:
+    """Return the correlation of each neuron with the numbers, 0 for dead neurons."""
+    moments = fit.moments
+    raw = fit.spectrum.scaling.scaled_weight(fit.product)  # the product with raw neurons around their mean
+    return torch.where(moments.dead, 0.0, raw / moments.sd.clamp(min=1e-300))
+
+
+def with_number_replicates(
+    evidence: Sequence[NumberEvidence], found: Decomposed, fits: Sequence[NumberFit], l2: float, n: int, seed: int
+) -> tuple[list[NumberEvidence], Tensor]:
+    """Add the stability of each layer's ranking over bootstraps of the training sentences.
+
+    Args:
+        evidence: Evidence of each layer.
+        found: Examples with the decomposition of their layers.
+        fits: The probes.
+        l2: Strength of the penalty.
+        n: Number of bootstraps, at least 2.
+        seed: Seed of the bootstraps.
+
+    Returns:
+        The evidence, and the replicates' weights on raw hidden states, shape (n, n_layers, 1, d_model).
+    """
+    draws = bootstrap(found.sides.train, n, seed).double()
+    strengthened, weights = [], []
+    for fit, one in zip(fits, evidence, strict=True):
+        weight = _replicates(found.sides.train, fit, draws, l2)[:, None]
+        scores = np.stack([_scores(own, one) for own in weight])
+        strengthened.append(replace(one, stability=stability_of(_scores(fit.weight, one), scores)))
+        weights.append(weight)
+    return strengthened, torch.stack(weights, 1)
+
+
+def _replicates(train: Examples, fit: NumberFit, draws: Tensor, l2: float) -> Tensor:
+    """Return the weights on raw hidden states of one layer's probes on bootstraps, shape (n_replicates, d_model)."""
+    table, moments, scaling = fit.standard.table(train), fit.moments, fit.spectrum.scaling
+    d_model = len(moments.mean)
+    second = torch.zeros(len(draws), d_model, d_model, dtype=torch.float64)
+    product = torch.zeros(len(draws), d_model, dtype=torch.float64)
+    counts = torch.zeros(len(draws), dtype=torch.float64)
+    for batch in read_share(train, [fit.layer]):
+        states, numbers = scaling.features(batch.hidden_states[0].double()), table[batch.labels]
+        for i, drawn in enumerate(draws[:, batch.sentences]):
+            weighted = states * drawn[:, None]
+            second[i].addmm_(weighted.T, states)
+            product[i] += weighted.T @ numbers
+            counts[i] += drawn.sum()
+    second, product, counts = (sum_over_ranks(part) for part in (second, product, counts))
+    size = counts.clamp(min=1)[:, None]
+    curvature = second / size[:, :, None] + l2 * torch.eye(d_model, dtype=torch.float64)
+    return scaling.raw_weight(torch.linalg.solve(curvature, product / size)) * fit.standard.sd
+
+
+def with_number_removals(
+    evidence: Sequence[NumberEvidence], sides: Sides, fits: Sequence[NumberFit], l2: float, seed: int
+) -> list[NumberEvidence]:
+    """Add the loss without each neuron, exact in training for all, and measured on test examples for some.
+
+    Also add the stability of each layer's ranking under more and under less penalty, and the centred contribution by a
+    probe with an intercept in layers with neurons whose mean is far from 0.
+    """
+    found = []
+    for fit, one in zip(fits, evidence, strict=True):
+        inverse = fit.spectrum.inverse(l2)
+        others = [_scores(_raw(fit, fit.spectrum.solve(fit.product, l2 * 10.0**n)), one) for n in PENALTIES.values()]
+        effects, drawn = _ablation_effects(sides, fit, one, inverse, seed)
+        found.append(
+            replace(
+                one,
+                unique=fit.scaled.square() / inverse.diagonal(),
+                penalty_stability=penalty_stability(_scores(fit.weight, one), np.stack(others)),
+                ablation_effects=effects,
+                matched=drawn,
+                contribution_with_intercept=_with_intercept(fit, one, l2),
+            )
+        )
+    return found
+
+
+def _with_intercept(fit: NumberFit, evidence: Evidence, l2: float) -> Tensor | None:
+    """Return the centred contributions to a probe with an intercept; None if no mean is far from 0.
+
+    Its intercept is free, so that it is the ridge probe of centred neurons.
+    """
+    if not is_far(fit.moments).any():
+        return None
+    scaling = fit.spectrum.scaling
+    mean = scaling.features(fit.moments.mean)
+    curvature = fit.spectrum.second_moment - torch.outer(mean, mean) + l2 * torch.eye(len(mean), dtype=torch.float64)
+    weight = _raw(fit, torch.linalg.solve(curvature, fit.product))
+    return mean_contribution(weight, evidence.magnitudes, centred=True)
+
+
+def _ablation_effects(
+    sides: Sides, fit: NumberFit, evidence: Evidence, inverse: Tensor, seed: int
+) -> tuple[dict[int, AblationEffect], list[int]]:
+    """Return by how much R² on test examples falls without each of the first neurons and of as many matched ones."""
+    scores = torch.from_numpy(_scores(fit.weight, evidence))
+    live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
+    top = live[: min(REMOVED, len(live) // 2)]
+    drawn = matched(top, live[len(top) :], evidence.moments.sd, seed)
+    removed = [*top, *drawn]
+    if not removed:
+        return {}, []
+    weights = [fit.spectrum.scaling.raw_weight(without(fit.scaled, i, inverse)) for i in removed]
+    tested = errors_of(sides.test, [fit.layer], [torch.stack(weights)], fit.standard)
+    lost = tested.squared[0] - fit.errors[:, None]
+    intervals = r2_intervals(sides.test, lost, fit.deviations)
+    value = lost.sum(0) / fit.deviations.sum()
+    p = r2_p_values(sides.test, lost, fit.deviations)
+    return {n: AblationEffect(float(value[i]), *intervals[i], p[i]) for i, n in enumerate(removed)}, drawn
+
+
+def without(scaled: Tensor, neuron: int, inverse: Tensor) -> Tensor:
+    """Return the optimum of the other neurons when one is removed, exactly: its entry is 0.
+
+    Args:
+        scaled: The optimum with all neurons, shape (d_model,).
+        neuron: The neuron that is removed.
+        inverse: Inverse of C + l2, shape (d_model, d_model).
+    """
+    weight = scaled - inverse[neuron] * (scaled[neuron] / inverse[neuron, neuron])
+    weight[neuron] = 0
+    return weight
+
+
+def r2_intervals(
+    test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]
+) -> list[tuple[float, float]]:
+    """Return 95% intervals, over the test sentences, of shares of the constant answer's squared error.
+
+    Args:
+        test: Test examples.
+        saved: Squared errors saved, summed for each sentence of the corpus, shape (n_sentences, n).
+        deviations: Squared errors of the constant answer, summed likewise, shape (n_sentences,).
+    """
+    return [ratio_interval(ratio) for ratio in _ratios(test, saved, deviations)]
+
+
+def r2_p_values(test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]) -> list[float]:
+    """Return the p-values of such shares: are they 0? The arguments are those of `r2_intervals`."""
+    return [ratio_p_value(ratio) for ratio in _ratios(test, saved, deviations)]
+
+
+def _ratios(
+    test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    tested = test.clusters(test.tokens_by_sentence()) > 0
+    of_constant = test.clusters(deviations)[tested]
+    return [(test.clusters(column)[tested], of_constant) for column in saved.T]
+
+
+def _raw(fit: NumberFit, scaled: Tensor) -> Tensor:
+    """Return a weight on raw hidden states in units of the numbers, shape (1, d_model)."""
+    return fit.spectrum.scaling.raw_weight(scaled)[None] * fit.standard.sd
+
+
+def _scores(weight: Tensor, evidence: Evidence) -> NDArray[np.float64]:
+    """Return the contribution of each neuron, shape (d_model,), given a weight of shape (1, d_model)."""
+    return mean_contribution(weight, evidence.magnitudes).numpy()

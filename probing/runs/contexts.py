@@ -8,7 +8,7 @@ import numpy as np
 
 from probing.corpus import Corpus
 from probing.data.examples import Examples
-from probing.evidence.extremes import Extremes
+from probing.evidence.neuron_profiles import Extremes
 from probing.results.schema import Row
 from probing.tasks import Labels
 

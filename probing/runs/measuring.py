@@ -9,13 +9,10 @@ from typing import Any
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
 from probing.data.module import layer_moments
-from probing.evidence.by_class import predicted_classes
-from probing.evidence.directions import directions_of
-from probing.evidence.extremes import extremes
-from probing.evidence.neuron_profiles import profile_rows
+from probing.evidence.neuron_profiles import extremes, predicted_classes, profile_rows
+from probing.evidence.removal import PENALTIES
 from probing.evidence.retraining import Retraining, strengthened
-from probing.evidence.stability import PENALTIES
-from probing.evidence.table import collect_evidence, first_neurons
+from probing.evidence.table import collect_evidence, directions_of, first_neurons
 from probing.probes.intercept import moments_with_constant, of_neurons, with_constant
 from probing.probes.online_code import online_code
 from probing.probes.penalty_path import penalised

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from probing.corpus import Corpus
 from probing.data.examples import Sides
 from probing.errors import UserError
-from probing.evidence.extremes import extremes
-from probing.evidence.neuron_profiles import profile_rows
+from probing.evidence.neuron_profiles import extremes, profile_rows
 from probing.probes.objective import centre_over_classes
 from probing.results.rows import Table
 from probing.results.schema import Row, layer_cells

@@ -12,16 +12,17 @@ from torch import Tensor
 
 from probing.cli.options import ProbeOptions
 from probing.data.examples import Sides
-from probing.evidence.directions import basis_table, directions_of
-from probing.evidence.extremes import Extremes
-from probing.evidence.numbers import (
+from probing.evidence.neuron_profiles import Extremes
+from probing.evidence.removal import with_corrected
+from probing.evidence.table import (
     NumberEvidence,
+    basis_table,
     collect_number_evidence,
+    directions_of,
+    neuron_table,
     with_number_removals,
     with_number_replicates,
 )
-from probing.evidence.removal import with_corrected
-from probing.evidence.table import neuron_table
 from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
 from probing.rankings.contributions import class_contributions, mean_contribution
 from probing.rankings.heads import head_contributions

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from probing.data.examples import Sides
-from probing.evidence.directions import concentration, measure_directions, shares_above
+from probing.evidence.table import concentration, measure_directions, shares_above
 from probing.rankings import evaluation
 from probing.rankings.methods import METHODS, LayerData, Ranking, read_layer
 from probing.rankings.rotated import rotated_scores

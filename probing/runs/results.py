@@ -16,11 +16,9 @@ from torch import Tensor
 from probing.corpus import Corpus
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import constant_cross_entropy_by_sentence
-from probing.evidence.by_class import Classes, class_scores, confusions, positions_of
-from probing.evidence.directions import basis_table
-from probing.evidence.extremes import Extremes
+from probing.evidence.neuron_profiles import Classes, Extremes, class_scores, confusions, positions_of
 from probing.evidence.removal import with_corrected
-from probing.evidence.table import Evidence, compared_with, neuron_table
+from probing.evidence.table import Evidence, basis_table, compared_with, neuron_table
 from probing.figures.formats import USUAL
 from probing.figures.probes import write_figures
 from probing.probes.erasure import Changed

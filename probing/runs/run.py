@@ -89,7 +89,7 @@ class Fit(Study):
 
     def conclusions(self, made: Result) -> list[str]:
         """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
-        from probing.evidence.by_class import position_line
+        from probing.evidence.neuron_profiles import position_line
         from probing.tables.bases import bases_lines
         from probing.tables.conclusions import ranking_conclusions
         from probing.tables.controls import leading, not_above, why_leading

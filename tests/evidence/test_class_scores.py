@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from probing import ProbeOptions, Run, WandbOptions, fit
-from probing.evidence.by_class import class_scores, confusions, position_line, positions_of, predicted_classes
+from probing.evidence.neuron_profiles import class_scores, confusions, position_line, positions_of, predicted_classes
 from probing.statistics.intervals import accuracy_interval
 from probing.tables.schema import POSITIONS
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides

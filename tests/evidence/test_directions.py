@@ -17,8 +17,8 @@ from probing.data.examples import Examples
 from probing.data.labelling import thin
 from probing.data.module import layer_moments
 from probing.errors import UserError
-from probing.evidence import directions as directions_module
-from probing.evidence.directions import Directions, basis_table, measure_directions
+from probing.evidence import table as directions_module
+from probing.evidence.table import Directions, basis_table, measure_directions
 from probing.statistics import rotations
 from probing.statistics.moments import PenaltySpace
 from probing.statistics.rotations import random_rotation

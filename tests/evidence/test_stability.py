@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probing.evidence.stability import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
+from probing.evidence.removal import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
 from probing.probes.solvers import Penalty
 from synthetic import Data, make_store, make_tokens, positional, sides
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import norm, ortho_group
 
-from probing.evidence.directions import concentration, shares_above
+from probing.evidence.table import concentration, shares_above
 from probing.probes.gaussian import FLOOR, GaussianProbe, choose_shared, information
 from probing.probes.solvers import Penalty
 from probing.rankings.methods import METHODS, SELECTED, LayerData, read_layer

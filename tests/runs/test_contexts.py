@@ -12,8 +12,7 @@ import pytest
 from conftest import BARE
 from probing import Run, UserError, WandbOptions, fit, load_run, probe
 from probing.corpus import Corpus
-from probing.evidence.extremes import extremes
-from probing.evidence.neuron_profiles import N_OTHERS, profile_rows
+from probing.evidence.neuron_profiles import N_OTHERS, extremes, profile_rows
 from probing.runs.contexts import AROUND, in_context
 from probing.runs.measuring import N_NEURONS, N_TOKENS
 from probing.runs.neuron_page import NeuronPage, pages_of_first

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import probing
 from probing import Run
 from probing.comparison.agreement import agreement
-from probing.evidence.by_class import position_line
+from probing.evidence.neuron_profiles import position_line
 from probing.evidence.removal import ablation_effect, corrected
 from probing.page.answers import answer, conclusions
 from probing.page.sources import source_of
@@ -651,7 +651,7 @@ WHOLE = ("probing/tables/conclusions.py",)
 SPEAKERS = {
     "probing/studies/fit/command.py": {"_report"},
     "probing/studies/compare/command.py": {"_said"},
-    "probing/evidence/by_class.py": {"position_line"},
+    "probing/evidence/neuron_profiles.py": {"position_line"},
     "probing/studies/compare/tables.py": {
         "unread_lines",
         "unpaired_lines",
