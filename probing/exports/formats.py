@@ -2,22 +2,247 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Callable, Mapping
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from probing.corpus import Corpus
+from probing.data.examples import Examples
 from probing.errors import UserError, as_clause
-from probing.exports.headvis import write_headvis
-from probing.exports.neuronpedia import write_neuronpedia
+from probing.heads.example_maps import Example, read_examples
+from probing.models.layers import site_of
 from probing.results.rows import Table, write_csv
-from probing.results.schema import Column, Schema
+from probing.results.schema import Column, Row, Schema
 from probing.results.shown import ends, listed
 from probing.runs.checks import reading
+from probing.runs.neuron_page import sides_and_text
+from probing.runs.run import Run, of_text
 from probing.runs.study import Result
 from probing.runtime.files import replacing_folder
 from probing.runtime.installation import own_version
+from probing.runtime.libraries import quiet_libraries
+from probing.tasks import short_name
+
+# --------------------------------------------------------------------------------------------------------------------
+# The first neurons of a run in the layout of Neuronpedia's exports, from which a server of it imports dashboards.
+# --------------------------------------------------------------------------------------------------------------------
+
+LEFT_OUT = (
+    "explanations", "vector", "neg_str", "pos_str", "frac_nonzero", "topkCosSimIndices", "neuron_alignment_indices",
+    "correlated_features_indices", "freq_hist_data_bar_heights", "logits_hist_data_bar_heights", "decoder_weights_dist",
+)  # fmt: skip
+
+
+def write_neuronpedia(run: Run, folder: Path) -> Mapping[str, Any]:
+    """Write the first neurons of each layer, with the sentences of the tokens on which they are highest and lowest.
+
+    Raises:
+        UserError: If the run has no such tokens, or its model or corpus has changed.
+    """
+    contexts = of_text(run).contexts
+    if not contexts:
+        raise UserError(
+            f"`export`: `{run.folder}` has no contexts.csv, of a run of text by this version; repeat the run."
+        )
+    with quiet_libraries():
+        sides, corpus = sides_and_text(run)
+    if sides.test.pooling is not None:
+        raise UserError(f"`export`: examples of `{run.folder}` are whole sentences, and `neuronpedia` shows tokens.")
+    model, name = _named(str(run.config["model"])), _named(f"{short_name(run.config)}-{site_of(run.config)}")
+    for layer in run.layers:
+        rows = [row for row in contexts if row["layer"] == layer]
+        source = f"{int(layer)}-{name}"
+        place = folder / model / source
+        activations = list(_activations(sides.test, corpus, int(layer), rows, {"modelId": model, "layer": source}))
+        _lines(place / "features" / "batch-0.jsonl.gz", _features(run, layer, activations, model, source))
+        _lines(place / "activations" / "batch-0.jsonl.gz", activations)
+        for what, described in _described(run, model, name, source).items():
+            _lines(place / f"{what}.jsonl", [described])
+    return {"neurons": len({(row["layer"], row["neuron"]) for row in contexts}), "left_out": LEFT_OUT}
+
+
+def _named(text: str) -> str:
+    """Return a name of letters, digits and hyphens, of the last part of a path."""
+    return re.sub(r"[^a-z0-9.]+", "-", Path(text).name.lower()).strip("-.") or "run"
+
+
+def _described(run: Run, model: str, name: str, source: str) -> dict[str, dict[str, Any]]:
+    release = f"{model}-{name}"
+    about = f"Neurons that linear probes of {short_name(run.config)} read, highest contribution first"
+    shown, text = {"visibility": "PUBLIC"}, run.config.get("test_corpus") or run.config["corpus"]
+    return {
+        "model": {"id": model, "displayName": model, "displayNameShort": model, "instruct": False},
+        "release": {"name": release, "description": about, "descriptionShort": about, "urls": []},
+        "sourceset": {"modelId": model, "name": name, "releaseName": release, "description": about, **shown},
+        "source": {
+            "id": source, "modelId": model, "setName": name, "dataset": _named(str(text)),
+            "num_prompts": run.results["n_sentences"]["test"], **shown,
+        },
+    }  # fmt: skip
+
+
+def _features(run: Run, layer: int, activations: Sequence[Row], model: str, source: str) -> Iterator[dict[str, Any]]:
+    """Yield a feature for each neuron, in the order of the ranking."""
+    highest: dict[str, float] = {}
+    for row in activations:
+        highest[row["index"]] = max(row["maxValue"], highest.get(row["index"], row["maxValue"]))
+    hook = f"blocks.{int(layer) - 1}.hook_resid_post" if site_of(run.config) == "residual" and layer else None
+    for index, value in highest.items():
+        others = [
+            row for row in run.profiles
+            if (row["layer"], row["neuron"], row["measure"]) == (layer, int(index), "correlation")
+        ]  # fmt: skip
+        yield {
+            "modelId": model, "layer": source, "index": index, "maxActApprox": value, "hasVector": False,
+            "hookName": hook,
+            "correlated_neurons_indices": [row["index"] for row in others],
+            "correlated_neurons_pearson": [row["value"] for row in others],
+        }  # fmt: skip
+
+
+def _activations(
+    examples: Examples, corpus: Corpus, layer: int, rows: Sequence[Row], about: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the activations of each neuron on all tokens of each sentence, each sentence once, in the order of rows."""
+    store = examples.store
+    offsets = store.tokens.offsets
+    asked = list(dict.fromkeys((row["neuron"], row["sentence"]) for row in rows))
+    found: dict[tuple[int, int], list[float]] = {}
+    for shard in store.plan.shards:
+        here = range(shard.first_sentence, shard.first_sentence + shard.n_sentences)
+        if not (own := [pair for pair in asked if pair[1] in here]):
+            continue
+        states, start = store.read(layer, shard.index), store.shard_tokens(shard).start
+        for neuron, sentence in own:
+            values = states[offsets[sentence] - start : offsets[sentence + 1] - start, neuron]
+            found[neuron, sentence] = values.float().tolist()
+    for neuron, sentence in asked:
+        seen = found[neuron, sentence]
+        yield {
+            **about, "id": f"{about['layer']}-{neuron}-{sentence}", "index": str(neuron),
+            "tokens": _tokens(examples, corpus, sentence), "values": seen,
+            "maxValue": max(seen), "maxValueTokenIndex": int(np.argmax(seen)), "minValue": min(seen),
+            "dataIndex": str(sentence), "dataSource": "corpus",
+        }  # fmt: skip
+
+
+def _tokens(examples: Examples, corpus: Corpus, sentence: int) -> list[str]:
+    """Return the tokens of a sentence as they stand in it, with the blank before them; special ones by name."""
+    tokens, text, end, named = examples.store.tokens, corpus.sentences[sentence], 0, []
+    for row in range(*tokens.offsets[[sentence, sentence + 1]].tolist()):
+        start, stop = (0, 0) if tokens.spans is None else tokens.spans[row].tolist()
+        if start == stop:
+            named.append(tokens.added_texts.get(int(tokens.input_ids[row]), "(special)"))
+            continue
+        blank = text[max(end, start - 1) : start]
+        named.append((blank if blank.isspace() else "") + text[start:stop])
+        end = stop
+    return named
+
+
+def _lines(path: Path, rows: Any) -> None:
+    """Write JSON lines, compressed if the path says so; the same rows give the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode("utf-8")
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The heads of a run in the layout that HeadVis reads: measures of every head, and attention on example sentences.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Attention below this is left out, as in the programs that write this layout.
+LEAST = 0.005
+NOT_IN_HEADVIS = (
+    "qk_distance_histogram",
+    "histogram",
+    "attributions",
+    "intervals of activation: all sentences are in the first",
+)
+
+
+def write_headvis(made: Result, folder: Path) -> Mapping[str, Any]:
+    """Write the measures of all heads of a run of `attention`, and their attention on its example sentences.
+
+    Raises:
+        UserError: If the run has no example sentences.
+    """
+    with reading(made.folder):
+        examples = read_examples(made.folder)
+    if examples is None:
+        raise UserError(
+            f"`export`: `{made.folder}` has no examples.safetensors, since no sentence of its corpus is short enough."
+        )
+    n_heads = examples.examples[0].maps.shape[1]
+    heads = [(layer - 1, head) for layer in examples.layers for head in range(n_heads)]
+    measures, meanings = _measures(made)
+    scatter = [{"layer": layer, "head": head, **measures.get((layer, head), {})} for layer, head in heads]
+    config = {
+        "model_name": Path(str(made.config["model"])).name, "dataset_name": Path(str(made.config["corpus"])).name,
+        "heads": heads, "n_layers": max(examples.layers), "n_heads": n_heads, "n_intervals": 1,
+        "metrics": meanings, "metric_descriptions": {name: name for name in meanings},
+        "head_data_pattern": "L{layer}H{head}.json", "has_umap": False, "umap_heads": [], "custom_plots": [],
+        "custom_tables": [
+            {"key": f"top_{side}_tokens", "label": f"Top {side} tokens"} for side in ("query", "key")
+        ],
+        "statistics_display": {"n_samples": {"label": "Sentences", "format": "default"}},
+    }  # fmt: skip
+    _write(folder / "config.json", config)
+    _write(folder / "scatter_data.json", scatter)
+    _write(folder / "server_config.json", {})
+    _write(folder / "attributions" / "manifest.json", {})
+    for at, layer in enumerate(examples.layers):
+        for head in range(n_heads):
+            sequences = [_sequence(i, example, at, head) for i, example in enumerate(examples.examples)]
+            _write(folder / "heads" / f"L{layer - 1}H{head}.json", {
+                "sequences": sequences, "top_query_tokens": _top(sequences, 0), "top_key_tokens": _top(sequences, 1),
+                "statistics": {"n_samples": len(sequences)},
+            })  # fmt: skip
+    return {"heads": len(heads), "sentences": len(examples.examples), "left_out": NOT_IN_HEADVIS}
+
+
+def _measures(made: Result) -> tuple[dict[tuple[int, int], dict[str, float]], list[str]]:
+    """Return the measures of each head by its layer and number, from 0, and the names of all measures."""
+    found: dict[tuple[int, int], dict[str, float]] = {}
+    for row in made.heads:
+        name = f"{row['measure']} to {row['to']}" if row.get("to") else str(row["measure"])
+        if math.isfinite(row["value"]):
+            found.setdefault((row["layer"] - 1, row["head"] - 1), {})[name] = row["value"]
+    return found, list(dict.fromkeys(name for own in found.values() for name in own))
+
+
+def _sequence(index: int, example: Example, layer: int, head: int) -> dict[str, Any]:
+    """Return the attention of a head on a sentence; its largest leaves out the first token, as HeadVis does."""
+    weights = example.maps[layer, head]
+    (kept,) = np.nonzero(weights.ravel() >= LEAST)
+    return {
+        "sequence_id": index, "interval": 0, "seq_len": len(weights), "tokens": list(example.of.tokens),
+        "attention_indices": kept.tolist(), "attention_values": [round(float(v), 4) for v in weights.ravel()[kept]],
+        "max_activation": round(float(weights[1:, 1:].max(initial=0.0)), 4),
+    }  # fmt: skip
+
+
+def _top(sequences: Sequence[Mapping[str, Any]], side: int) -> list[dict[str, Any]]:
+    """Return the tokens by the attention from them (side 0) or to them (1), the most first."""
+    mass: dict[str, float] = {}
+    for one in sequences:
+        for index, value in zip(one["attention_indices"], one["attention_values"], strict=True):
+            token = one["tokens"][divmod(index, one["seq_len"])[side]]
+            mass[token] = mass.get(token, 0.0) + value
+    return [{"token": token, "weight": round(mass[token], 4)} for token in sorted(mass, key=lambda name: -mass[name])]
+
+
+def _write(path: Path, content: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")
+
 
 # By this file a folder is known as one that `export` wrote, which may be replaced.
 ABOUT = "export.json"

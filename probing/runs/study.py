@@ -110,7 +110,7 @@ class Result:
         Raises:
             UserError: If the results are damaged.
         """
-        made: str = import_module("probing.exports.card").card(self)
+        made: str = import_module("probing.exports.hub").card(self)
         return made
 
     def push(

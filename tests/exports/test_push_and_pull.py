@@ -18,7 +18,7 @@ from conftest import BARE
 from loopback_hub import LoopbackHub, loopback_hub
 from probing import Run, UserError, WandbOptions, fit, geometry, load_run
 from probing.exports.formats import tables_of
-from probing.exports.places import portable, portable_results
+from probing.exports.hub import portable, portable_results
 from report_runs import fit_on_two_texts
 
 OFF = WandbOptions(mode="disabled")
