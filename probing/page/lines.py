@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from probing.figures import axes as step_axis
-from probing.figures.axes import spaced_layers
+from probing.figures import style as step_axis
+from probing.figures.style import spaced_layers
 from probing.results.markup import Html, element, joined
 from probing.results.schema import NamedLayer
 

@@ -19,8 +19,8 @@ from probing.data.labelling import constant_cross_entropy_by_sentence
 from probing.evidence.neuron_profiles import Classes, Extremes, class_scores, confusions, positions_of
 from probing.evidence.removal import with_corrected
 from probing.evidence.table import Evidence, basis_table, compared_with, neuron_table
-from probing.figures.formats import USUAL
 from probing.figures.probes import write_figures
+from probing.figures.style import USUAL
 from probing.probes.erasure import Changed
 from probing.probes.online_code import CodeLength
 from probing.probes.ridge import NumberFit

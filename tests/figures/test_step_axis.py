@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from probing.figures.axes import coordinates, labels, name, short
+from probing.figures.style import coordinates, labels, name, short
 
 
 def test_steps_stand_at_their_logarithms_and_step_0_to_the_left_of_them() -> None:

@@ -12,9 +12,7 @@ from matplotlib.figure import Figure
 from pages import ROOT
 from probing.cli.option_types import FIGURE_FORMAT, FORMATS, figure_formats
 from probing.errors import UserError
-from probing.figures.axes import spaced_layers
-from probing.figures.formats import USUAL
-from probing.figures.style import drawing, name_layers
+from probing.figures.style import USUAL, drawing, name_layers, spaced_layers
 from rendering import rendered
 
 

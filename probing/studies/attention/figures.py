@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures.axes import spaced_layers
-from probing.figures.formats import USUAL
 from probing.figures.style import (
     BLUE,
     GREY,
     ORANGE,
     PURPLE,
+    USUAL,
     error_bars,
     joined,
     name_layers,
     side_by_side,
+    spaced_layers,
     write_drawings,
 )
 from probing.results.shown import two_decimals

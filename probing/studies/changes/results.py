@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probing.cache.source import ActivationSource
-from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREEN, GREY, from_zero, name_layers, write_drawings
+from probing.figures.style import BLUE, GREEN, GREY, USUAL, from_zero, name_layers, write_drawings
 from probing.runs.call import Measured
 from probing.studies.changes.members import SHUFFLED, TRUE, Family
 from probing.studies.changes.tables import MEASURES, Row, measures_of

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREY, ORANGE, error_bars, write_drawings
+from probing.figures.style import BLUE, GREY, ORANGE, USUAL, error_bars, write_drawings
 from probing.models import ModelSource
 from probing.runs.call import Measured
 from probing.studies.cloze.predictor import Found

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREY, write_drawings
+from probing.figures.style import BLUE, GREY, USUAL, write_drawings
 from probing.results.shown import ends, shortened
 from probing.studies.finetune.tables import SHORT, score_words
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from probing.cache import ActivationStore
 from probing.data.labelling import origin
-from probing.figures.formats import USUAL
 from probing.figures.style import (
     BLUE,
     GREEN,
     GREY,
     ORANGE,
     PURPLE,
+    USUAL,
     error_bars,
     joined,
     name_layers,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREY, ORANGE, write_drawings
+from probing.figures.style import BLUE, GREY, ORANGE, USUAL, write_drawings
 from probing.results.schema import Row
 from probing.studies.embeddings.tables import AS_WRITTEN, BAG, LINES, MODEL, SHUFFLED, WORDS, curve, measures_of
 

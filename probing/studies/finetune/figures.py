@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, write_drawings
+from probing.figures.style import BLUE, GREEN, GREY, ORANGE, USUAL, write_drawings
 from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED
 from probing.studies.finetune.tables import CALLED, SHORT, losses_in, score_words, starts_of
 

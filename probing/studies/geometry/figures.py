@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures.formats import USUAL, forms_of
 from probing.figures.style import (
     BLUE,
     GREEN,
     GREY,
     ORANGE,
     PURPLE,
+    USUAL,
     drawing,
     error_bars,
+    forms_of,
     joined,
     name_layers,
     side_by_side,

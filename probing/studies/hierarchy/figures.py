@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.data.labelling import origin
-from probing.figures.formats import USUAL, forms_of
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
+from probing.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    USUAL,
+    drawing,
+    error_bars,
+    forms_of,
+    joined,
+    name_layers,
+)
 from probing.runs.call import Measured
 from probing.studies.hierarchy.parts import Sizes
 from probing.studies.hierarchy.survey import Found

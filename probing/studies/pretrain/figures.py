@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PAGE, PURPLE, from_zero, name_layers, write_drawings
+from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PAGE, PURPLE, USUAL, from_zero, name_layers, write_drawings
 from probing.studies.pretrain.options import CAUSAL_LM
 from probing.studies.pretrain.tables import (
     FREQUENCIES,

@@ -7,9 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.figures.axes import coordinates, labels, name, spaced_layers
-from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREY, ORANGE, from_zero, write_drawings
+from probing.figures.style import (
+    BLUE,
+    GREY,
+    ORANGE,
+    USUAL,
+    coordinates,
+    from_zero,
+    labels,
+    name,
+    spaced_layers,
+    write_drawings,
+)
 from probing.runs.call import Measured
 from probing.studies.series.checkpoints import loss_rows
 from probing.studies.series.emergence import Thresholds, emergence

@@ -12,8 +12,19 @@ from probing.cache import ActivationStore
 from probing.data.labelling import origin
 from probing.downstream.names import WORDS
 from probing.downstream.sentence_vectors import Vectors, defined
-from probing.figures.formats import USUAL, forms_of
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, error_bars, joined, name_layers
+from probing.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    USUAL,
+    drawing,
+    error_bars,
+    forms_of,
+    joined,
+    name_layers,
+)
 from probing.results.schema import Row
 from probing.runs.call import Measured
 from probing.statistics.sample_size import label

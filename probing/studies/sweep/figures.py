@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.figures.axes import spaced_layers
-from probing.figures.formats import USUAL, forms_of
-from probing.figures.style import BLUE, GREY, drawing, name_layers
+from probing.figures.style import BLUE, GREY, USUAL, drawing, forms_of, name_layers, spaced_layers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

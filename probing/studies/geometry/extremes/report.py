@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars, joined, name_layers, write_drawings
+from probing.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    USUAL,
+    error_bars,
+    joined,
+    name_layers,
+    write_drawings,
+)
 from probing.studies.geometry.extremes.names import ABSOLUTE, ALL, DEFINITIONS, OTHER, RELATIVE
 from probing.studies.geometry.extremes.tables import of_all, quoted
 

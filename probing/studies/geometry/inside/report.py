@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.figures.formats import USUAL
-from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, error_bars, joined, name_layers, write_drawings
+from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, USUAL, error_bars, joined, name_layers, write_drawings
 from probing.results.shown import in_brackets, interval
 from probing.studies.geometry.inside.changed_norms import first_row_conclusions
 from probing.studies.geometry.inside.norms_report import (
