@@ -28,10 +28,9 @@ from probing.cache.store import cache_folder
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, load_corpus
 from probing.heads.accumulation import AttentionReader, accumulate
-from probing.heads.roles.role_files import LEAST_DISTANCE, LONGEST_SENTENCE, Link, RoleLinks
-from probing.heads.roles.scores import ALL, Pairs, pairs_of, rows_of_scores
-from probing.heads.syntax.arcs import MostAttended
-from probing.heads.syntax.relations import LEAST_ARCS, Scored, head_relation_rows, relation_rows, scored
+from probing.heads.role_files import LEAST_DISTANCE, LONGEST_SENTENCE, Link, RoleLinks
+from probing.heads.roles import ALL, Pairs, pairs_of, rows_of_scores
+from probing.heads.syntax import LEAST_ARCS, MostAttended, Scored, head_relation_rows, relation_rows, scored
 from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import read_heads
 from probing.tables.heads import beats_offset, finds_relation

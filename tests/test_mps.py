@@ -26,11 +26,10 @@ from probing import ActivationDataModule, UserError, WandbOptions, extract, fit
 from probing.cache import Request
 from probing.cache.store import Plan, divide
 from probing.corpus import from_sentences
-from probing.heads.accumulation import accumulate
-from probing.heads.attended import Attended
-from probing.heads.patterns import profile
-from probing.heads.reading import BlockMeasure, Measure
-from probing.heads.similarity import Similarity
+from probing.heads.accumulation import BlockMeasure, Measure, accumulate
+from probing.heads.parts import Similarity
+from probing.heads.rows import profile
+from probing.heads.subject import Attended
 from probing.models import resolve_model
 from probing.models.anatomy import examine
 from probing.models.norms import find_blocks

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words
-from probing.heads.reading import Batch, Measure, attention_of
-from probing.heads.sums import SumsStore
+from probing.heads.accumulation import Batch, Measure, SumsStore, attention_of
 
 # Returns the maps of a sentence, given its index and the words of its tokens.
 MapsOf = Callable[[int, NDArray[np.int16]], Tensor]

@@ -16,15 +16,11 @@ from torch import Tensor
 from probing.cache import load
 from probing.corpus import Corpus
 from probing.errors import UserError
-from probing.heads.accumulation import AttentionReader
-from probing.heads.attended import without_first
+from probing.heads.accumulation import Attention, AttentionReader, Batch, Kept, SumsStore
 from probing.heads.example_maps import ClassExample, Example, Examples, ExampleSentence
-from probing.heads.patterns import CLASSES, PATTERNS, classify
-from probing.heads.reading import Attention, Batch, Kept
-from probing.heads.subject import Subject
-from probing.heads.sums import SumsStore
-from probing.heads.syntax.arcs import Arcs, arcs_of, has_arcs
-from probing.heads.syntax.relations import LEAST_ARCS
+from probing.heads.rows import CLASSES, PATTERNS, classify
+from probing.heads.subject import Subject, without_first
+from probing.heads.syntax import LEAST_ARCS, Arcs, arcs_of, has_arcs
 from probing.models import load_tokenizer
 from probing.models.behaviour import n_token_types
 

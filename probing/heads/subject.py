@@ -2,31 +2,551 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from probing.cache import ActivationStore, Request, load, tokens_of
 from probing.cache.source import ActivationSource
+from probing.cache.store import fingerprint
 from probing.cache.tokens import Tokens
+from probing.corpus import Corpus
 from probing.corpus.splits import Split
-from probing.errors import UserError
-from probing.heads.accumulation import AttentionReader
-from probing.heads.attended import types_of
-from probing.heads.change.checkpoints import Checkpoint
-from probing.heads.position.position_run import PositionRun
-from probing.heads.reading import Measure
-from probing.heads.roles.role_files import RoleLinks, treebank_links
-from probing.heads.roles.scores import Pairs, pairs_of
+from probing.errors import UserError, about_option
+from probing.heads.accumulation import (
+    Accumulator,
+    Attention,
+    AttentionReader,
+    Batch,
+    BlockMeasure,
+    Kept,
+    Measure,
+    SumsStore,
+)
+from probing.heads.role_files import RoleLinks, treebank_links
+from probing.heads.roles import Pairs, pairs_of
 from probing.heads.rows import Rows, Sentences
-from probing.heads.sums import SumsStore
-from probing.models import load_tokenizer
-from probing.models.anatomy import examine
-from probing.models.attention_heads import Heads
+from probing.models import length_limits, load_config, load_tokenizer
+from probing.models.anatomy import Anatomy, examine, hidden_states
+from probing.models.attention_heads import Heads, read_heads
+from probing.models.examination import with_the_same_weights
+from probing.models.layers import site_of
 from probing.models.query_key import QueryKey, find_query_keys
+from probing.runtime.arithmetic import on_float64_device
+
+if TYPE_CHECKING:
+    from probing.runs.run import Run
+
+# --------------------------------------------------------------------------------------------------------------------
+# Which tokens a head attends to, by weight and by norm, and the first token as an attention sink.
+# --------------------------------------------------------------------------------------------------------------------
+
+SPECIAL, PUNCTUATION, NEGATION = "special tokens", "punctuation", "negation"
+# The negation words of Kovaleva et al. 2019, who list some of the words that end in n't.
+_NEGATION = re.compile(
+    r"(?<![\w'’])(?:neither|nor|not|never|none|nothing|nowhere|cannot|\w*n['’]t)(?![\w'’])", re.IGNORECASE
+)
+# Relations of a treebank by which the subject and the object of a clause are found, without subtypes.
+_ROLES = {"subject": ("nsubj", "csubj"), "object": ("obj", "iobj")}
+
+
+def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Tensor]:
+    """Return what each type of token gets, summed over the queries of each sentence.
+
+    Args:
+        attention: The attention of one block.
+        batch: The sentences.
+        types: Whether a token is of a type, shape (batch, sequence, types); False for padding.
+
+    Returns:
+        mass: The attention to all tokens of the type, shape (batch, heads, types), float64.
+        norm_mass: As `mass`, but of weights times norms, with each row divided by its sum; absent if the model's output
+            projection cannot be told.
+        column_max: The largest mean over queries among the sentence's tokens of the type, not summed; 0 if there is
+            none.
+        n_tokens: Number of tokens of the type, shape (batch, 1, types).
+        expected: The mass of the type under uniform attention over what each query may see, shape (batch, 1, types).
+    """
+    members = types.to(torch.float64)
+    columns = attention.probabilities.sum(2, dtype=torch.float64)
+    means = columns / batch.lengths[:, None, None].clamp_min(1)
+    found = {
+        "n_tokens": members.sum(1)[:, None],
+        "expected": _uniform_columns(attention, batch) @ members,
+        "mass": columns @ members,
+        "column_max": torch.stack([(means * members[:, None, :, i]).amax(2) for i in range(types.shape[2])], dim=2),
+    }
+    if attention.projection is not None:
+        norms = torch.where(batch.mask[:, None], attention.value_norms(), 0.0)
+        found["norm_mass"] = norm_columns(attention.probabilities, norms) @ members
+    return found
+
+
+def _uniform_columns(attention: Attention, batch: Batch) -> Tensor:
+    """Return the column sums of uniform attention over what each query may see, shape (batch, 1, to), float64."""
+    if attention.visible is None and not batch.is_causal:
+        return batch.mask.double()[:, None]  # n queries give 1 / n each, without rounding
+    return attention.uniform(batch).sum(1, keepdim=True)
+
+
+def norm_columns(probabilities: Tensor, norms: Tensor) -> Tensor:
+    """Return the column sums of weights times norms, rows divided by their sums; shape (batch, heads, to), float64."""
+    single = norms.to(probabilities.dtype)
+    rows = (probabilities @ single[..., None])[..., 0]
+    inverse = torch.where(rows > 0, 1 / rows.clamp_min(torch.finfo(rows.dtype).tiny), 0.0)
+    return (inverse[:, :, None] @ probabilities)[:, :, 0].double() * norms
+
+
+def types_of(tokens: Tokens, corpus: Corpus, special_tokens: Mapping[int, str]) -> dict[str, NDArray[np.bool_]]:
+    """Return which tokens of a corpus are of each type, each of shape (n_tokens,), without types that do not occur.
+
+    Args:
+        tokens: The table of tokens.
+        corpus: The corpus; parts of speech, subjects and objects need the columns of a treebank.
+        special_tokens: The tokenizer's special tokens, id to text.
+    """
+    special = tokens.special
+    found = {text: special & (tokens.input_ids == token) for token, text in special_tokens.items()}
+    found[PUNCTUATION] = _punctuation(tokens, corpus) & ~special
+    found[NEGATION] = _within(_NEGATION, tokens, corpus) & ~special
+    if "upos" in corpus.columns:
+        upos = _by_token(corpus.columns["upos"], tokens)
+        found |= {name: upos == name for name in sorted(set(upos[~special].tolist()) - {"_", "PUNCT"})}
+    if "deprel" in corpus.columns:
+        relations = _by_token(corpus.columns["deprel"], tokens)
+        plain = np.array([relation.split(":")[0] for relation in relations.tolist()], dtype=object)
+        found |= {name: np.isin(plain, relations_of) for name, relations_of in _ROLES.items()}
+    return {name: members for name, members in found.items() if members.any()}
+
+
+def fingerprint_of(types: Mapping[str, NDArray[np.bool_]]) -> str:
+    """Return what identifies types, and which tokens are of each."""
+    return fingerprint({name: np.packbits(members).tobytes().hex() for name, members in types.items()})
+
+
+def members_of(types: Tensor, batch: Batch) -> Tensor:
+    """Return whether each token of a batch is of each type, shape (batch, sequence, types); False for padding.
+
+    Args:
+        types: Whether each token of the corpus is of each type, shape (n_tokens, types).
+        batch: The sentences.
+    """
+    return types[batch.rows.cpu()].to(batch.mask.device) & batch.mask[:, :, None]
+
+
+def _punctuation(tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
+    """Return which tokens are punctuation marks alone, shape (n_tokens,).
+
+    A mark between two letters or digits, as in "don't", is a part of a word. Tokenizers separate marks from words in
+    different ways, so that their words do not show whether a mark is inside a word.
+    """
+    found = np.zeros(tokens.n_tokens, dtype=bool)
+    if tokens.spans is None:
+        return found
+    for row, (sentence, (start, stop)) in enumerate(zip(tokens.sentences.tolist(), tokens.spans.tolist(), strict=True)):
+        text = corpus.sentences[sentence]
+        piece = text[start:stop]
+        if piece.strip() and all(unicodedata.category(character)[0] == "P" for character in piece.strip()):
+            start += len(piece) - len(piece.lstrip())
+            inside = text[start - 1 : start].isalnum() and text[stop : stop + 1].isalnum()
+            found[row] = not inside
+    return found
+
+
+def _within(words: re.Pattern[str], tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
+    """Return which tokens are inside a match in their sentence, shape (n_tokens,).
+
+    A tokenizer may divide running text otherwise than the pattern does: BERT's makes three words of "don't".
+    """
+    found = np.zeros(tokens.n_tokens, dtype=bool)
+    if tokens.spans is None:
+        return found
+    for i, sentence in enumerate(corpus.sentences):
+        for match in words.finditer(sentence):
+            rows = tokens.of_sentences(i, 1)
+            first, last = tokens.spans[rows].T
+            found[rows] |= (first < match.end()) & (last > match.start())
+    return found
+
+
+def _by_token(column: tuple[tuple[str, ...], ...], tokens: Tokens) -> NDArray[Any]:
+    """Return the annotation of each token's word, empty for special tokens; shape (n_tokens,), objects."""
+    found = np.full(tokens.n_tokens, "", dtype=object)
+    pairs = zip(tokens.sentences.tolist(), tokens.words.tolist(), strict=True)
+    found[:] = [column[sentence][word] if word >= 0 else "" for sentence, word in pairs]
+    return found
+
+
+@dataclass(frozen=True)
+class Attended:
+    """The measure: what each type of token gets.
+
+    Args:
+        types: For each type, whether a token is of it, shape (n_tokens,). The special tokens together, to which the
+            first token of a causal model belongs, are added as the first type.
+        fingerprint: Identifies the types, which come from columns that are no part of a corpus's fingerprint.
+    """
+
+    types: Mapping[str, NDArray[np.bool_]]
+    fingerprint: str
+    name: str = "attended"
+    settings: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", {"version": 2, "types": [SPECIAL, *self.types], "of": self.fingerprint})
+
+    @classmethod
+    def of(cls, types: Mapping[str, NDArray[np.bool_]], name: str = "attended") -> Attended:
+        """Return the measure of some types under a name."""
+        return cls(types, fingerprint_of(types), name)
+
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+        """Return what makes an accumulator for each batch."""
+        table = torch.from_numpy(np.stack(list(self.types.values()), axis=1)) if self.types else None
+
+        def sums(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
+            types = batch.special[:, :, None]
+            if table is not None:
+                types = torch.cat([types, members_of(table, batch)], dim=2)
+            return attended(attention, batch, types)
+
+        return BlockMeasure(self.name, sums).of_corpus(tokens, corpus)
+
+
+FIRST = "first token"
+
+
+def sink(attention: Attention, batch: Batch) -> dict[str, Tensor]:
+    """Return what the first token gets from the later ones, summed over these queries; each (batch, heads), float64.
+
+    Args:
+        attention: The attention of one block.
+        batch: The sentences.
+
+    Returns:
+        mass: The attention to it.
+        uniform: The attention that the first token would get under uniform attention over the keys that a query may
+            see.
+        norm_mass: As `mass`, but of weights times norms, with each row divided by its sum; absent if the model's output
+            projection cannot be told.
+    """
+    later = attention.probabilities[:, :, 1:]
+    uniform = attention.uniform(batch)[:, 1:, 0].sum(1)
+    found = {
+        "mass": later[..., 0].sum(2, dtype=torch.float64),
+        "uniform": uniform[:, None].repeat(1, later.shape[1]),
+    }
+    if attention.projection is not None:
+        found["norm_mass"] = norm_columns(later, torch.where(batch.mask[:, None], attention.value_norms(), 0.0))[..., 0]
+    return found
+
+
+SINK = BlockMeasure("sink", sink, {"version": 2})
+
+
+@dataclass(frozen=True)
+class WithoutFirst:
+    """A measure of what is left of the attention without the first token of each sentence.
+
+    The token is neither a query nor a key, as padding is neither. A query that attends to nothing else, in the
+    precision of the model, has a row of 0.
+
+    Args:
+        of: The measure.
+    """
+
+    of: Measure
+
+    @property
+    def name(self) -> str:
+        """The name of the measure."""
+        return self.of.name
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings of the measure, and that the first token is left out."""
+        return {**self.of.settings, "first_token": "exclude"}
+
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+        """Return what makes an accumulator for each batch."""
+        return without_first(self.of.of_corpus(tokens, corpus))
+
+
+def without_first(begin: Callable[[Batch], Accumulator]) -> Callable[[Batch], Accumulator]:
+    """Return what makes accumulators that see no first tokens."""
+    return lambda batch: _WithoutFirst(begin(batch.without_first))
+
+
+@dataclass(frozen=True)
+class _WithoutFirst:
+    inner: Accumulator
+
+    def add(self, attention: Attention) -> None:
+        self.inner.add(attention.without_first)
+
+    def kept(self) -> Kept:
+        return self.inner.kept()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Another checkpoint of a model: whether the two can be compared, and reading its attention and hidden states.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Sizes that must be equal in two checkpoints: the name in the configuration, and the words for messages.
+_SIZES = {
+    "num_hidden_layers": "has {} blocks",
+    "num_attention_heads": "has {} heads in a block",
+    "hidden_size": "has hidden states of {} neurons",
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint with the sentences that it reads; its weights are loaded when they are first needed.
+
+    Args:
+        request: The checkpoint and the corpus.
+    """
+
+    request: Request
+
+    @cached_property
+    def _loaded(self) -> tuple[nn.Module, int]:
+        return load(self.request)
+
+    @cached_property
+    def _free(self) -> list[tuple[nn.Module, Anatomy]]:
+        return []
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The model."""
+        return self._loaded[0]
+
+    @property
+    def pad_token_id(self) -> int:
+        """Id of the padding token."""
+        return self._loaded[1]
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Its tokenizer."""
+        return load_tokenizer(self.request.source)
+
+    @cached_property
+    def heads(self) -> Heads:
+        """Its heads.
+
+        Raises:
+            UserError: If it cannot be loaded or has no attention weights.
+        """
+        return AttentionReader.of(*self._loaded, self.request.source.name).heads
+
+    def prepared(self) -> Checkpoint:
+        """Load the model now, and return this object; otherwise several threads would each load it at the same time."""
+        _ = self.heads, self._free
+        return self
+
+    @contextmanager
+    def _own(self, device: torch.device) -> Iterator[tuple[nn.Module, Anatomy]]:
+        """Yield a copy that shares the weights of the model and is not used by another thread at the same time."""
+        # Parameters move for all copies, buffers for one: a copy is run, and examined too, only once it has moved.
+        try:
+            one = self._free.pop()
+            one[0].to(device)
+        except IndexError:
+            encoder = with_the_same_weights(self.encoder).to(device)
+            one = encoder, examine(encoder, self.pad_token_id, self.request.source.name)
+        yield one
+        self._free.append(one)
+
+    def maps(self, inputs: Mapping[str, Tensor], first: int = 1, last: int | None = None) -> dict[int, Tensor]:
+        """Return the attention of some blocks, each of shape (batch, heads, from, to), rows of padding included.
+
+        Args:
+            inputs: What the model is given, such as `Batch.inputs`.
+            first: The first block.
+            last: The last block; None for the model's last block.
+        """
+        held: dict[int, Tensor] = {}
+
+        def give(layer: int, probabilities: Tensor, values: Tensor) -> None:
+            if first <= layer <= (last or layer):
+                held[layer] = on_float64_device(probabilities).clone()
+
+        with self._own(inputs["input_ids"].device) as (encoder, _):
+            read_heads(encoder, self.heads, give, inputs)
+        return held
+
+    def states(self, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
+        """Return the hidden states of all layers, each of shape (batch, sequence, d_model); padding is undefined.
+
+        Args:
+            inputs: What the model is given, such as `Batch.inputs`.
+        """
+        with self._own(inputs["input_ids"].device) as (encoder, anatomy):
+            found = hidden_states(encoder, anatomy, range(anatomy.n_layers + 1), **inputs)
+        return {layer: on_float64_device(values) for layer, values in found.items()}
+
+    def matrices(self) -> dict[str, tuple[int | None, Tensor]]:
+        """Return the layer, None outside of blocks, and the values of each matrix of parameters, by its name.
+
+        The pooler is left out: it comes after all hidden states, and if a checkpoint has none, it is initialised at
+        random.
+        """
+        with self._own(next(self.encoder.parameters()).device) as (encoder, anatomy):
+            blocks = anatomy.blocks or ()
+        names = {module: name for name, module in encoder.named_modules()}
+        # A block that is called for several layers belongs to none.
+        layers = {f"{names[block]}.": k for k, block in enumerate(blocks, 1) if blocks.count(block) == 1}
+        return {
+            name: (next((k for begin, k in layers.items() if name.startswith(begin)), None), values.detach())
+            for name, values in encoder.named_parameters()
+            if values.ndim > 1 and "pooler" not in name
+        }
+
+
+def check_comparable(request: Request, heads: Heads, other: Checkpoint, option: str = "--against") -> None:
+    """Raise a UserError unless two checkpoints have the same tokens, blocks and heads.
+
+    Args:
+        request: A checkpoint and the corpus.
+        heads: Its heads.
+        other: The other checkpoint, with the same corpus.
+        option: The option that names the other one, for messages.
+    """
+    typed, name = f"`{option} {other.request.source.name}`", request.source.name
+    with about_option(option):
+        theirs: Any = load_config(other.request.source)
+        mine: Any = load_config(request.source)
+        for field, said in _SIZES.items():
+            size, own = (getattr(config, field, None) for config in (theirs, mine))
+            if size != own:
+                raise UserError(
+                    f"{typed} {said.format(size)}, and {name} {said.format(own)}; give two checkpoints of one model."
+                )
+        _check_tokens(request, other.request, typed)
+        found = other.heads
+    if (found.n_layers, found.n_heads) != (heads.n_layers, heads.n_heads):
+        raise UserError(
+            f"{typed} has {found.n_layers} blocks of {found.n_heads} heads, and {name} has {heads.n_layers} of "
+            f"{heads.n_heads}; give two checkpoints of one model."
+        )
+
+
+def _check_tokens(request: Request, other: Request, typed: str) -> None:
+    tokenizers = [load_tokenizer(one.source) for one in (request, other)]
+    both = list(zip((request, other), tokenizers, strict=True))
+    ours, theirs = (tokens_of(one, tokenizer) for one, tokenizer in both)
+    if np.array_equal(ours.input_ids, theirs.input_ids):
+        return
+    limits = [length_limits(one.source, tokenizer)[1] for one, tokenizer in both]
+    if limits[0] != limits[1] and ours.n_truncated != theirs.n_truncated:
+        raise UserError(
+            f"{typed} takes {limits[1]} tokens, and {request.source.name} {limits[0]}, so that they would read "
+            f"different parts of the longest sentences; add `--max_length {min(limits)}`."
+        )
+    raise UserError(
+        f"{typed} divides the corpus into other tokens than {request.source.name}; give two checkpoints with one "
+        "tokenizer."
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A run of `fit` on position, whose rankings of neurons are compared with what position heads read.
+# --------------------------------------------------------------------------------------------------------------------
+
+# The columns of `neurons.csv` that are rankings.
+RANKINGS = ("contribution", "contribution_centred", "eta_squared")
+
+
+@dataclass(frozen=True)
+class PositionRun:
+    """What a run of `fit` says of the neurons of its layers.
+
+    Args:
+        name: Folder of the run, as the user typed it.
+        layers: Its layers, ascending.
+        positions: The position of each class, shape (n_classes,).
+        weight: Weights of the probes, shape (n_layers, n_classes, d_model).
+        scores: For each ranking that the run has, the score of each neuron, shape (n_layers, d_model).
+    """
+
+    name: str
+    layers: Sequence[int]
+    positions: NDArray[np.int64]
+    weight: Tensor
+    scores: Mapping[str, NDArray[np.float64]]
+
+    @classmethod
+    def of(cls, run: Run, key: Mapping[str, Any], model: str) -> PositionRun:
+        """Take from a run what is needed, if it is a run on position of the model that is asked for.
+
+        Args:
+            run: A finished run of `fit`.
+            key: The cache key of the corpus that is read, which tells the model.
+            model: Its name as the user typed it.
+
+        Raises:
+            UserError: If the run is on another task, site or space, or of another model.
+        """
+        config, typed = run.config, f"`--run {run.folder}`"
+        if config["task"] != "position":
+            raise UserError(
+                f"{typed} is a run on `--task {config['task']}`, and position heads are compared with a run on "
+                "position; give the folder of one, as `fit` writes it."
+            )
+        if site_of(config) != "residual" or run.transform != "none":
+            raise UserError(
+                f"{typed} has `--site {site_of(config)}` and `--transform {run.transform}`, and position heads read "
+                "hidden states as they are; give a run with `--site residual` and `--transform none`."
+            )
+        if config["probe"].get("bias"):
+            raise UserError(
+                f"{typed} has `--probe.bias true`, and position heads are compared with probes without an intercept; "
+                "give a run without it."
+            )
+        own = run.results["cache"]["test"]["key"]
+        if any(own.get(name) != key.get(name) for name in ("model", "random_weights_seed")):
+            raise UserError(
+                f"{typed} is a run of `--model {config['model']}`, and this survey is of `--model {model}`, which has "
+                "other weights; give a run of the same model."
+            )
+        layers = [row["layer"] for row in run.accuracy]
+        weight = run.weight
+        scores = {}
+        for name in RANKINGS:
+            if all(name in row for row in run.neurons):
+                scores[name] = np.zeros((len(layers), weight.shape[2]))
+                for row in run.neurons:
+                    scores[name][layers.index(row["layer"]), row["neuron"]] = row[name]
+        return cls(str(run.folder), layers, np.array(run.results["classes"], dtype=np.int64), weight, scores)
+
+    def of_layer(self, layer: int) -> dict[str, NDArray[np.float64]]:
+        """Return the scores of one layer by ranking, each of shape (d_model,); empty if the run has no such layer."""
+        if layer not in self.layers:
+            return {}
+        return {name: values[self.layers.index(layer)] for name, values in self.scores.items()}
+
+    def weight_of(self, layer: int) -> Tensor:
+        """Return the weights of one layer's probe, shape (n_classes, d_model)."""
+        return self.weight[self.layers.index(layer)]
+
+    def classes_of(self, positions: Tensor) -> Tensor:
+        """Return the index of each position's class, shape (n,), -1 where it is none."""
+        index = torch.full((int(max(self.positions.max(), int(positions.max()))) + 1,), -1, dtype=torch.int64)
+        index[torch.from_numpy(self.positions)] = torch.arange(len(self.positions))
+        return index[positions]
+
 
 # Names of further readings: the name of the test corpus, and a prefix for readings by a randomly initialised model.
 TEST, UNTRAINED = "test", "untrained "

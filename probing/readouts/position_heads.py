@@ -1,7 +1,7 @@
 """Position heads of later layers: their contrast for the word at their offset, and how much they attend to it.
 
 Both are computed from the hidden states that enter the head's block, among words only, so that attention to special
-tokens affects neither. See `probing.heads.position.contrast` for the contrast.
+tokens affects neither. See `probing.heads.position_controls` for the contrast.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
-from probing.heads.position.offsets import OFFSETS, mass_at_offsets
-from probing.heads.position.position_parts import CLEAREST, MOST_HITS, MOST_MASS
+from probing.heads.position import CLEAREST, MOST_HITS, MOST_MASS, OFFSETS, mass_at_offsets
 from probing.models.attention_heads import read_heads
 from probing.models.query_key import QueryKey
 from probing.readouts.forward import ReadableText, Readers

@@ -21,9 +21,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_sentences
 from probing.errors import RunError, UserError
 from probing.heads import accumulation
-from probing.heads.accumulation import accumulate
-from probing.heads.reading import Attention, Batch, BlockMeasure, Kept, Measure
-from probing.heads.sums import SumsStore
+from probing.heads.accumulation import Attention, Batch, BlockMeasure, Kept, Measure, SumsStore, accumulate
 from probing.models import load_tokenizer, resolve_model
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from probing.heads.example_maps import ClassExample, Example, Examples, ExampleSentence, read_examples, write_examples
-from probing.heads.syntax.arcs import WordBatch, most_attended
+from probing.heads.syntax import WordBatch, most_attended
 from treebanks import batch_of, random_maps, tokens_of_words, treebank
 
 pytestmark = pytest.mark.numeric

@@ -13,7 +13,7 @@ from probing.cache import Request
 from probing.corpus import Corpus, from_sentences
 from probing.heads.accumulation import accumulate
 from probing.heads.example_sentences import MOST_TOKENS, MOST_WORDS, N_SENTENCES, cover, examples_of, maps_of_classes
-from probing.heads.patterns import CLASSES, PATTERNS, classify
+from probing.heads.rows import CLASSES, PATTERNS, classify
 from probing.heads.subject import Subject
 from probing.models import resolve_model
 from treebanks import treebank

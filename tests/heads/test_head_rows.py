@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from probing.heads.patterns import CLASSES
-from probing.heads.rows import Sentences, class_rows, measure_rows, type_rows
+from probing.heads.rows import CLASSES, Sentences, class_rows, measure_rows, type_rows
 from probing.statistics.bootstrap import percentile_interval, resampled_means
 
 LENGTHS = np.arange(5, 45)

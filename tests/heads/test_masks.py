@@ -15,12 +15,10 @@ from families import FAMILIES, save_at_random
 from family_tokenizers import make_tokenizer
 from probing.cache import Request, load, tokens_of
 from probing.corpus import from_sentences
-from probing.heads.accumulation import AttentionReader, accumulate
-from probing.heads.attended import SINK, SPECIAL, Attended, WithoutFirst
-from probing.heads.patterns import PATTERNS, PROFILE
-from probing.heads.reading import Measure
-from probing.heads.rollout import Rollout
-from probing.heads.rows import Sentences, class_rows, measure_rows, profile_sums, type_rows
+from probing.heads.accumulation import AttentionReader, Measure, accumulate
+from probing.heads.parts import Rollout
+from probing.heads.rows import PATTERNS, PROFILE, Sentences, class_rows, measure_rows, profile_sums, type_rows
+from probing.heads.subject import SINK, SPECIAL, Attended, WithoutFirst
 from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import read_heads
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.heads.patterns import BLOCK, CLASSES, STRIPES, blocks, classify, stripes
-from probing.heads.reading import Batch
+from probing.heads.accumulation import Batch
+from probing.heads.rows import BLOCK, CLASSES, STRIPES, blocks, classify, stripes
 
 pytestmark = pytest.mark.numeric
 

@@ -14,10 +14,9 @@ from torch.testing import assert_close
 
 from probing.cache import Request, load, tokens_of
 from probing.corpus import Corpus, from_sentences
-from probing.heads.accumulation import accumulate
-from probing.heads.attended import NEGATION, PUNCTUATION, SPECIAL, Attended, attended, types_of
-from probing.heads.patterns import n_queries, profile
-from probing.heads.reading import Attention, Batch, BlockMeasure, attention_of
+from probing.heads.accumulation import Attention, Batch, BlockMeasure, accumulate, attention_of
+from probing.heads.rows import n_queries, profile
+from probing.heads.subject import NEGATION, PUNCTUATION, SPECIAL, Attended, attended, types_of
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads

@@ -14,9 +14,8 @@ from torch.testing import assert_close
 
 from probing.cache import Request, load, tokens_of
 from probing.corpus import from_sentences
-from probing.heads.accumulation import accumulate
-from probing.heads.reading import Attention, Batch
-from probing.heads.rollout import MEASURES, SHARES, Rollout, rollout_rows
+from probing.heads.accumulation import Attention, Batch, accumulate
+from probing.heads.parts import MEASURES, SHARES, Rollout, rollout_rows
 from probing.heads.rows import Sentences
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine

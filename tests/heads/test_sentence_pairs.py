@@ -12,10 +12,8 @@ from families import untouched
 from probing.cache import Request
 from probing.corpus import from_pairs, from_sentences
 from probing.heads import accumulation
-from probing.heads.accumulation import accumulate
-from probing.heads.patterns import BLOCK, PATTERNS, STRIPES, exchanged, patterns
-from probing.heads.reading import Attention, Batch
-from probing.heads.rows import Sentences, class_rows
+from probing.heads.accumulation import Attention, Batch, accumulate
+from probing.heads.rows import BLOCK, PATTERNS, STRIPES, Sentences, class_rows, exchanged, patterns
 from probing.models import load_tokenizer, resolve_model
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.

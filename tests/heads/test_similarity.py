@@ -16,10 +16,9 @@ from torch.testing import assert_close
 from conftest import make_sentences
 from probing.cache import Request
 from probing.corpus import from_sentences
-from probing.heads import accumulation, similarity
-from probing.heads.accumulation import accumulate
-from probing.heads.reading import Attention, Batch, attention_of
-from probing.heads.similarity import (
+from probing.heads import accumulation, parts
+from probing.heads.accumulation import Attention, Batch, accumulate, attention_of
+from probing.heads.parts import (
     GROUPS,
     Similarity,
     cosines,
@@ -98,7 +97,7 @@ def test_without_special_tokens_the_rows_of_the_others_sum_to_1() -> None:
 def test_a_long_sentence_is_compared_by_queries_that_are_evenly_spaced() -> None:
     assert queries_of(3).tolist() == [0, 1, 2]
     long = queries_of(500)
-    assert (len(long), long[0], long[-1]) == (similarity.QUERIES, 0, 499)
+    assert (len(long), long[0], long[-1]) == (parts.QUERIES, 0, 499)
     assert set(np.diff(long)) <= {7, 8}
 
 
@@ -126,7 +125,7 @@ def request_for(checkpoints: dict[str, Path]) -> Callable[..., Request]:
 def permuted(order: dict[int, list[int]]) -> type:
     """Return the accumulator of the measure, which sees the heads of a block in another order."""
 
-    class Permuted(similarity._Maps):
+    class Permuted(parts._Maps):
         def add(self, attention: Attention) -> None:
             heads = order.get(attention.layer, slice(None))
             super().add(Attention(attention.layer, attention.probabilities[:, heads], attention.values, None))
@@ -142,7 +141,7 @@ def test_permuted_heads_move_the_published_cosine_alone(
     request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = rows_of(request_for(), tmp_path / "a")
-    monkeypatch.setattr(similarity, "_Maps", permuted({2: [1, 0]}))
+    monkeypatch.setattr(parts, "_Maps", permuted({2: [1, 0]}))
     after = rows_of(request_for(), tmp_path / "b")
     measures = {row["measure"] for row in before} - {"jensen_shannon"}
     moved = {

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from probing.heads.attended import SINK, WithoutFirst, attended, sink
-from probing.heads.patterns import PATTERNS, PROFILE
-from probing.heads.reading import Attention, Batch, BlockMeasure, Kept, Measure, attention_of
-from probing.heads.rollout import Rollout
-from probing.heads.similarity import Similarity
-from probing.heads.syntax.arcs import NONE, MostAttended
+from probing.heads.accumulation import Attention, Batch, BlockMeasure, Kept, Measure, attention_of
+from probing.heads.parts import Rollout, Similarity
+from probing.heads.rows import PATTERNS, PROFILE
+from probing.heads.subject import SINK, WithoutFirst, attended, sink
+from probing.heads.syntax import NONE, MostAttended
 from probing.models.attention_heads import OutputProjection
 
 pytestmark = pytest.mark.numeric

@@ -121,7 +121,7 @@ def _subject(
         as_published: Whether padded maps are compared with it, too.
         run: Folder of a run on position, if there is one.
     """
-    from probing.heads.roles.role_files import read_role_links
+    from probing.heads.role_files import read_role_links
     from probing.heads.subject import Asked, Subject
 
     corpora, splits = read
@@ -172,7 +172,7 @@ def _wanted(parts: str | list[str], is_compared: bool, has_run: bool, without_fi
 
 
 def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> Any:
-    """Return the `probing.heads.change.checkpoints.Checkpoint` that the model is compared with.
+    """Return the `probing.heads.subject.Checkpoint` that the model is compared with.
 
     Args:
         model: Name or folder of the other checkpoint, or the model itself, which then has the same tokenizer.
@@ -180,7 +180,7 @@ def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> An
         corpus: The corpus.
         config: The run's configuration, in which an object is named.
     """
-    from probing.heads.change.checkpoints import Checkpoint
+    from probing.heads.subject import Checkpoint
     from probing.models import load_tokenizer
 
     with about_option("--against"):
@@ -217,7 +217,7 @@ def _say_which_parts_were_left_out(left_out: Mapping[str, str], say: Any) -> Non
 
 
 def _ranked(run: str, request: Any) -> Any:
-    """Return the `probing.heads.position.position_run.PositionRun` of a folder."""
-    from probing.heads.position.position_run import PositionRun
+    """Return the `probing.heads.subject.PositionRun` of a folder."""
+    from probing.heads.subject import PositionRun
 
     return PositionRun.of(of_text(load_fit(run)), request.key(), request.source.name)

@@ -11,12 +11,10 @@ import numpy as np
 from probing.cache.source import ActivationSource
 from probing.cache.store import ActivationStore
 from probing.heads.accumulation import accumulate
-from probing.heads.change.checkpoints import Checkpoint, check_comparable
-from probing.heads.change.maps import SAME, Change, map_rows
-from probing.heads.change.states import COSINE, PublishedChange, check_padding, published_rows
+from probing.heads.change import COSINE, SAME, Change, PublishedChange, check_padding, map_rows, published_rows
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
-from probing.heads.subject import Subject
+from probing.heads.subject import Checkpoint, Subject, check_comparable
 from probing.runtime.machine import drop_garbage
 from probing.runtime.terminal import silence
 from probing.studies.changes.states import state_distances

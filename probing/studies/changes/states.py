@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probing.cache.store import ActivationStore
-from probing.heads.change.states import row_cosines
+from probing.heads.change import row_cosines
 
 # Rows in one product.
 _ROWS = 4096

@@ -26,7 +26,7 @@ from probing.data.labelling import read_sides
 from probing.errors import UserError
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
-from probing.heads.position.position_parts import OFFSET_HEADS, POSITION_HEADS
+from probing.heads.position import OFFSET_HEADS, POSITION_HEADS
 from probing.heads.subject import Asked as AskedOfHeads
 from probing.heads.subject import Subject
 from probing.models import load_encoder, load_tokenizer

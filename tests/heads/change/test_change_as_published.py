@@ -15,12 +15,10 @@ from families import untouched
 from probing.cache import Request
 from probing.corpus import from_sentences
 from probing.errors import UserError
-from probing.heads.accumulation import accumulate
-from probing.heads.change import states as change_as_published
-from probing.heads.change.checkpoints import Checkpoint
-from probing.heads.change.maps import OTHER_HEADS, SAME, Change, map_rows
-from probing.heads.change.states import PublishedChange, check_padding, published_rows
-from probing.heads.reading import Measure
+from probing.heads import change as change_as_published
+from probing.heads.accumulation import Measure, accumulate
+from probing.heads.change import OTHER_HEADS, SAME, Change, PublishedChange, check_padding, map_rows, published_rows
+from probing.heads.subject import Checkpoint
 from probing.models import load_tokenizer
 from tuned import asked, other_padding, other_queries, tuned
 

@@ -12,9 +12,8 @@ import torch
 
 from families import untouched
 from probing.heads.accumulation import accumulate
-from probing.heads.change.checkpoints import Checkpoint
-from probing.heads.change.maps import SAME
-from probing.heads.change.states import OTHER_TOKENS, StateChange, parameter_rows, row_cosines, state_rows
+from probing.heads.change import OTHER_TOKENS, SAME, StateChange, parameter_rows, row_cosines, state_rows
+from probing.heads.subject import Checkpoint
 from probing.models import load_tokenizer
 from tuned import CHANGED, asked, other_queries, tuned
 

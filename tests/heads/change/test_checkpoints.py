@@ -14,7 +14,7 @@ from conftest import make_sentences
 from families import FAMILIES, make_checkpoint, untouched
 from family_tokenizers import make_tokenizer
 from probing.errors import UserError
-from probing.heads.change.checkpoints import Checkpoint, check_comparable
+from probing.heads.subject import Checkpoint, check_comparable
 from tuned import asked, tuned
 
 pytestmark = pytest.mark.numeric

@@ -14,10 +14,9 @@ import torch
 
 from families import untouched
 from probing.cache import Request
+from probing.heads import change as change
 from probing.heads.accumulation import accumulate
-from probing.heads.change import maps as change
-from probing.heads.change.checkpoints import Checkpoint
-from probing.heads.change.maps import (
+from probing.heads.change import (
     OTHER_HEADS,
     OTHER_SENTENCES,
     SAME,
@@ -28,6 +27,7 @@ from probing.heads.change.maps import (
     others_of_equal_length,
     row_divergences,
 )
+from probing.heads.subject import Checkpoint
 from probing.models import load_tokenizer
 from tuned import CHANGED, asked, other_queries, tuned
 

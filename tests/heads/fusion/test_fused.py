@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from probing.heads.fusion import fused as module
-from probing.heads.fusion.fused import FusedStates, Fusion, Gated, Largest, Weighted, states_of
+from probing.heads import fusion as module
+from probing.heads.fusion import FusedStates, Fusion, Gated, Largest, Weighted, states_of
 from synthetic import make_store, make_tokens
 
 pytestmark = pytest.mark.numeric

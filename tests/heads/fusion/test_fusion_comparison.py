@@ -13,20 +13,26 @@ from numpy.testing import assert_array_equal
 
 from probing.data.controls import shuffled
 from probing.data.examples import Sides
-from probing.heads.fusion import fusion_comparison as module
-from probing.heads.fusion.fused import FusedStates, Fusion, Gated, Largest, Weighted
-from probing.heads.fusion.fusion_comparison import (
+from probing.heads import fusion as module
+from probing.heads.fusion import (
     CONCAT,
     EQUAL,
     GATE,
     LARGEST,
     FusedProbes,
+    FusedStates,
+    Fusion,
+    Gated,
+    Largest,
+    Learned,
+    Objective,
+    Start,
+    Weighted,
     accuracy_rows,
     compare_fusions,
     corrected,
     similarity_rows,
 )
-from probing.heads.fusion.fusion_training import Learned, Objective, Start
 from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
 from probing.probes.training import train_probes

@@ -15,14 +15,16 @@ from torch.testing import assert_close
 
 from probing.cache.tokens import Tokens
 from probing.data.examples import Examples, Sides, read
-from probing.heads.fusion import fusion_training as module
-from probing.heads.fusion.fused import FusedStates, Fusion, Weighted
-from probing.heads.fusion.fusion_training import (
+from probing.heads import fusion as module
+from probing.heads.fusion import (
     Family,
+    FusedStates,
+    Fusion,
     LayerMoments,
     LayersOfExamples,
     Objective,
     Start,
+    Weighted,
     gated_family,
     learn,
     pooled,

@@ -11,9 +11,21 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from probing.heads.position.contrast import LEAST, LagMoments, PositionMeans, Shares, Words, contrast_without
-from probing.heads.position.position_heads import Agreement, contributions_in_bases
-from probing.heads.position.removal import HeadScores, as_masks, matched_sets, random_sets, top_neurons, word_mass
+from probing.heads.position import Agreement, contributions_in_bases
+from probing.heads.position_controls import (
+    LEAST,
+    HeadScores,
+    LagMoments,
+    PositionMeans,
+    Shares,
+    Words,
+    as_masks,
+    contrast_without,
+    matched_sets,
+    random_sets,
+    top_neurons,
+    word_mass,
+)
 from probing.statistics.chance import rank_p
 
 pytestmark = pytest.mark.numeric

@@ -14,7 +14,7 @@ from probing.cache import Request, tokens_of
 from probing.cache.extraction import reading_order
 from probing.corpus import Corpus, from_sentences
 from probing.heads.accumulation import accumulate
-from probing.heads.position.offsets import AT_OFFSETS, OFFSETS, ToldOffsets, mass_at_offsets, told_positions
+from probing.heads.position import AT_OFFSETS, OFFSETS, ToldOffsets, mass_at_offsets, told_positions
 from probing.models import load_tokenizer, resolve_model
 
 pytestmark = [

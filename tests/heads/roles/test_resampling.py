@@ -9,7 +9,7 @@ from math import comb, prod
 import numpy as np
 import pytest
 
-from probing.heads.roles.resampling import Placements, Resampled, at_one_length, draw, slope_of
+from probing.heads.roles import Placements, Resampled, at_one_length, draw, slope_of
 
 pytestmark = pytest.mark.numeric
 

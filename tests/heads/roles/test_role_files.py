@@ -8,7 +8,7 @@ import pytest
 
 from probing.corpus import Corpus, from_words
 from probing.errors import UserError
-from probing.heads.roles.role_files import Link, distance, read_role_links, treebank_links
+from probing.heads.role_files import Link, distance, read_role_links, treebank_links
 
 GOOD = "He left the old house quietly\t1\tsource\t3-4\n"
 

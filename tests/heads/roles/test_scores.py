@@ -14,8 +14,8 @@ from probing.cache import Request, load, tokens_of
 from probing.cache.tokens import Tokens
 from probing.corpus import from_words
 from probing.heads.accumulation import accumulate
-from probing.heads.roles.role_files import Link, RoleLinks, read_role_links
-from probing.heads.roles.scores import ALL, Pairs, Roles, largest, pairs_of, role_rows, rows_of_scores
+from probing.heads.role_files import Link, RoleLinks, read_role_links
+from probing.heads.roles import ALL, Pairs, Roles, largest, pairs_of, role_rows, rows_of_scores
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import find_heads, read_heads

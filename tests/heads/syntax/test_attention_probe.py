@@ -13,10 +13,9 @@ from scipy.optimize import minimize
 from probing.cache import Request
 from probing.corpus import Corpus
 from probing.heads import accumulation
-from probing.heads.accumulation import accumulate
-from probing.heads.sums import SumsStore
-from probing.heads.syntax.arcs import NO_PAIR, HeadPairs, MostAttended, arcs_of, sample_sentences
-from probing.heads.syntax.attention_probe import L2, Answers, Candidates, answers_of, candidates_of, fit, probe_row
+from probing.heads.accumulation import SumsStore, accumulate
+from probing.heads.syntax import NO_PAIR, HeadPairs, MostAttended, arcs_of, sample_sentences
+from probing.heads.trees import L2, Answers, Candidates, answers_of, candidates_of, fit, probe_row
 from probing.models import resolve_model
 from treebanks import treebank
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from probing.heads.syntax.arcs import Arcs
-from probing.heads.syntax.relations import Finder, Scored, compare_leads, permuted_heads, relation_rows
+from probing.heads.syntax import Arcs, Finder, Scored, compare_leads, permuted_heads, relation_rows
 from probing.tables.heads import beats_offset, finds_relation
 
 pytestmark = pytest.mark.numeric

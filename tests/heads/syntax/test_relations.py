@@ -15,10 +15,21 @@ from probing.cache import Request
 from probing.corpus import Corpus, from_sentences, load_corpus
 from probing.errors import UserError
 from probing.heads import accumulation
-from probing.heads.accumulation import accumulate
-from probing.heads.reading import attention_of
-from probing.heads.syntax.arcs import Arcs, MostAttended, WordBatch, arcs_of, has_arcs, most_attended
-from probing.heads.syntax.relations import OFFSETS, Scored, by_sentence, head_relation_rows, relation_rows, scored
+from probing.heads.accumulation import accumulate, attention_of
+from probing.heads.syntax import (
+    OFFSETS,
+    Arcs,
+    MostAttended,
+    Scored,
+    WordBatch,
+    arcs_of,
+    by_sentence,
+    has_arcs,
+    head_relation_rows,
+    most_attended,
+    relation_rows,
+    scored,
+)
 from probing.models import resolve_model
 from probing.statistics.intervals import difference_p_value
 from probing.tables.heads import beats_offset

@@ -12,10 +12,9 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
 from probing.cache import Request
-from probing.heads.accumulation import accumulate
-from probing.heads.reading import attention_of
-from probing.heads.syntax.arcs import NONE, WordBatch, arcs_of, punctuation_of
-from probing.heads.syntax.trees import Trees, TreeScores, scored_trees, spanning_trees, tree_rows
+from probing.heads.accumulation import accumulate, attention_of
+from probing.heads.syntax import NONE, WordBatch, arcs_of, punctuation_of
+from probing.heads.trees import Trees, TreeScores, scored_trees, spanning_trees, tree_rows
 from probing.models import resolve_model
 from treebanks import batch_of, kept_of, random_maps, tokens_of_words, treebank
 

@@ -13,7 +13,7 @@ from probing import Result, WandbOptions, attention, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.heads import accumulation
-from probing.heads.change import states as change_as_published
+from probing.heads import change as change_as_published
 from probing.models import load_tokenizer, resolve_model
 from probing.tables.change import change_conclusions, change_table
 from tuned import CHANGED, other_queries, other_second_sentences, tuned

@@ -15,8 +15,8 @@ from conftest import BARE
 from probing import Result, Run, UserError, WandbOptions, attention, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run as run_command
-from probing.heads.position.offsets import OFFSETS
-from probing.heads.position.position_run import PositionRun
+from probing.heads.position import OFFSETS
+from probing.heads.subject import PositionRun
 from probing.tables.position_heads import conclusions
 from rendering import rendered
 from wandb_reader import read_offline_runs

@@ -11,7 +11,7 @@ import pytest
 from probing import Result, WandbOptions, attention
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.heads.syntax import relations
+from probing.heads import syntax
 from probing.tables.heads import conclusions
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
@@ -93,7 +93,7 @@ def test_what_is_missing_is_said_and_the_probe_is_measured_only_if_it_is_named(
 ) -> None:
     made = survey(place, checkpoints["bert"], corpus=str(place / "short.conllu"), quiet=False)
     err = capsys.readouterr().err
-    assert f"the part relations is left out: it needs a relation with at least {relations.LEAST_ARCS} arcs" in err
+    assert f"the part relations is left out: it needs a relation with at least {syntax.LEAST_ARCS} arcs" in err
     results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
     assert "trees" in results["parts"]
     assert "attention_probe" not in [*results["parts"], *results["left_out"]]

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from probing.data.examples import Activations
-from probing.heads.change.maps import row_divergences
-from probing.heads.position.removal import HeldScores, matched_sets
+from probing.heads.change import row_divergences
+from probing.heads.position_controls import HeldScores, matched_sets
 from probing.models.query_key import QueryKey
 from probing.results.schema import ALL_LAYERS
 from probing.statistics.chance import holm, rank_p

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
-from probing.heads.attended import PUNCTUATION, types_of
+from probing.heads.subject import PUNCTUATION, types_of
 from probing.studies.geometry.extremes.names import FIRST, OTHER
 
 # Number of frequent texts that are kinds of their own.

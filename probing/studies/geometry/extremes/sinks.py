@@ -14,10 +14,9 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.examples import Activations
-from probing.heads.attended import fingerprint_of, members_of
-from probing.heads.reading import Accumulator, Attention, Batch, Kept
+from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, SumsStore
 from probing.heads.rows import Means, Rows, Sentences
-from probing.heads.sums import SumsStore
+from probing.heads.subject import fingerprint_of, members_of
 from probing.runtime.arithmetic import to_float64
 from probing.studies.geometry.extremes.kinds import Kinds
 from probing.studies.geometry.extremes.names import OTHER

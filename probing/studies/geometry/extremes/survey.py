@@ -14,9 +14,8 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.examples import Activations
 from probing.errors import UserError, as_clause
-from probing.heads.accumulation import AttentionReader, accumulate
-from probing.heads.attended import Attended
-from probing.heads.sums import SumsStore
+from probing.heads.accumulation import AttentionReader, SumsStore, accumulate
+from probing.heads.subject import Attended
 from probing.models import load_tokenizer
 from probing.models.anatomy import examine
 from probing.models.query_key import QueryKey, find_query_keys

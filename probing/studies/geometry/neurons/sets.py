@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.disabling.subject import tested
-from probing.heads.position.removal import matched_sets, random_sets
+from probing.heads.position_controls import matched_sets, random_sets
 from probing.readouts.names import Measure, measure_of
 from probing.statistics.chance import percentile_of, rank_p
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from probing.heads.position.removal import NEAREST
+from probing.heads.position_controls import NEAREST
 from probing.models.query_key import QueryKey
 from probing.results.schema import ALL_LAYERS
 from probing.studies.geometry.extremes.held import (

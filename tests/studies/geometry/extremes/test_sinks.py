@@ -14,9 +14,8 @@ from families import untouched
 from probing import WandbOptions
 from probing.cache import Request, load
 from probing.corpus import Corpus, from_sentences
-from probing.heads.accumulation import AttentionReader, accumulate
-from probing.heads.attended import Attended
-from probing.heads.reading import Attention, Batch, attention_of
+from probing.heads.accumulation import Attention, AttentionReader, Batch, accumulate, attention_of
+from probing.heads.subject import Attended
 from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import OutputProjection
 from probing.studies.attention.command import attention

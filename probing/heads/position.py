@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,13 +13,31 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
-from probing.heads.position.contrast import LagMoments, PositionMeans, SampledWords, Shares, Words, contrast_without
-from probing.heads.position.position_run import PositionRun
-from probing.heads.position.removal import HeadScores, as_masks, matched_sets, random_sets, top_neurons, word_mass
+from probing.cache.tokens import Tokens
+from probing.comparison.agreement import random_bases
+from probing.corpus import Corpus
+from probing.errors import UserError, as_clause
+from probing.heads.accumulation import Accumulator, Attention, Batch, BlockMeasure, Kept, SumsStore
+from probing.heads.position_controls import (
+    HeadScores,
+    LagMoments,
+    PositionMeans,
+    SampledWords,
+    Shares,
+    Words,
+    as_masks,
+    contrast_without,
+    matched_sets,
+    random_sets,
+    sample_requests,
+    top_neurons,
+    word_mass,
+)
 from probing.heads.rows import Sentences
+from probing.heads.subject import STATES, Part, PositionRun, Reading, Subject
 from probing.models.query_key import QueryKey
 from probing.probes.objective import centre_over_classes
-from probing.statistics.chance import rank_p
+from probing.statistics.chance import permute_within_sentences, rank_p
 from probing.statistics.rank_similarity import spearman
 
 Array = NDArray[np.float64]
@@ -332,3 +350,264 @@ def _beside(name: str, value: float, kind: str, others: NDArray[np.float64]) -> 
     if not len(there) or np.isnan(value):
         return {name: float(value)}
     return {name: float(value), f"{name}_{kind}": float(there.mean()), f"{name}_{kind}_p": rank_p(value, there)}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How much each head attends to the word at a fixed offset, also where words are told the positions of other words.
+# --------------------------------------------------------------------------------------------------------------------
+
+# In tokens, from query to key. 0 is left out: a head may find the token itself by what it is.
+OFFSETS = tuple(offset for offset in range(-10, 11) if offset)
+
+
+def mass_at_offsets(probabilities: Tensor, ordinary: Tensor) -> dict[str, Tensor]:
+    """Return sums over queries of the attention to the key at each offset; queries and keys are ordinary tokens.
+
+    Args:
+        probabilities: Attention, shape (batch, heads, from, to); padding has none.
+        ordinary: Whether there is a token that is not special, shape (batch, sequence).
+
+    Returns:
+        mass: Sum of the attention to the key at the offset, shape (batch, heads, offsets), float64.
+        word_mass: The same of the attention divided by all that the query gives to ordinary tokens.
+        hit: Number of queries that attend to this key more than to any other token.
+        n: Number of queries that have such a key, shape (batch, 1, offsets).
+    """
+    keys = ordinary[:, None, None, :].to(probabilities.dtype)
+    to_words = (probabilities * keys).sum(3)
+    per_word_mass = torch.where(to_words > 0, 1 / to_words, 0.0)
+    most = probabilities.argmax(3)
+    index = torch.arange(probabilities.shape[3], device=probabilities.device)
+    found: dict[str, list[Tensor]] = {"mass": [], "word_mass": [], "hit": [], "n": []}
+    for offset in OFFSETS:
+        n, first = max(0, len(index) - abs(offset)), max(0, -offset)
+        rows, columns = slice(first, first + n), slice(first + offset, first + offset + n)
+        there = (ordinary[:, rows] & ordinary[:, columns])[:, None]
+        mass = probabilities.diagonal(offset, 2, 3) * there
+        found["mass"].append(mass.sum(2, dtype=torch.float64))
+        found["word_mass"].append((mass * per_word_mass[:, :, rows]).sum(2, dtype=torch.float64))
+        found["hit"].append(((most[:, :, rows] == index[columns]) & there).sum(2, dtype=torch.float64))
+        found["n"].append(there.sum(2, dtype=torch.float64))
+    return {name: torch.stack(values, dim=2) for name, values in found.items()}
+
+
+def _of_block(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
+    return mass_at_offsets(attention.probabilities, batch.ordinary)
+
+
+AT_OFFSETS = BlockMeasure("offsets", _of_block, {"version": 1})
+
+
+class ToldOffsets:
+    """The measure: the attention at each offset, where the words of each sentence are permuted before they are read.
+
+    A word is thus told the position of another one. (Where the model knows positions by a table alone, this is the same
+    as permuting its `position_ids`; a causal model then also sees the words in that order.) By sentence, `told` is the
+    attention to the key whose position is told to be at the offset, `told_true` that to the key that is there in the
+    sentence, each as `mass` of `mass_at_offsets`.
+
+    Args:
+        seed: The `permuted_tokens_seed` of the request.
+    """
+
+    name = "told_offsets"
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.settings: Mapping[str, Any] = {"version": 1}
+
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+        """Return what makes an accumulator for each batch."""
+        places = torch.from_numpy(told_positions(tokens, self.seed))
+        return lambda batch: _Told(batch, places)
+
+
+def told_positions(tokens: Tokens, seed: int) -> Any:
+    """Return the position that each token is told, shape (n_tokens,), int64; special tokens keep theirs."""
+    index = np.arange(tokens.n_tokens)
+    (drawn,) = permute_within_sentences(
+        np.where(tokens.special, -1, index), tokens.sentences, tokens.input_ids, 1, seed
+    )
+    return np.where(tokens.special, index, drawn) - np.repeat(tokens.offsets[:-1], tokens.lengths)
+
+
+class _Told:
+    def __init__(self, batch: Batch, places: Tensor) -> None:
+        self.batch = batch
+        padding = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.mask)
+        # For each true position, where its token is read.
+        self.place = torch.where(batch.mask, places.to(batch.rows.device)[batch.rows], padding)
+        self.found: dict[str, list[Tensor]] = {"told": [], "told_true": []}
+
+    def add(self, attention: Attention) -> None:
+        read = attention.probabilities
+        queries = self.place[:, None, :, None].expand_as(read)
+        true = read.gather(2, queries).gather(3, self.place[:, None, None, :].expand_as(read))
+        ordinary = self.batch.ordinary
+        self.found["told"].append(mass_at_offsets(read, ordinary)["mass"])
+        self.found["told_true"].append(mass_at_offsets(true, ordinary.gather(1, self.place))["mass"])
+
+    def kept(self) -> Kept:
+        return Kept({name: torch.stack(values, dim=1) for name, values in self.found.items()})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Parts of a survey on position heads: which heads they are, and whether they read a run's top-ranked neurons.
+# --------------------------------------------------------------------------------------------------------------------
+
+Stores = Mapping[str, SumsStore]
+POSITION_HEADS = "position_heads"
+# A head is a position head if it gives more than this to one offset (Clark et al. 2019), or attends there most of all
+# in this share of the queries (Voita et al. 2019).
+MOST_MASS, MOST_HITS = 0.5, 0.9
+# Number of heads whose neurons are reported even if they are not position heads: those with the most attention to the
+# word at their offset.
+CLEAREST = 3
+# Random bases: with 20, a value above all of them has p = .048.
+BASES = 20
+
+_TRAIN, _TEST, _TOLD = "position train", "position test", "position told"
+
+
+def joined(rows: Rows, more: Rows) -> Rows:
+    """Return rows, extended by the columns that other rows have for the same heads."""
+    columns = {(row["layer"], row["head"]): row for row in more}
+    return [{**row, **columns.get((row["layer"], row["head"]), {})} for row in rows]
+
+
+def _lacks_run(subject: Subject) -> str | None:
+    if subject.asked.run is None:
+        return "a run of `fit` on position to compare with, given as --run RUN"
+    return _lacks_sides(subject)
+
+
+def _lacks_sides(subject: Subject) -> str | None:
+    n_train, n_test = int(subject.is_train.sum()), int(subject.tested[1].sum())
+    if not n_train or not n_test:
+        return f"sentences to choose offsets by and others to report on, and there are {n_train:,} and {n_test:,}"
+    return None
+
+
+def _lacks_neurons(subject: Subject) -> str | None:
+    if lack := _lacks_run(subject):
+        return lack
+    assert subject.asked.run is not None
+    if not {layer - 1 for layer in subject.layers} & set(subject.asked.run.layers):
+        entering = ", ".join(str(layer - 1) for layer in subject.layers)
+        return (
+            f"a ranking of the neurons that enter a block, layers {entering}, and `--run {subject.asked.run.name}` has "
+            f"layers {', '.join(map(str, subject.asked.run.layers))}"
+        )
+    try:
+        subject.query_keys  # noqa: B018
+    except UserError as error:
+        return f"positions that heads read from the hidden states that enter a block, and {as_clause(error)}"
+    return None
+
+
+# --- which heads are position heads, and do they follow the positions that they are told? ---
+
+
+def _offset_readings(subject: Subject) -> list[Reading]:
+    train, test = sample_requests(subject)
+    return [Reading(_TRAIN, train, [AT_OFFSETS]), Reading(_TEST, test, [AT_OFFSETS])]
+
+
+def _head_readings(subject: Subject) -> list[Reading]:
+    *_, test = sample_requests(subject)
+    told = Reading(_TOLD, replace(test, permuted_tokens_seed=subject.seed), [ToldOffsets(subject.seed)])
+    return [*_offset_readings(subject), told]
+
+
+def _head_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
+    names = (f"{_TEST}/{AT_OFFSETS.name}", f"{_TOLD}/{ToldOffsets.name}")
+    sums = {name: values for one in names if one in stores for name, values in stores[one].all_by_sentence().items()}
+    chosen = chosen_offsets(stores)
+    sentences = Sentences(len(sums["n"]), subject.seed)
+    rows = head_rows({name: values.numpy() for name, values in sums.items()}, chosen, sentences)
+    return {POSITION_HEADS: [row for row in rows if row["layer"] in subject.layers]}
+
+
+def chosen_offsets(stores: Stores) -> NDArray[np.int64]:
+    """Return for each head the index of the offset with the most attention in training sentences, (layers, heads)."""
+    sums = stores[f"{_TRAIN}/{AT_OFFSETS.name}"].all_by_sentence()
+    mass, n = (sums[name].sum(0).numpy() for name in ("mass", "n"))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.nan_to_num(mass / n, nan=-1).argmax(2)
+
+
+def head_rows(sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.int64], sentences: Sentences) -> Rows:
+    """Return a row for each head, with its attention to its offset.
+
+    Args:
+        sums: By name, the sums of each sentence that is reported on, shape (n_sentences, layers, heads, offsets), and
+            as `n` the number of queries, shape (n_sentences, layers, 1, offsets).
+        chosen: Index of each head's offset, shape (layers, heads).
+        sentences: Draws of the sentences.
+    """
+    rows: dict[tuple[int, int], dict[str, Any]] = {}
+    for at in np.unique(chosen).tolist():
+        layers, heads = np.nonzero(chosen == at)
+        counts = sums["n"][:, 0, 0, at]
+        means = {
+            name: sentences.means(values[:, layers, heads, at], counts) for name, values in sums.items() if name != "n"
+        }
+        for i, (layer, head) in enumerate(zip(layers.tolist(), heads.tolist(), strict=True)):
+            row: dict[str, Any] = {"layer": layer + 1, "head": head + 1, "offset": OFFSETS[at]}
+            for name, found in means.items():
+                one = found.row(i)
+                row |= {name: one["value"], f"{name}_low": one["low"], f"{name}_high": one["high"], "n": one["n"]}
+            is_one = row["mass"] > MOST_MASS or row["hit"] >= MOST_HITS
+            rows[layer, head] = {**row, "position_head": "yes" if is_one else "no"}
+    return [rows[at] for at in sorted(rows)]
+
+
+# --- which neurons do they read? ---
+
+
+def _neuron_readings(subject: Subject) -> list[Reading]:
+    train, test = sample_requests(subject)
+    return [Reading(_TRAIN, train, [AT_OFFSETS], states=True), Reading(_TEST, test, [AT_OFFSETS], states=True)]
+
+
+def _neuron_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
+    run = subject.asked.run
+    assert run is not None
+    test_sums = stores[f"{_TEST}/{AT_OFFSETS.name}"].all_by_sentence()
+    sentences = Sentences(len(test_sums["n"]), subject.seed)
+    chosen = chosen_offsets(stores)
+    of_heads = head_rows({name: values.numpy() for name, values in test_sums.items()}, chosen, sentences)
+    examined = _examined([row for row in of_heads if row["layer"] in subject.layers], run.layers)
+    train, test = (SampledWords.of(stores[f"{name}/{STATES}"], subject.heads.is_causal) for name in (_TRAIN, _TEST))
+    tables: dict[str, Rows] = {POSITION_HEADS: [], "position_neurons": [], "position_removal": []}
+    bases = random_bases(run.weight.shape[2], BASES, subject.seed)
+    for layer in subject.layers:
+        block = Block.of(layer, subject.query_keys[layer - 1], (train, test), run, bases, subject.seed)
+        for at in np.unique(chosen[layer - 1]).tolist():
+            heads = np.flatnonzero(chosen[layer - 1] == at).tolist()
+            here = block.at(OFFSETS[at])
+            pairs = zip(here.contrasts(heads, sentences), here.agreements(heads), strict=True)
+            for head, (contrast, agreement) in zip(heads, pairs, strict=True):
+                named = {"layer": layer, "head": head + 1, "offset": OFFSETS[at]}
+                tables[POSITION_HEADS].append({**named, **contrast, **agreement})
+                if (layer, head + 1) in examined:
+                    tables["position_neurons"] += [{**named, **row} for row in here.neurons(head)]
+                    tables["position_removal"] += [{**named, **row} for row in here.removals(head)]
+    return {name: sorted(rows, key=lambda row: (row["layer"], row["head"])) for name, rows in tables.items()}
+
+
+def _examined(rows: Rows, ranked_layers: Any) -> set[tuple[int, int]]:
+    """Return the heads whose neurons are reported: position heads and the clearest heads, in blocks with a ranking."""
+    ranked = [row for row in rows if row["layer"] - 1 in ranked_layers]
+    clearest = sorted(ranked, key=lambda row: -np.nan_to_num(row["word_mass"], nan=-1))[:CLEAREST]
+    found = [*clearest, *(row for row in ranked if row["position_head"] == "yes")]
+    return {(row["layer"], row["head"]) for row in found}
+
+
+POSITION_PARTS = (
+    Part(POSITION_HEADS, _lacks_run, lambda subject: [], _head_tables, _head_readings, by_name_only=True),
+    Part("position_neurons", _lacks_neurons, lambda subject: [], _neuron_tables, _neuron_readings, by_name_only=True),
+)
+# The first of these parts without a run: it measures how much heads attend to a fixed offset, but not whether they
+# follow permuted positions.
+OFFSET_HEADS = Part(POSITION_HEADS, _lacks_sides, lambda subject: [], _head_tables, _offset_readings)

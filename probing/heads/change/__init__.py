@@ -1,1 +1,0 @@
-"""What differs between the heads, hidden states and parameters of two checkpoints."""

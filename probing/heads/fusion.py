@@ -1,0 +1,771 @@
+"""Compares linear probes of fusions of layers with probes of single layers, on a frozen model.
+
+For each task, a linear probe without an intercept is trained on every layer and on every fusion, all with the same
+penalty, which is chosen on validation sentences. A fusion is compared on the test sentences with the last layer, with
+the layer whose probe predicts validation sentences best, and with the mean of the layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache import tokens_of
+from probing.cache.store import Plan, Shard
+from probing.cache.tokens import Tokens
+from probing.cli.options import ProbeOptions
+from probing.comparison.agreement import holm
+from probing.data.examples import Activations, Examples, Sides
+from probing.data.labelling import example_checks, label_sides
+from probing.data.module import layer_moments
+from probing.errors import UserError, as_clause
+from probing.heads.accumulation import SumsStore
+from probing.heads.rows import Rows
+from probing.heads.subject import Part, Subject
+from probing.models import load_tokenizer
+from probing.probes.penalty_path import penalised
+from probing.probes.recipe import Training
+from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
+from probing.probes.training import LayerFit, train_probes
+from probing.runtime.terminal import silence
+from probing.statistics.intervals import accuracy_interval, difference_interval, difference_p_value, mean_interval
+from probing.statistics.moments import hardly_vary
+from probing.tasks import TokenTask, load_task
+
+# --------------------------------------------------------------------------------------------------------------------
+# Fusion of layers: one vector for each token from its vectors after several blocks (Shi et al. 2022, section 5).
+# --------------------------------------------------------------------------------------------------------------------
+
+# Fused vectors are kept up to this size; beyond, they are fused again in every pass.
+KEPT_BYTES = 2**29
+
+
+class Fusion(Protocol):
+    """Makes one vector for each token from those of several layers."""
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return the fused vectors, shape (n, d_model), given those of the layers, (n_layers, n, d_model)."""
+        ...
+
+    def weights(self, states: Tensor) -> Tensor:
+        """Return how much of a token's vector each layer gives, shape (n_layers, n); absolute values sum to 1."""
+        ...
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """`concat`: sum_k alpha_k H_k, in which all tokens have the same weights.
+
+    It is a linear map of the concatenated layers with one number for each layer. If all weights are 1 / n_layers, it is
+    the mean of the layers; if one weight is 1 and the others are 0, it is that layer.
+
+    Args:
+        alpha: Weight of each layer, shape (n_layers,).
+    """
+
+    alpha: Tensor
+
+    @classmethod
+    def equal(cls, n_layers: int) -> Weighted:
+        """Return the mean of the layers."""
+        return cls(torch.full((n_layers,), 1 / n_layers))
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return the fused vectors."""
+        return torch.tensordot(self.alpha.to(states), states, 1)
+
+    def weights(self, states: Tensor) -> Tensor:
+        """Return alpha over the sum of its absolute values."""
+        return (self.alpha / self.alpha.abs().sum()).to(states)[:, None].expand(states.shape[:2])
+
+
+@dataclass(frozen=True)
+class Largest:
+    """`max`: the largest value of each neuron among the layers; it has nothing to learn."""
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return the fused vectors."""
+        return states.amax(0)
+
+    def weights(self, states: Tensor) -> Tensor:
+        """Return the share of the neurons whose value is that of each layer; the first one of equal values."""
+        largest = states.argmax(0)
+        return torch.stack([(largest == layer).float().mean(1) for layer in range(len(states))])
+
+
+@dataclass(frozen=True)
+class Gated:
+    """`gate`: sum_k I_k^t H_k^t, in which each token t has its own weights, softmax over k of g(H_k^t).
+
+    The gate g is one linear map for all layers. Its bias would add the same to all layers, and so has no effect.
+
+    Args:
+        direction: The linear map, shape (d_model,).
+    """
+
+    direction: Tensor
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return the fused vectors."""
+        return (self.weights(states)[:, :, None] * states).sum(0)
+
+    def weights(self, states: Tensor) -> Tensor:
+        """Return the gate of each layer and token."""
+        return (states @ self.direction.to(states)).softmax(0)
+
+
+class FusedStates:
+    """A store that also holds fusions of its layers, as further layers with negative numbers.
+
+    Args:
+        base: The store of the layers.
+        layers: Numbers of the layers that are fused.
+        fusions: The fusions by their numbers.
+    """
+
+    def __init__(self, base: Activations, layers: Sequence[int], fusions: Mapping[int, Fusion]) -> None:
+        self.base, self.layers, self.fusions = base, list(layers), dict(fusions)
+        self.plan: Plan = base.plan
+        self.tokens: Tokens = base.tokens
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._kept_bytes = 0
+
+    def shard_tokens(self, shard: Shard) -> slice:
+        """Return the shard's rows of the table of tokens."""
+        return self.base.shard_tokens(shard)
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the hidden states of a layer, or the vectors of a fusion in float32, shape (n, d_model)."""
+        if layer not in self.fusions:
+            return self.base.read(layer, shard)
+        if (kept := self._kept.get((layer, shard))) is not None:
+            return kept
+        found = self.fusions[layer](states_of(self.base, self.layers, shard))
+        if self._kept_bytes + found.nbytes <= KEPT_BYTES:
+            self._kept[layer, shard] = found
+            self._kept_bytes += found.nbytes
+        return found
+
+
+def states_of(store: Activations, layers: Sequence[int], shard: int, rows: Tensor | None = None) -> Tensor:
+    """Return the hidden states of several layers, shape (n_layers, n, d_model), float32.
+
+    Args:
+        store: The store.
+        layers: Numbers of the layers.
+        shard: Index of the shard.
+        rows: Rows of the shard to return, shape (n,); all if None.
+    """
+    found = (store.read(layer, shard) for layer in layers)
+    return torch.stack([(one if rows is None else one.index_select(0, rows)).float() for one in found])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Learns a fusion of layers together with the linear probe that reads it, on the training tokens of a task.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Training ends when |gradient|^2 / (4 l2), in nats, falls below this value.
+TOLERANCE = 1e-4
+# Maximum number of passes over the tokens: in all, and until the preconditioner is recomputed.
+MOST_PASSES, PASSES_OF_A_ROUND = 1000, 50
+# Bytes of hidden states of all layers in memory at a time.
+BLOCK_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some examples of one shard.
+
+    Args:
+        shard: Index of the shard.
+        rows: Its tokens that the examples consist of, shape (n_tokens,).
+        example: Index of each token's example, shape (n_tokens,).
+        labels: Class of each example, shape (n_examples,).
+    """
+
+    shard: int
+    rows: Tensor
+    example: Tensor
+    labels: Tensor
+
+
+class LayersOfExamples:
+    """The hidden states of several layers at the examples, in blocks that are read again in every pass.
+
+    Args:
+        examples: The examples: tokens, or words whose vectors are means over their pieces.
+        layers: Numbers of the layers.
+    """
+
+    def __init__(self, examples: Examples, layers: Sequence[int]) -> None:
+        self.store, self.layers = examples.store, list(layers)
+        self.blocks = list(_blocks(examples, len(self.layers)))
+        self.n = sum(len(block.labels) for block in self.blocks)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, _Block]]:
+        for block in self.blocks:
+            yield states_of(self.store, self.layers, block.shard, block.rows), block
+
+
+def _blocks(examples: Examples, n_layers: int) -> Iterator[_Block]:
+    store, tokens = examples.store, examples.store.tokens
+    most = max(BLOCK_BYTES // (4 * n_layers * store.plan.d_model), 1)
+    for shard in store.plan.shards:
+        here = store.shard_tokens(shard)
+        of_rows = examples.labels[here]
+        begins = tokens.first_pieces[here] if examples.word_means else of_rows >= 0
+        number = begins.cumsum() - 1
+        label_of = of_rows[begins]
+        belongs = (tokens.words[here] >= 0) if examples.word_means else begins
+        rows = np.flatnonzero(belongs)
+        rows = rows[label_of[number[rows]] >= 0]
+        chosen, first, example = np.unique(number[rows], return_index=True, return_inverse=True)
+        block_of = first // most  # an example is in one block, with all its pieces
+        for block in np.unique(block_of):
+            own = np.flatnonzero(block_of == block)
+            inside = (example >= own[0]) & (example <= own[-1])
+            yield _Block(
+                shard.index, torch.from_numpy(rows[inside]), torch.from_numpy(example[inside] - own[0]),
+                torch.from_numpy(label_of[chosen[own]].astype(np.int64)),
+            )  # fmt: skip
+
+
+def pooled(vectors: Tensor, block: _Block) -> Tensor:
+    """Return the mean vector of each example, shape (n_examples, d_model)."""
+    n = len(block.labels)
+    if n == len(block.rows):
+        return vectors
+    sizes = block.example.bincount(minlength=n)[:, None]
+    return vectors.new_zeros(n, vectors.shape[1]).index_add(0, block.example, vectors) / sizes
+
+
+@dataclass(frozen=True)
+class LayerMoments:
+    """Moments of the neurons of several layers together.
+
+    Args:
+        mean: Shape (n_layers, d_model), float64.
+        covariance: Of each neuron between layers, shape (d_model, n_layers, n_layers), float64.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+    @classmethod
+    def of(cls, examples: LayersOfExamples) -> LayerMoments:
+        """Return the moments over the examples, in two passes."""
+        total: Tensor | float = 0.0
+        for states, block in examples:
+            total = total + _pooled_layers(states, block).sum(1)
+        assert isinstance(total, Tensor)
+        mean, products = total / examples.n, torch.zeros((), dtype=torch.float64)
+        for states, block in examples:
+            away = _pooled_layers(states, block) - mean[:, None]
+            products = products + torch.einsum("jnd,knd->djk", away, away)
+        return cls(mean, products / examples.n)
+
+    def inverse_scale(self, alpha: Tensor) -> Tensor:
+        """Return 1 / sd of each neuron of a weighted sum of the layers, 0 where it hardly varies; shape (d_model,)."""
+        alpha = alpha.double()
+        sd = torch.einsum("j,djk,k->d", alpha, self.covariance, alpha).clamp_min(0)
+        sd = sd.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        dead = hardly_vary(sd.detach(), torch.hypot(sd.detach(), alpha.detach() @ self.mean))
+        return torch.where(dead, 0.0, 1 / sd)
+
+
+def _pooled_layers(states: Tensor, block: _Block) -> Tensor:
+    return torch.stack([pooled(one, block) for one in states]).double()
+
+
+@dataclass(frozen=True)
+class Family:
+    """Fusions with parameters, scaled so that 0 is the mean of the layers and a change of 1 is a large change.
+
+    Args:
+        n_parameters: Number of parameters.
+        fusion: Returns the fusion, given the parameters.
+        inverse_scale: Returns the factor by which each fused neuron is scaled, 1 over a standard deviation, given the
+            parameters.
+        derivatives: Returns a and f, given the parameters, the probe's weight on fused vectors, and the states of some
+            tokens. The derivatives of the logits of token t, with its scale fixed, are sum_k a_k[t] f_k[t]'. Shapes
+            (n_layers, n, n_classes) and (n_layers, n, n_parameters).
+    """
+
+    n_parameters: int
+    fusion: Callable[[Tensor], Fusion]
+    inverse_scale: Callable[[Tensor], Tensor]
+    derivatives: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def weighted_family(moments: LayerMoments) -> tuple[Family, Callable[[Weighted], Tensor]]:
+    """Return the fusions `concat`, and the map from one of them to its parameters.
+
+    The parameter of layer k is (alpha_k - 1 / n_layers) / unit_k, where unit_k is the mean size (root mean square) of
+    the layers divided by the size of layer k. Parameters therefore have similar sizes even in models whose vectors grow
+    from block to block.
+    """
+    sizes = torch.hypot(moments.mean, moments.covariance.diagonal(dim1=1, dim2=2).T.clamp_min(0).sqrt())
+    rms = sizes.square().mean(1).sqrt()
+    units = (rms.mean() / rms.clamp_min(torch.finfo(torch.float64).tiny)).float()
+    n = len(units)
+
+    def alpha(parameters: Tensor) -> Tensor:
+        return 1 / n + units * parameters
+
+    def derivatives(parameters: Tensor, weight: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        return states @ weight.T, torch.diag(units)[:, None].expand(n, states.shape[1], n)
+
+    family = Family(n, lambda p: Weighted(alpha(p)), lambda p: moments.inverse_scale(alpha(p)), derivatives)
+    return family, lambda fusion: (fusion.alpha - 1 / n) / units
+
+
+def gated_family(moments: LayerMoments) -> Family:
+    """Return the fusions `gate`; each fused neuron is divided by its standard deviation in the mean of the layers.
+
+    A parameter is the gate's weight on a neuron times the neuron's standard deviation over the tokens of all layers:
+    the weight on the standardised neuron.
+    """
+    n, d_model = moments.mean.shape
+    variance = moments.covariance.diagonal(dim1=1, dim2=2).mean(1) + moments.mean.var(0, correction=0)
+    sd, size = variance.clamp_min(0).sqrt(), moments.mean.square().mean(0).sqrt()
+    inverse = torch.where(hardly_vary(sd, torch.hypot(sd, size)), 0.0, 1 / sd).float()
+    scale = moments.inverse_scale(torch.full((n,), 1 / n))
+
+    def derivatives(parameters: Tensor, weight: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        gates = Gated(parameters * inverse).weights(states)[:, :, None]
+        away = states - (gates * states).sum(0)
+        return gates * (away @ weight.T), states * inverse
+
+    return Family(d_model, lambda p: Gated(p * inverse), lambda p: scale, derivatives)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A fusion that was learned with its probe.
+
+    Args:
+        fusion: The fusion.
+        weight: Weight of the probe on fused vectors, shape (n_classes, d_model).
+        objective: Cross-entropy plus penalties on the training tokens, in nats.
+        n_passes: Number of passes over the training tokens that evaluated the objective.
+        converged: Whether training ended because |gradient|^2 / (4 l2) fell below the tolerance.
+    """
+
+    fusion: Fusion
+    weight: Tensor
+    objective: float
+    n_passes: int
+    converged: bool
+
+
+@dataclass(frozen=True)
+class Start:
+    """A trained probe from which training begins.
+
+    Args:
+        parameters: Parameters of the fusion that it reads, shape (n_parameters,).
+        weight: Its weight on fused vectors, shape (n_classes, d_model).
+    """
+
+    parameters: Tensor
+    weight: Tensor
+
+
+class Objective:
+    """Mean cross-entropy of fused examples and its derivatives, as a function of scaled weights and parameters.
+
+    Args:
+        examples: The training examples.
+        family: The fusions.
+        n_classes: Number of classes.
+    """
+
+    def __init__(self, examples: LayersOfExamples, family: Family, n_classes: int) -> None:
+        self.examples, self.family = examples, family
+        self.shape = n_classes, examples.store.plan.d_model
+
+    @property
+    def n_weights(self) -> int:
+        """Number of scaled weights; what follows them in a point are parameters of the fusion."""
+        return self.shape[0] * self.shape[1]
+
+    def __call__(self, point: Tensor) -> Evaluation:
+        """Return value, gradient and class covariance at a point, shape (n_weights + n_parameters,)."""
+        leaf = point.detach().clone().requires_grad_()
+        total, covariance = 0.0, torch.zeros(self.shape[0], self.shape[0], dtype=torch.float64)
+        gradient = torch.zeros(point.shape, dtype=torch.float64)
+        for states, block in self.examples:
+            with torch.enable_grad():
+                weight, parameters = leaf[: self.n_weights].view(self.shape), leaf[self.n_weights :]
+                scaled = weight * self.family.inverse_scale(parameters).float()
+                logits = pooled(self.family.fusion(parameters)(states), block) @ scaled.T
+                log_p = logits.log_softmax(1)
+                losses = -log_p.gather(1, block.labels[:, None])
+                (own,) = torch.autograd.grad(losses.sum(), leaf)
+            total += float(losses.detach().double().sum())
+            gradient += own.double()
+            p = log_p.detach().exp()
+            covariance += (torch.diag(p.sum(0)) - p.T @ p).double()
+        n = self.examples.n
+        return Evaluation(total / n, (gradient / n).float(), (covariance / n).float())
+
+    def preconditioner(self, point: Tensor) -> Preconditioner:
+        """Return a preconditioner for the curvature at a point, in one pass."""
+        weight, parameters = point[: self.n_weights].view(self.shape), point[self.n_weights :]
+        inverse = self.family.inverse_scale(parameters).float()
+        moment = torch.zeros(self.shape[1], self.shape[1], dtype=torch.float64)
+        curvature = torch.zeros(len(parameters), len(parameters), dtype=torch.float64)
+        fusion, raw = self.family.fusion(parameters), weight * inverse
+        for states, block in self.examples:
+            scaled = pooled(fusion(states), block) * inverse
+            moment += (scaled.T @ scaled).double()
+            p = (scaled @ weight.T).softmax(1)
+            curvature += _gauss_newton(*self.family.derivatives(parameters, raw, states), p, block).double()
+        return _Joint(moment / self.examples.n, curvature / self.examples.n, self.shape)
+
+
+def _gauss_newton(a: Tensor, f: Tensor, p: Tensor, block: _Block) -> Tensor:
+    """Return the sum over tokens of J'(diag(p) - p p')J, shape (n_parameters, n_parameters).
+
+    A word of several pieces is approximated: each piece counts like an example of its own, with the class probabilities
+    of the word and the weight 1 / (number of pieces).
+
+    Args:
+        a: Factors of the derivatives J, shape (n_layers, n, n_classes); see `Family`.
+        f: The other factors, shape (n_layers, n, n_parameters).
+        p: Probability of each class, shape (n_examples, n_classes).
+        block: The examples that the tokens belong to.
+    """
+    p = p[block.example]
+    centred = a - (a * p).sum(2, keepdim=True)
+    of_pairs = torch.einsum("jnc,knc->njk", centred * p, centred)
+    values, vectors = torch.linalg.eigh(of_pairs)
+    share = 1 / block.example.bincount()[block.example].float()
+    root = vectors * (values.clamp_min(0) * share[:, None]).sqrt()[:, None]
+    factors = torch.einsum("nkj,knq->njq", root, f).flatten(0, 1)
+    return factors.T @ factors
+
+
+class _Joint(Preconditioner):
+    """Preconditions the weights as those of any probe, and the parameters of the fusion by their own curvature."""
+
+    def __init__(self, second_moment: Tensor, curvature: Tensor, shape: tuple[int, int]) -> None:
+        super().__init__(second_moment)
+        self.shape = shape
+        values, vectors = torch.linalg.eigh(curvature)
+        self.values, self.vectors = values.clamp_min(0).float(), vectors.float()
+
+    def at(self, class_covariance: Tensor, l2: float) -> Callable[[Tensor], Tensor]:
+        """Return the map from gradients to steps for the curvature at one point."""
+        of_weights, n = super().at(class_covariance, l2), self.shape[0] * self.shape[1]
+
+        def apply(gradient: Tensor) -> Tensor:
+            weights = of_weights(gradient[:n].view(self.shape))
+            parameters = self.vectors @ ((self.vectors.T @ gradient[n:]) / (self.values + 2 * l2))
+            return torch.cat([weights.reshape(-1), parameters])
+
+        return apply
+
+
+def learn(objective: Objective, start: Start, l2: float, tolerance: float = TOLERANCE) -> Learned:
+    """Train a fusion and its probe together to a local minimum.
+
+    Args:
+        objective: The objective.
+        start: Where training begins.
+        l2: Strength of the penalty.
+        tolerance: Value of |gradient|^2 / (4 l2), in nats, below which training ends.
+    """
+    family, shape = objective.family, objective.shape
+    inverse = family.inverse_scale(start.parameters)
+    scaled = torch.where(inverse > 0, start.weight / inverse, 0.0).float()
+    point, n_passes = torch.cat([scaled.reshape(-1), start.parameters.float()]), 0
+    while True:
+        most = min(PASSES_OF_A_ROUND, MOST_PASSES - n_passes)
+        solution = _round(objective, point, l2, tolerance, most)
+        point, n_passes = solution.point, n_passes + solution.n_passes
+        # A round that ends before its last pass is at a minimum, or at points that no longer differ in float32.
+        if solution.n_passes < most or n_passes >= MOST_PASSES:
+            break
+    weight, parameters = point[: objective.n_weights].view(shape), point[objective.n_weights :]
+    raw = (weight * family.inverse_scale(parameters)).float()
+    return Learned(family.fusion(parameters), raw, solution.objective, n_passes, solution.converged)
+
+
+def _round(objective: Objective, point: Tensor, l2: float, tolerance: float, most: int) -> Solution:
+    """Take at most `most` passes from a point, and one more to compute the preconditioner at this point."""
+    solver = lbfgs(point, Penalty(0.0, l2), objective.preconditioner(point), tolerance)
+    point, n_passes = next(solver), 0
+    try:
+        while True:
+            n_passes += 1
+            point = solver.send(objective(point) if n_passes <= most else None)
+    except StopIteration as stop:
+        solution: Solution = stop.value
+    return solution
+
+
+Row = dict[str, Any]
+# Numbers of the fusions beside those of layers, and their names.
+EQUAL, LARGEST, CONCAT, GATE = -1, -2, -3, -4
+NAMES = {EQUAL: "equal", LARGEST: "max", CONCAT: "concat", GATE: "gate"}
+# The name of a single layer, and what fusions are compared with.
+LAYER = "layer"
+LAST, BEST = "last layer", "best layer"
+
+
+@dataclass(frozen=True)
+class FusedProbes:
+    """The probes of one task.
+
+    Args:
+        layers: Numbers of the layers that are fused.
+        fits: The probe of each layer and fusion, by their numbers.
+        fusions: The fusions by their numbers.
+        best: The layer that predicts validation sentences best.
+        converged: Whether the training of each fusion that is learned ended at a minimum.
+        counts: Number of test examples of each sentence of the test corpus, shape (n_sentences,).
+        n_train: Number of training examples.
+    """
+
+    layers: Sequence[int]
+    fits: Mapping[int, LayerFit]
+    fusions: Mapping[int, Fusion]
+    best: int
+    converged: Mapping[int, bool]
+    counts: NDArray[np.int64]
+    n_train: int
+
+
+def compare_fusions(sides: Sides, layers: Sequence[int], trainer: Mapping[str, Any], seed: int) -> FusedProbes:
+    """Train the probes of all layers and fusions of one task, and test them.
+
+    Args:
+        sides: Examples and their classes.
+        layers: Numbers of the layers that are fused, at least two, ascending.
+        trainer: Arguments of Lightning's Trainer.
+        seed: Seed of every random draw.
+    """
+    fusions: dict[int, Fusion] = {EQUAL: Weighted.equal(len(layers)), LARGEST: Largest()}
+    views, fused = [*layers, EQUAL, LARGEST], _with_fusions(sides, layers, fusions)
+    moments = layer_moments(fused.train, views)
+    path, training = penalised(ProbeOptions(), seed, fused, views, moments, trainer)
+    assert path is not None
+    found = train_probes(fused, views, training, moments=moments, starts=path.weights)
+    fits = dict(zip(views, found, strict=True))
+    of_layers = path.cross_entropy[path.best, : len(layers)]
+    learned = _learned(sides, layers, fits, training)
+    fusions |= {number: one.fusion for number, one in learned.items()}
+    views, fused = list(learned), _with_fusions(sides, layers, fusions)
+    again = train_probes(fused, views, training, starts=[one.weight for one in learned.values()])
+    fits |= dict(zip(views, again, strict=True))
+    return FusedProbes(
+        layers, fits, fusions, layers[int(of_layers.argmin())], {n: one.converged for n, one in learned.items()},
+        sides.test.tokens_by_sentence(), sides.train.n_tokens,
+    )  # fmt: skip
+
+
+def _with_fusions(sides: Sides, layers: Sequence[int], fusions: Mapping[int, Fusion]) -> Sides:
+    made: dict[int, FusedStates] = {}
+
+    def change(examples: Examples) -> Examples:
+        store = made.setdefault(id(examples.store), FusedStates(examples.store, layers, fusions))
+        return replace(examples, store=store)
+
+    return sides.each(change)
+
+
+def _learned(
+    sides: Sides, layers: Sequence[int], fits: Mapping[int, LayerFit], training: Training
+) -> dict[int, Learned]:
+    """Learn the gate, and the layer weights from two starts: the mean, and the layer that is best in training."""
+    examples = LayersOfExamples(sides.train, layers)
+    moments = LayerMoments.of(examples)
+    (family, parameters_of), gated = weighted_family(moments), gated_family(moments)
+    one_hot = torch.eye(len(layers))
+    lowest = min(range(len(layers)), key=lambda i: fits[layers[i]].objective)
+    n_classes, l2 = len(sides.classes), training.penalty.l2
+    begins = {EQUAL: Weighted.equal(len(layers)), layers[lowest]: Weighted(one_hot[lowest])}
+    objective = Objective(examples, family, n_classes)
+    several = [learn(objective, _start(fits[n], parameters_of(one)), l2) for n, one in begins.items()]
+    begin = _start(fits[EQUAL], torch.zeros(gated.n_parameters))
+    gate = learn(Objective(examples, gated, n_classes), begin, l2)
+    return {CONCAT: min(several, key=lambda one: one.objective), GATE: gate}
+
+
+def _start(fit: LayerFit, parameters: torch.Tensor) -> Start:
+    return Start(parameters, fit.weight)
+
+
+# --- rows ---
+
+
+def accuracy_rows(task: str, tested: FusedProbes) -> list[Row]:
+    """Return the accuracies of one task, and the differences that its fusions make, with uncorrected p-values."""
+    n, fits = tested.counts, tested.fits
+    rows: list[Row] = []
+    for number, fit in fits.items():
+        low, high = accuracy_interval(fit.correct_by_sentence, n)
+        row: Row = {"task": task, "fusion": NAMES.get(number, LAYER), "measure": "accuracy"}
+        if number in tested.layers:
+            row |= {"layer": number, "chosen": "yes" if number == tested.best else "no"}
+        row |= {
+            "value": float(fit.correct_by_sentence.sum() / n.sum()), "low": low, "high": high,
+            "n_train": tested.n_train, "n": int(n.sum()), "optimality_gap": fit.optimality_gap,
+        }  # fmt: skip
+        if number in tested.converged:
+            row["converged"] = "yes" if tested.converged[number] else "no"
+        rows.append(row)
+    baselines = {LAST: tested.layers[-1], BEST: tested.best, NAMES[EQUAL]: EQUAL}
+    for number in (CONCAT, LARGEST, GATE):
+        for name, baseline in baselines.items():
+            difference = fits[number].correct_by_sentence - fits[baseline].correct_by_sentence
+            low, high = difference_interval(difference, n)
+            row = {"task": task, "fusion": NAMES[number], "measure": "difference", "against": name}
+            if baseline in tested.layers:
+                row["layer"] = baseline
+            row |= {
+                "value": float(difference.sum() / n.sum()), "low": low, "high": high,
+                "p_value": difference_p_value(difference, n), "n_train": tested.n_train, "n": int(n.sum()),
+            }  # fmt: skip
+            rows.append(row)
+    return rows
+
+
+def corrected(rows: Sequence[Row]) -> list[Row]:
+    """Return rows whose p-values are corrected for their number (Holm)."""
+    found = [i for i, row in enumerate(rows) if "p_value" in row]
+    p_values = holm([rows[i]["p_value"] for i in found])
+    adjusted = {i: float(p) for i, p in zip(found, p_values, strict=True)}
+    return [{**row, "p_value": adjusted[i]} if i in adjusted else row for i, row in enumerate(rows)]
+
+
+def similarity_rows(
+    store: Activations, chosen: NDArray[np.bool_], layers: Sequence[int], fusions: Mapping[int, Fusion], **named: str
+) -> list[Row]:
+    """Return how alike the tokens of a sentence are after each fusion, and how much of it comes from each layer.
+
+    `cosine` is the mean cosine of all pairs of a sentence's tokens (CosSim, Shi et al. section 3), as a mean over
+    sentences with at least two; `weight` is a mean over tokens. Special tokens count in both.
+
+    Args:
+        store: The store of the layers.
+        chosen: The sentences that are measured, shape (n_sentences,).
+        layers: Numbers of the layers.
+        fusions: The fusions by their numbers, among which may be layers.
+        named: Columns that name the task.
+    """
+    lengths = np.where(chosen, store.tokens.lengths, 0).astype(np.int64)
+    cosines = {number: np.zeros(len(lengths)) for number in fusions}
+    weights = {number: np.zeros((len(lengths), len(layers))) for number in fusions}
+    for states, sentences in _sentences(store, chosen, layers):
+        of = torch.from_numpy(sentences)
+        for number, fusion in fusions.items():
+            weights[number] += _sums(fusion.weights(states).T, of, len(lengths)).numpy()
+            cosines[number] += _pair_cosines(fusion(states), of, len(lengths))
+    rows: list[Row] = []
+    for number in fusions:
+        layer = {"layer": number} if number in layers else {}
+        of_pairs = {"fusion": NAMES.get(number, LAYER), **layer}
+        pairs = (lengths > 1).astype(np.int64)
+        rows.append({**named, **of_pairs, "measure": "cosine", **_mean(cosines[number], pairs)})
+        for i, own in enumerate(layers if number in (LARGEST, CONCAT, GATE) else ()):
+            row = {**named, "fusion": NAMES[number], "measure": "weight", "layer": own}
+            of_layer = _mean(weights[number][:, i], lengths)
+            # The weights of `concat` are the same for all tokens.
+            rows.append({**row, **of_layer, **({"low": math.nan, "high": math.nan} if number == CONCAT else {})})
+    return rows
+
+
+def _mean(sums: NDArray[np.float64], counts: NDArray[np.int64]) -> Row:
+    low, high = mean_interval(sums, counts)
+    return {"value": float(sums.sum() / counts.sum()), "low": low, "high": high, "n": int((counts > 0).sum())}
+
+
+def _sentences(store: Activations, chosen: NDArray[np.bool_], layers: Sequence[int]) -> Any:
+    """Yield the states of some whole sentences, shape (n_layers, n, d_model), and the sentence of each token."""
+    tokens = store.tokens
+    most = max(BLOCK_BYTES // (4 * len(layers) * store.plan.d_model), 1)
+    for shard in store.plan.shards:
+        here = store.shard_tokens(shard)
+        rows = np.flatnonzero(chosen[tokens.sentences[here]])
+        sentences = tokens.sentences[here][rows].astype(np.int64)
+        ends = np.flatnonzero(np.diff(np.append(sentences, -1))) + 1
+        first = 0
+        while first < len(rows):
+            fitting = ends[(ends > first) & (ends <= first + most)]
+            stop = int(fitting[-1] if len(fitting) else ends[ends > first][0])
+            some = torch.from_numpy(rows[first:stop])
+            yield states_of(store, layers, shard.index, some), sentences[first:stop]
+            first = stop
+
+
+def _sums(values: torch.Tensor, sentences: torch.Tensor, n_sentences: int) -> torch.Tensor:
+    return torch.zeros(n_sentences, values.shape[1], dtype=torch.float64).index_add_(0, sentences, values.double())
+
+
+def _pair_cosines(vectors: torch.Tensor, sentences: torch.Tensor, n_sentences: int) -> NDArray[np.float64]:
+    """Return the mean cosine of all pairs of each sentence's tokens, 0 for fewer than two; shape (n_sentences,)."""
+    units = vectors.double() / vectors.double().norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    n = sentences.bincount(minlength=n_sentences).double()
+    squares = _sums(units, sentences, n_sentences).square().sum(1)
+    return torch.where(n > 1, (squares - n) / (n * (n - 1)).clamp_min(1), 0.0).numpy()
+
+
+NAME = "fusion"
+TASKS = ("upos", "deprel", "position")
+
+
+def tasks_of(subject: Subject) -> tuple[dict[str, TokenTask], str]:
+    """Return the tasks whose labels the corpora have in every part, and what the last of the others lacks."""
+    found: dict[str, TokenTask] = {}
+    lack = ""
+    requests = subject.requests
+    tokens = [tokens_of(request, load_tokenizer(request.source)) for request in requests]
+    for name in TASKS:
+        task = load_task(name)
+        corpora = [request.corpus for request in requests]
+        checks = example_checks(task, corpora, subject.asked.splits, ProbeOptions(), silence)
+        try:
+            for check, own in zip(checks, tokens, strict=True):
+                check(own)
+        except UserError as error:
+            lack = as_clause(error)
+        else:
+            found[name] = task
+    return found, lack
+
+
+def _lacks(subject: Subject) -> str | None:
+    if len(subject.layers) < 2:
+        return f"at least two layers to fuse, and `--layer {subject.layers[0]}` is one"
+    found, lack = tasks_of(subject)
+    return None if found else f"labels of {', '.join(TASKS[:-1])} or {TASKS[-1]}, and {lack}"
+
+
+def _tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    layers, states = list(subject.layers), subject.hidden_states
+    is_test = subject.tested[1]
+    corpora, splits = [request.corpus for request in subject.requests], subject.asked.splits
+    rows: Rows = []
+    single = zip(layers, torch.eye(len(layers)), strict=True)
+    shared: dict[int, Fusion] = {layer: Weighted(one) for layer, one in single}
+    for name, task in tasks_of(subject)[0].items():
+        sides = label_sides(states, corpora, splits, task)
+        tested = compare_fusions(sides, layers, subject.source.trainer, subject.seed)
+        rows += accuracy_rows(name, tested)
+        learned = {number: tested.fusions[number] for number in (CONCAT, GATE)}
+        rows += similarity_rows(states[-1], is_test, layers, learned, task=name)
+    shared |= {EQUAL: Weighted.equal(len(layers)), LARGEST: Largest()}
+    rows += similarity_rows(states[-1], is_test, layers, shared)
+    return {NAME: corrected(rows)}
+
+
+FUSION = Part(NAME, _lacks, lambda subject: [], _tables, by_name_only=True, trains=True)

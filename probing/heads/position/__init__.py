@@ -1,1 +1,0 @@
-"""Heads that attend to a fixed offset, and the neurons that they read."""

@@ -1,1 +1,0 @@
-"""Which heads follow semantic roles."""

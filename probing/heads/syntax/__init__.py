@@ -1,1 +1,0 @@
-"""Which dependency relations and trees heads carry."""

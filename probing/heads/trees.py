@@ -1,0 +1,603 @@
+"""How much of a sentence's dependency tree is in the maximum spanning tree of a head's attention.
+
+The weight of an edge between two words is their attention to each other, in both directions together. Words of
+punctuation are left out, as in evaluations of trees that are read from hidden states (Hewitt & Manning 2019). The score
+is the share of edges of the treebank that are in the tree, whatever their direction (UUAS). The baseline is the chain:
+each word is joined to the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.cache import Request
+from probing.cache.tokens import Tokens
+from probing.comparison.agreement import holm
+from probing.corpus import Corpus
+from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, Measure, SumsStore
+from probing.heads.rows import Rows
+from probing.heads.subject import TEST, UNTRAINED, Part, Reading, Subject
+from probing.heads.syntax import (
+    LEAST_ARCS,
+    NO_PAIR,
+    NONE,
+    OFFSETS,
+    Arcs,
+    HeadPairs,
+    MostAttended,
+    Row,
+    WordBatch,
+    WordRows,
+    arcs_of,
+    by_sentence,
+    compared,
+    has_arcs,
+    head_relation_rows,
+    punctuation_of,
+    relation_rows,
+    sample_sentences,
+    scored,
+    with_interval,
+)
+from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
+from probing.results.schema import ALL_LAYERS
+
+# Name of the undirected unlabelled attachment score.
+UUAS = "uuas"
+
+
+def spanning_trees(maps: Tensor, words: WordBatch) -> Tensor:
+    """Return the maximum spanning tree of attention in both directions together, by Prim's algorithm (1957).
+
+    The trees of all sentences and heads grow at once, a word in each step, from the first word. Of equally heavy edges
+    the one to the lower index is taken.
+
+    Args:
+        maps: The attention between words, shape (batch, heads, from, to), at least 0.
+        words: The words.
+
+    Returns:
+        For each word the word that it was joined to, for the first word itself, and `NONE` for a word that has no
+        piece; shape (batch, heads, words), int16.
+    """
+    n, heads, n_words, _ = maps.shape
+    if not n_words:
+        return torch.empty(n, heads, 0, dtype=torch.int16, device=maps.device)
+    weights = (maps + maps.transpose(2, 3)).masked_fill_(~words.pairs[:, None], -1.0).view(n * heads, n_words, n_words)
+    every = torch.arange(n * heads, device=maps.device)
+    # The first word, or any word of a sentence without words, which then grows no tree.
+    first = words.present.to(torch.uint8).argmax(1).repeat_interleave(heads)
+    joined = first[:, None].repeat(1, n_words)
+    best = weights[every, first]  # weight of the heaviest edge from the tree to each word
+    best[every, first] = -2.0
+    for _ in range(n_words - 1):
+        heaviest, new = best.max(1)
+        grows = heaviest >= 0
+        if not bool(grows.any()):
+            break
+        best[every, new] = torch.where(grows, -2.0, heaviest)  # words of the tree are below those that are not there
+        of_new = weights[every, new]
+        nearer = (of_new > best) & (best >= 0) & grows[:, None]
+        best = torch.where(nearer, of_new, best)
+        joined = torch.where(nearer, new[:, None], joined)
+    absent = ~words.present[:, None]
+    return joined.view(n, heads, n_words).to(torch.int16).masked_fill(absent, NONE)
+
+
+class Trees:
+    """The measure: the spanning tree of each sentence and head.
+
+    `trees` is kept by token, each piece of a word having that of its word: shape (n_tokens, n_layers, heads), int16.
+
+    Args:
+        corpus: The corpus, by whose column `deprel` words of punctuation are left out.
+    """
+
+    name = "trees"
+
+    def __init__(self, corpus: Corpus) -> None:
+        digest = hashlib.sha256()
+        for of_words in punctuation_of(corpus):
+            digest.update(of_words.tobytes() + b"\n")
+        self.settings: Mapping[str, Any] = {"version": 1, "left_out": digest.hexdigest()}
+
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+        """Return what makes an accumulator for each batch."""
+        kept = torch.from_numpy(~of_tokens(tokens, punctuation_of(corpus)))
+        return lambda batch: _Trees(WordBatch.of(batch, kept[batch.rows.cpu()].to(batch.mask.device)))
+
+
+class _Trees:
+    def __init__(self, words: WordBatch) -> None:
+        self.words = words
+        self.found: list[Tensor] = []
+
+    def add(self, attention: Attention) -> None:
+        self.found.append(spanning_trees(self.words.maps(attention.probabilities), self.words))
+
+    def kept(self) -> Kept:
+        return Kept(by_token={Trees.name: self.words.at_tokens(torch.stack(self.found, dim=1))})
+
+
+def of_tokens(tokens: Tokens, of_words: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Return a property of words for each of their tokens, False for special tokens; shape (n_tokens,)."""
+    first = np.concatenate([[0], np.cumsum([len(one) for one in of_words])])
+    flat = np.concatenate([*of_words, np.zeros(1, dtype=bool)])
+    return np.where(tokens.special, False, flat[first[tokens.sentences] + np.maximum(tokens.words, 0)])
+
+
+@dataclass(frozen=True)
+class TreeScores:
+    """The edges of a treebank between words that are no punctuation, and which of them trees have.
+
+    Args:
+        arcs: The edges.
+        right: Whether an edge is in the tree of a head, shape (n_arcs, n_layers, heads).
+        chain: Whether an edge is between neighbours, shape (n_arcs,).
+    """
+
+    arcs: Arcs
+    right: NDArray[np.bool_]
+    chain: NDArray[np.bool_]
+
+    def of_sentences(self, chosen: NDArray[np.bool_]) -> TreeScores:
+        """Return the edges of some sentences, given whether each sentence of the corpus is chosen."""
+        here = chosen[self.arcs.sentences]
+        return TreeScores(self.arcs.where(here), self.right[here], self.chain[here])
+
+    def of_layers(self, layers: Sequence[int]) -> TreeScores:
+        """Return the same edges with the heads of some layers, given by their numbers."""
+        return TreeScores(self.arcs, self.right[:, [layer - 1 for layer in layers]], self.chain)
+
+
+def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> TreeScores:
+    """Return which edges of a treebank the trees of each head have.
+
+    Args:
+        store: What `Trees` kept of the corpus.
+        corpus: The corpus, with the columns of a treebank.
+        option: The option that names it, for messages.
+
+    Raises:
+        UserError: If the corpus has no dependency relations, or they are malformed.
+    """
+    arcs, trees, tokens = arcs_of(corpus, option), store.by_token(Trees.name).numpy(), store.tokens
+    rows_of = WordRows(tokens)
+    dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
+    there = trees[:, 0, 0] != NONE
+    kept = (dependents >= 0) & (heads >= 0) & there[dependents] & there[heads]
+    arcs, dependents, heads = arcs.where(kept), dependents[kept], heads[kept]
+    right = trees[dependents] == arcs.heads[:, None, None]
+    right |= trees[heads] == arcs.dependents[:, None, None]
+    number = np.cumsum(tokens.last_pieces & there)  # of each word that is there, at its last piece
+    return TreeScores(arcs, right, np.abs(number[dependents] - number[heads]) == 1)
+
+
+def tree_rows(train: TreeScores, test: TreeScores, untrained: tuple[TreeScores, TreeScores] | None = None) -> list[Row]:
+    """Return a row for each head, in the order of layers and heads; the head that is best in training is `chosen`.
+
+    `difference` is the score minus that of the chain, on the same sentences. Its p-value is two-sided and corrected for
+    the number of heads (Holm). `untrained` is the score of the randomly initialised model's head that is best on train.
+
+    Args:
+        train: The edges by which a head is chosen.
+        test: The edges that scores are reported on.
+        untrained: The same two for a randomly initialised model.
+    """
+    if not len(train.arcs) or not len(test.arcs):
+        return []
+    n, chain = by_sentence(test.arcs, np.ones_like(test.chain), test.chain)
+    of_chain, of_untrained = with_interval("baseline", chain, n), {}
+    if untrained is not None:
+        own, reported = untrained
+        layer, head = best_tree(own)
+        right = reported.right[:, layer, head]
+        of_untrained = with_interval("untrained", *by_sentence(reported.arcs, right, np.ones_like(right)))
+    rows: list[Row] = []
+    best = best_tree(train)
+    for layer, head in np.ndindex(*test.right.shape[1:]):
+        (correct,) = by_sentence(test.arcs, test.right[:, layer, head])
+        rows.append({
+            "measure": UUAS,
+            "layer": layer + 1,
+            "head": head + 1,
+            "chosen": "yes" if (layer, head) == best else "no",
+            "n_train": len(train.arcs),
+            "n_test": len(test.arcs),
+            "train": float(train.right[:, layer, head].mean()),
+            **with_interval("test", correct, n),
+            **of_chain,
+            **compared(correct, chain, n),
+            **of_untrained,
+        })  # fmt: skip
+    corrected = holm([row["p_value"] for row in rows])
+    return [{**row, "p_value": float(p)} for row, p in zip(rows, corrected, strict=True)]
+
+
+def best_tree(scores: TreeScores) -> tuple[int, int]:
+    """Return the indices of the layer and head whose trees have most edges, the first of equally good ones."""
+    totals = scores.right.sum(0)
+    layer, head = np.unravel_index(int(totals.argmax()), totals.shape)
+    return int(layer), int(head)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A probe that finds the head of a word in the treebank from nothing but the attention between words.
+# --------------------------------------------------------------------------------------------------------------------
+
+L2 = 1e-5
+# Nats above the minimum at which training ends, and the most passes over the pairs.
+TOLERANCE, MOST_PASSES = 1e-5, 500
+# Rows multiplied at a time; their products are added up in float64.
+ROWS = 2**16
+# Name of the unlabelled attachment score: the share of words whose head is found.
+UAS = "uas"
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Arcs of a treebank with the words that may be their heads.
+
+    Args:
+        arcs: The arcs whose words the model has read, without punctuation.
+        pairs: The attention of all heads, shape (n_pairs, n_heads), float32.
+        to_dependent: Row of `pairs` from each candidate to its dependent, shape (n_candidates,).
+        to_candidate: Row of `pairs` from the dependent to each candidate, shape (n_candidates,).
+        first: Index of each arc's first candidate, shape (n_arcs,); candidates are in the order of words.
+        gold: Index of each arc's head among all candidates, shape (n_arcs,).
+    """
+
+    arcs: Arcs
+    pairs: Tensor
+    to_dependent: Tensor
+    to_candidate: Tensor
+    first: NDArray[np.int64]
+    gold: NDArray[np.int64]
+
+    @property
+    def n_candidates(self) -> NDArray[np.int64]:
+        """Number of candidates of each arc, shape (n_arcs,)."""
+        return np.diff(np.append(self.first, len(self.to_dependent)))
+
+    @property
+    def n_features(self) -> int:
+        """Number of weights: two for each head."""
+        return 2 * self.pairs.shape[1]
+
+    def scores(self, weight: Tensor) -> NDArray[np.float64]:
+        """Return the logit of each candidate, given the weights w and u, shape (2, n_heads)."""
+        both = self.pairs @ weight.T.float()
+        found = both[self.to_dependent, 0].double() + both[self.to_candidate, 1].double()
+        return found.numpy()
+
+    def right(self, weight: Tensor) -> NDArray[np.bool_]:
+        """Return whether the head of each arc has the highest logit; ties go to the lower index."""
+        scores = self.scores(weight)
+        best = np.maximum.reduceat(scores, self.first)
+        arc = np.repeat(np.arange(len(self.first)), self.n_candidates)
+        (is_best,) = np.nonzero(scores == best[arc])
+        _, index = np.unique(arc[is_best], return_index=True)
+        return np.asarray(is_best[index] == self.gold)
+
+    def evaluate(self, weight: Tensor) -> tuple[float, Tensor]:
+        """Return the mean cross-entropy in nats and its gradient with respect to w and u, shape (2, n_heads)."""
+        scores, n = self.scores(weight), self.n_candidates
+        shifted = scores - np.repeat(np.maximum.reduceat(scores, self.first), n)
+        exponentials = np.exp(shifted)
+        totals = np.add.reduceat(exponentials, self.first)
+        value = float(np.mean(np.log(totals) - shifted[self.gold]))
+        residual = exponentials / np.repeat(totals, n)
+        residual[self.gold] -= 1
+        by_pair = torch.zeros(len(self.pairs), 2)
+        of_candidates = torch.from_numpy(residual / len(self.first)).float()
+        by_pair[self.to_dependent, 0] = of_candidates
+        by_pair[self.to_candidate, 1] = of_candidates
+        gradient = torch.zeros(2, self.pairs.shape[1], dtype=torch.float64)
+        for some, of_some in zip(by_pair.split(ROWS), self.pairs.split(ROWS), strict=True):
+            gradient += (some.T @ of_some).double()
+        return value, gradient
+
+    def deviations(self) -> Tensor:
+        """Return the standard deviation of each head's attention between words, at least a thousandth of the median."""
+        sums, n = torch.zeros(2, self.pairs.shape[1], dtype=torch.float64), len(self.to_dependent)
+        for rows in self.to_dependent.split(ROWS):
+            own = self.pairs[rows].double()
+            sums += torch.stack([own.sum(0), own.square().sum(0)])
+        sd = (sums[1] / n - (sums[0] / n).square()).clamp_min(0).sqrt()
+        return sd.clamp_min(max(1e-3 * float(sd.median()), torch.finfo(torch.float32).tiny))
+
+    def first_curvature(self, deviations: Tensor) -> Tensor:
+        """Return the Hessian, in scaled weights, where all candidates are equally likely; (n_features, n_features)."""
+        total = torch.zeros(self.n_features, self.n_features, dtype=torch.float64)
+        n = self.n_candidates
+        ends = np.append(self.first, len(self.to_dependent))
+        scale = torch.cat([deviations, deviations]).float()
+        for arcs in np.array_split(np.arange(len(n)), max(1, len(self.to_dependent) // ROWS)):
+            rows = slice(int(ends[arcs[0]]), int(ends[arcs[-1] + 1]))
+            features = torch.cat([self.pairs[self.to_dependent[rows]], self.pairs[self.to_candidate[rows]]], 1) / scale
+            arc = torch.from_numpy(np.repeat(np.arange(len(arcs)), n[arcs]))
+            sizes = torch.from_numpy(n[arcs]).float()[:, None]
+            means = torch.zeros(len(arcs), self.n_features).index_add_(0, arc, features) / sizes
+            centred = (features - means[arc]) / sizes[arc].sqrt()
+            total += (centred.T @ centred).double()
+        return total / len(n)
+
+
+def candidates_of(
+    store: SumsStore, corpus: Corpus, sentences: NDArray[np.bool_] | None = None, option: str = "--corpus"
+) -> Candidates:
+    """Return the arcs of the sentences whose pairs were kept, with all candidates.
+
+    Args:
+        store: What `HeadPairs` kept of the corpus.
+        corpus: The corpus, with the columns of a treebank.
+        sentences: Whether a sentence is used, shape (n_sentences,); all are if None.
+        option: The option that names it, for messages.
+
+    Raises:
+        UserError: If the corpus has no dependency relations, or they are malformed.
+    """
+    arcs = arcs_of(corpus, option)
+    chosen = np.ones(len(corpus.sentences), dtype=bool) if sentences is None else sentences
+    rows, numbers = store.listed(HeadPairs.name, torch.from_numpy(chosen))
+    pairs, n_pairs = rows.flatten(1), numbers.numpy()
+    arcs = arcs.where(~arcs.is_punctuation & (n_pairs[arcs.sentences] > 0))
+    begin = (np.cumsum(n_pairs) - n_pairs)[arcs.sentences]
+    length = np.sqrt(n_pairs[arcs.sentences]).round().astype(np.int64)
+    there = (pairs[:, 0] != NO_PAIR).numpy()
+    kept = there[begin + arcs.dependents * length + arcs.heads]
+    arcs, begin, length = arcs.where(kept), begin[kept], length[kept]
+    arc = np.repeat(np.arange(len(arcs)), length)
+    word = np.arange(len(arc)) - np.repeat(np.cumsum(length) - length, length)
+    to_candidate = begin[arc] + arcs.dependents[arc] * length[arc] + word
+    to_dependent = begin[arc] + word * length[arc] + arcs.dependents[arc]
+    is_candidate = there[to_candidate]
+    arc, word = arc[is_candidate], word[is_candidate]
+    first = np.searchsorted(arc, np.arange(len(arcs)))
+    gold = np.flatnonzero(word == arcs.heads[arc])
+    incoming, outgoing = torch.from_numpy(to_dependent[is_candidate]), torch.from_numpy(to_candidate[is_candidate])
+    return Candidates(arcs, pairs, incoming, outgoing, first, gold)
+
+
+def fit(candidates: Candidates, l2: float = L2, tolerance: float = TOLERANCE) -> tuple[Tensor, Solution]:
+    """Return the weights w and u, shape (2, n_heads), float64, and the solution in scaled weights.
+
+    Args:
+        candidates: The arcs.
+        l2: Strength of the penalty on the scaled weights.
+        tolerance: Optimality gap, in nats, at which training ends.
+    """
+    deviations = candidates.deviations()
+    preconditioner = Preconditioner(candidates.first_curvature(deviations))
+    start = torch.zeros(1, candidates.n_features)
+    solver = lbfgs(start, Penalty(0.0, l2), preconditioner, tolerance)
+    point, n_passes = next(solver), 0
+    try:
+        while True:
+            value, gradient = candidates.evaluate(point.view(2, -1).double() / deviations)
+            n_passes += 1
+            here = Evaluation(value, (gradient / deviations).float().view(1, -1), torch.ones(1, 1))
+            point = solver.send(here if n_passes <= MOST_PASSES else None)
+    except StopIteration as stop:
+        solution: Solution = stop.value
+    return solution.point.view(2, -1).double() / deviations, solution
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a trained probe says of the arcs of the test part.
+
+    Args:
+        train: The arcs that it was trained on, and whether it is right about each.
+        test: The arcs of the test part, and whether it is right about each.
+        solution: How training ended.
+    """
+
+    train: tuple[Arcs, NDArray[np.bool_]]
+    test: tuple[Arcs, NDArray[np.bool_]]
+    solution: Solution
+
+
+def probe_row(answers: Answers, untrained: Answers | None = None) -> Row:
+    """Return the probe's row for the table of trees: the share of words whose head it finds (UAS).
+
+    The baseline is the fixed offset from dependent to head that is best on the training arcs.
+
+    Args:
+        answers: What the probe says.
+        untrained: What the probe of a randomly initialised model says.
+    """
+    (train, right_on_train), (test, right) = answers.train, answers.test
+    best = max(OFFSETS, key=lambda offset: int((train.offsets == offset).sum()))
+    n, correct, baseline = by_sentence(test, np.ones_like(right), right, test.offsets == best)
+    row: Row = {
+        "measure": UAS,
+        "layer": ALL_LAYERS,
+        "n_train": len(train),
+        "n_test": len(test),
+        "train": float(right_on_train.mean()),
+        **with_interval("test", correct, n),
+        **with_interval("baseline", baseline, n),
+        **compared(correct, baseline, n),
+        "offset": best,
+        "optimality_gap": answers.solution.optimality_gap,
+    }
+    if untrained is not None:
+        reported, right = untrained.test
+        row |= with_interval("untrained", *by_sentence(reported, right, np.ones_like(right)))
+    return row
+
+
+def answers_of(
+    train: tuple[SumsStore, Corpus, NDArray[np.bool_] | None], test: tuple[SumsStore, Corpus, NDArray[np.bool_] | None]
+) -> Answers:
+    """Train the probe on one part and test it on another; only one part's pairs are in memory at a time.
+
+    Args:
+        train: What `HeadPairs` kept, the corpus, and its training sentences (all if None).
+        test: The same of the test part.
+    """
+    candidates = candidates_of(*train)
+    weight, solution = fit(candidates)
+    on_train = candidates.arcs, candidates.right(weight)
+    del candidates
+    candidates = candidates_of(*test, option="--test_corpus")
+    return Answers(on_train, (candidates.arcs, candidates.right(weight)), solution)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The parts of a survey that need a treebank: relations, trees, and the probe that reads nothing but attention.
+# --------------------------------------------------------------------------------------------------------------------
+
+_Self = TypeVar("_Self")
+Stores = Mapping[str, SumsStore]
+
+
+class Scores(Protocol):
+    """Arcs, and which of them each head gets right."""
+
+    def of_sentences(self: _Self, chosen: NDArray[np.bool_]) -> _Self: ...  # noqa: D102
+
+    def of_layers(self: _Self, layers: Sequence[int]) -> _Self: ...  # noqa: D102
+
+
+_Scores = TypeVar("_Scores", bound=Scores)
+
+
+def lacks_arcs(subject: Subject) -> str | None:
+    """Return what a treebank part needs and the corpora lack.
+
+    Raises:
+        UserError: If a treebank is malformed.
+    """
+    for arcs, corpus, option in _both(subject):
+        if arcs is None:
+            return (
+                f"dependency relations, the columns head and deprel of a .conllu file, and `{option} {corpus.name}` "
+                "has none"
+            )
+    n_train, n_test = (len(arcs) for arcs in _sides(subject))
+    if not n_train or not n_test:
+        return f"arcs to choose heads by and others to test them on, and there are {n_train:,} and {n_test:,}"
+    return None
+
+
+def _lacks_relations(subject: Subject) -> str | None:
+    if lack := lacks_arcs(subject):
+        return lack
+    train, test = (dict(zip(*np.unique(arcs.relations.astype(str), return_counts=True), strict=True))
+                   for arcs in _sides(subject))  # fmt: skip
+    most = max(min(int(n), int(test.get(name, 0))) for name, n in train.items())
+    if most < LEAST_ARCS:
+        return (
+            f"a relation with at least {LEAST_ARCS} arcs in the sentences that heads are chosen on and in those that "
+            f"they are tested on, and the most frequent one has {most} in the smaller part; give a longer --corpus, or "
+            "another one as --test_corpus"
+        )
+    return None
+
+
+def _both(subject: Subject) -> list[tuple[Arcs | None, Corpus, str]]:
+    """Return the arcs of the corpus and of what is tested on; None where there are no columns of a treebank."""
+    request, _, option = subject.tested
+    found = [(subject.request.corpus, "--corpus"), (request.corpus, option)]
+    return [(arcs_of(corpus, typed) if has_arcs(corpus) else None, corpus, typed) for corpus, typed in found]
+
+
+def _sides(subject: Subject) -> list[Arcs]:
+    """Return the arcs that heads are chosen on and those that they are tested on, without punctuation."""
+    arcs = [one for one, _, _ in _both(subject) if one is not None]
+    chosen = (subject.is_train, subject.tested[1])
+    return [one.where(~one.is_punctuation & some[one.sentences]) for one, some in zip(arcs, chosen, strict=True)]
+
+
+def _scores(
+    subject: Subject,
+    stores: Stores,
+    measure: str,
+    score: Callable[[SumsStore, Corpus, str], _Scores],
+) -> tuple[tuple[_Scores, _Scores], tuple[_Scores, _Scores] | None]:
+    """Return what heads are chosen on and reported on, and the same of the randomly initialised model."""
+    request, is_test, option = subject.tested
+
+    def of(model: str) -> tuple[_Scores, _Scores]:
+        main = score(stores[_key(model, measure)], subject.request.corpus, "--corpus")
+        if subject.asked.test is None:
+            other = main
+        else:
+            other = score(stores[_key(model + TEST, measure)], request.corpus, option)
+        train, test = main.of_sentences(subject.is_train), other.of_sentences(is_test)
+        return train.of_layers(subject.layers), test.of_layers(subject.layers)
+
+    return of(""), of(UNTRAINED) if subject.request.random_weights_seed is None else None
+
+
+def _key(reading: str, measure: str) -> str:
+    return f"{reading}/{measure}" if reading else measure
+
+
+def _numbered(rows: Rows, layers: Sequence[int]) -> Rows:
+    """Return rows whose layers are counted among those reported, with the numbers of the layers."""
+    return [{**row, "layer": layers[row["layer"] - 1]} for row in rows]
+
+
+def _relation_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
+    own, untrained = _scores(subject, stores, MostAttended.name, scored)
+    tables = {
+        "relations": relation_rows(*own, untrained, seed=subject.seed),
+        "head_relations": head_relation_rows(*own, seed=subject.seed),
+    }
+    return {name: _numbered(rows, subject.layers) for name, rows in tables.items()}
+
+
+def _tree_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
+    own, untrained = _scores(subject, stores, Trees.name, scored_trees)
+    return {"trees": _numbered(tree_rows(*own, untrained), subject.layers)}
+
+
+def _sample(subject: Subject, corpus: Corpus) -> NDArray[np.bool_]:
+    return sample_sentences(corpus, subject.heads.n_layers * subject.heads.n_heads, subject.seed)
+
+
+def _pairs(subject: Subject, request: Request) -> list[Measure]:
+    return [HeadPairs(_sample(subject, request.corpus))]
+
+
+def _probe_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
+    corpus, (request, is_test, _) = subject.request.corpus, subject.tested
+
+    def of(model: str) -> Answers:
+        train = stores[_key(model, HeadPairs.name)]
+        test = train if subject.asked.test is None else stores[_key(model + TEST, HeadPairs.name)]
+        return answers_of((train, corpus, subject.is_train), (test, request.corpus, is_test))
+
+    untrained = of(UNTRAINED) if subject.request.random_weights_seed is None else None
+    return {"trees": [probe_row(of(""), untrained)]}
+
+
+def _beside(subject: Subject, measures: Callable[[Request], list[Measure]]) -> list[Reading]:
+    return [Reading(name, request, measures(request)) for name, request in subject.readings.items()]
+
+
+TREEBANK_PARTS = (
+    Part(
+        "relations", _lacks_relations, lambda subject: [MostAttended()], _relation_tables,
+        lambda subject: _beside(subject, lambda request: [MostAttended()]),
+    ),
+    Part(
+        "trees", lacks_arcs, lambda subject: [Trees(subject.request.corpus)], _tree_tables,
+        lambda subject: _beside(subject, lambda request: [Trees(request.corpus)]),
+    ),
+    Part(
+        "attention_probe", lacks_arcs, lambda subject: _pairs(subject, subject.request), _probe_tables,
+        lambda subject: _beside(subject, lambda request: _pairs(subject, request)), by_name_only=True,
+    ),
+)  # fmt: skip
