@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from probing.models import load_config, resolve_model
-from probing.models.forward_cost import Blocks
+from probing.models.loading import Blocks
 from probing.runtime.machine import rate
 
 DTYPES = ("float32", "bfloat16")

@@ -28,7 +28,7 @@ from probing.cache.store import ActivationStore, cache_folder
 from probing.corpus.splits import read_corpora
 from probing.errors import UserError
 from probing.models.dictionaries import Dictionary, highest
-from probing.models.dictionary_folders import CONFIG, SAELENS_WEIGHTS
+from probing.models.layers import CONFIG, SAELENS_WEIGHTS
 from probing.runtime import terminal
 from probing.runtime.libraries import quiet_libraries
 

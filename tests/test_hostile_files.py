@@ -41,7 +41,7 @@ from probing.downstream.static import read_static
 from probing.downstream.sts_dataset import read_sts
 from probing.errors import UserError
 from probing.models import load_config, load_encoder, load_tokenizer, resolve_model
-from probing.models.pooling_config import sentence_model
+from probing.models.source import sentence_model
 from probing.runs.loading import load_run
 from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, files_of, open_file, parse_json, regular
 from probing.studies.cloze.texts import read_pairs

@@ -32,7 +32,7 @@ from probing.heads.rows import profile
 from probing.heads.subject import Attended
 from probing.models import resolve_model
 from probing.models.anatomy import examine
-from probing.models.norms import find_blocks
+from probing.models.residual_stream import find_blocks
 from probing.probes import curvature as midway_curvature
 from probing.probes.curvature import ClassCurvature
 from probing.probes.recipe import Lbfgs, Training

@@ -17,8 +17,15 @@ from probing.cache.store import ActivationStore, batches
 from probing.corpus import Corpus
 from probing.errors import NotTheModels
 from probing.models.anatomy import of_copy
-from probing.models.behaviour import n_token_types
-from probing.models.examination import SAME, in_float32, largest_change, relative_changes, run, with_the_same_weights
+from probing.models.examination import (
+    SAME,
+    in_float32,
+    largest_change,
+    n_token_types,
+    relative_changes,
+    run,
+    with_the_same_weights,
+)
 from probing.models.sites import activations
 
 # Parts of the sentences, ordered by length, from each of which one is drawn, beside the shortest and the longest.

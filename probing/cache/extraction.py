@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader
 from probing.cache.store import ActivationStore, Plan, batches, not_written
 from probing.errors import RunError
 from probing.models.anatomy import Anatomy, examine, of_copy
-from probing.models.behaviour import n_token_types
-from probing.models.examination import with_the_same_weights
+from probing.models.examination import n_token_types, with_the_same_weights
 from probing.models.sites import activations
 from probing.runtime.machine import give_back_memory
 from probing.runtime.processes import interrupts_pass, launched

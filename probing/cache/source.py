@@ -18,8 +18,8 @@ from probing.cache.tokens import Tokens, count_words, is_visible
 from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.models import ModelSource, SiteName, find_model, load_config, load_encoder, load_tokenizer, parse_layers
-from probing.models.dictionary_folders import PREFIX, Layout, folder_of, is_dictionary, layout_at
-from probing.models.forward_cost import Blocks, weight_bytes
+from probing.models.layers import PREFIX, Layout, folder_of, is_dictionary, layout_at
+from probing.models.loading import Blocks, weight_bytes
 from probing.results.shown import layers_named
 from probing.runtime.logger_names import without_logger
 from probing.runtime.machine import undisturbed_rate
@@ -436,7 +436,7 @@ def check_place(layout: Layout, model: ModelSource) -> None:
     Raises:
         UserError: If their widths differ, or a norm lies between them.
     """
-    from probing.models.dictionary_hooks import needs_a_look
+    from probing.models.dictionaries import needs_a_look
 
     config = load_config(model)
     if layout.d_in != config.hidden_size:
@@ -451,7 +451,7 @@ def check_place(layout: Layout, model: ModelSource) -> None:
 @cache
 def _look(layout: Layout, model: ModelSource) -> None:
     from probing.models.anatomy import examine
-    from probing.models.dictionary_hooks import check_hook
+    from probing.models.dictionaries import check_hook
 
     encoder, pad = load_encoder(model, None, "float32"), load_tokenizer(model).pad_token_id or 0
     check_hook(encoder, examine(encoder, pad, model.name), layout, pad, model.name)

@@ -30,7 +30,7 @@ from probing.data.labelling import read_sides
 from probing.errors import UserError, refuse
 from probing.evidence.table import basis_table, directions_of
 from probing.models import SiteName, layer_numbers
-from probing.models.objects import ModelObject
+from probing.models.loading import ModelObject
 from probing.probes.intercept import centred, of_neurons
 from probing.probes.ridge import NumberFit
 from probing.probes.training import LayerFit

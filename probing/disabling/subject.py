@@ -22,7 +22,7 @@ from probing.corpus.splits import Split
 from probing.disabling.probed_task import Frozen, Job, ProbedTask
 from probing.downstream.wic import target_check
 from probing.models import load_encoder, load_tokenizer
-from probing.models.behaviour import n_token_types
+from probing.models.examination import n_token_types
 from probing.models.loading import load_tuned
 from probing.readouts.forward import Readers, Readout
 from probing.readouts.later_blocks import LaterBlocks

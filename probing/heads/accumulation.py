@@ -42,7 +42,7 @@ from probing.errors import RunError, UserError
 from probing.models import load_config, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import Heads, OutputProjection, find_heads, read_heads
-from probing.models.behaviour import n_token_types
+from probing.models.examination import n_token_types
 from probing.runtime.arithmetic import float64_device, on_float64_device
 from probing.runtime.files import regular
 from probing.runtime.processes import end_together, is_main_process

@@ -22,7 +22,7 @@ from probing.heads.rows import CLASSES, PATTERNS, classify
 from probing.heads.subject import Subject, without_first
 from probing.heads.syntax import LEAST_ARCS, Arcs, arcs_of, has_arcs
 from probing.models import load_tokenizer
-from probing.models.behaviour import n_token_types
+from probing.models.examination import n_token_types
 
 # Number of example sentences, and how long they are.
 N_SENTENCES = 6

@@ -35,7 +35,7 @@ from probing.heads.position_controls import (
 )
 from probing.heads.rows import Sentences
 from probing.heads.subject import STATES, Part, PositionRun, Reading, Subject
-from probing.models.query_key import QueryKey
+from probing.models.attention_heads import QueryKey
 from probing.probes.objective import centre_over_classes
 from probing.statistics.chance import permute_within_sentences, rank_p
 from probing.statistics.rank_similarity import spearman

@@ -37,10 +37,9 @@ from probing.heads.roles import Pairs, pairs_of
 from probing.heads.rows import Rows, Sentences
 from probing.models import length_limits, load_config, load_tokenizer
 from probing.models.anatomy import Anatomy, examine, hidden_states
-from probing.models.attention_heads import Heads, read_heads
+from probing.models.attention_heads import Heads, QueryKey, find_query_keys, read_heads
 from probing.models.examination import with_the_same_weights
 from probing.models.layers import site_of
-from probing.models.query_key import QueryKey, find_query_keys
 from probing.runtime.arithmetic import on_float64_device
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """Models and their layers: names, files, configuration, tokenizer and weights."""
 
+from probing.models.examination import max_length_of
 from probing.models.layers import (
     SiteName,
     from_the_end,
@@ -13,6 +14,7 @@ from probing.models.layers import (
 )
 from probing.models.loading import (
     check_ids,
+    find_model,
     length_limits,
     load_config,
     load_encoder,
@@ -20,8 +22,6 @@ from probing.models.loading import (
     load_tokenizer,
     word_folding,
 )
-from probing.models.max_length import max_length_of
-from probing.models.objects import find_model
 from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, check_revision, resolve_model
 
 __all__ = [

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import deepcopy
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from uuid import uuid4
 
-from probing.errors import UserError, as_clause, without_panics
-from probing.models.forward_cost import check_counts, weight_bytes
-from probing.models.lower_blocks import are_lower_layers, leave_out_blocks, not_cut
-from probing.models.max_length import max_length_of, outline
-from probing.models.objects import ModelObject, encoder_in, has_masked_lm_head, predicts_next_tokens
-from probing.models.source import WEIGHT_FILES, ModelSource, building, entries, has, know_family
+from probing.errors import RunError, UserError, as_clause, without_panics
+from probing.models.anatomy import are_lower_layers, leave_out_blocks, not_cut
+from probing.models.examination import (
+    Unsteady,
+    add_tensor,
+    attributes,
+    max_length_of,
+    model_behaviour,
+    outline,
+    tokenizer_behaviour,
+)
+from probing.models.source import OBJECT, WEIGHT_FILES, ModelSource, building, entries, has, know_family, resolve_model
 from probing.runtime.machine import check_memory
 
 if TYPE_CHECKING:
@@ -22,6 +35,378 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
     from torch import nn
+
+# --------------------------------------------------------------------------------------------------------------------
+# Models that are objects of this process: `fit(model=<PreTrainedModel>, tokenizer=...)`.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Entries of a configuration that change no hidden state, and states that a tokenizer keeps from its last call.
+NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache")
+_OF_THE_LAST_CALL = ("truncation", "padding")
+# Packages whose classes are identified by their names, and whose hooks change no hidden state.
+_LIBRARIES = ("torch", "transformers", "accelerate")
+
+
+@dataclass(frozen=True, eq=False)
+class ModelObject(ModelSource):
+    """A model and its tokenizer as objects; both are copied before they are used, so that they stay as they are.
+
+    Args:
+        name: Its class with a part of its fingerprint.
+        folder: Of no meaning for an object.
+        revision: None.
+        model: The `PreTrainedModel`.
+        tokenizer: Its fast tokenizer.
+        of_weights: SHA-256 (hex) of what determines the hidden states.
+    """
+
+    model: Any = field(default=None, repr=False)
+    tokenizer: Any = field(default=None, repr=False)
+    of_weights: str = field(default="", repr=False)
+
+    @property
+    def short_name(self) -> str:
+        """The class of the model."""
+        return type(self.model).__name__
+
+    def fingerprint(self, weights: bool = True) -> str:
+        """SHA-256 (hex) of what determines the hidden states: of the object, or of a randomly initialised model.
+
+        Raises:
+            UserError: If no randomly initialised model can be built or run.
+        """
+        return self.of_weights if weights else self._of_random_weights
+
+    @cached_property
+    def _of_random_weights(self) -> str:
+        import torch
+
+        with building(self), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            built = self.built()
+        return _fingerprint(built, self.tokenizer)
+
+    @property
+    def encoder(self) -> Any:
+        """The part that turns text into hidden states."""
+        return encoder_in(self.model)
+
+    def copied(self) -> Any:
+        """Return a copy of the model, on the processor and in evaluation mode."""
+        return deepcopy(self.model).cpu().eval()
+
+    def trained_on(self, model: Any) -> ModelObject:
+        """Return the model after some training; it is not examined again, and no cache knows it by its weights.
+
+        Args:
+            model: The same model, with other weights.
+
+        Raises:
+            UserError: If it has hooks by now that change what it computes.
+            RunError: If a weight is not finite.
+        """
+        _refuse_hooks(model)
+        if bad := next((name for name, weight in model.named_parameters() if not weight.isfinite().all()), None):
+            raise RunError(f"`{bad}` of the {type(model).__name__} is not finite: the training has diverged")
+        return replace(self, model=model, of_weights=uuid4().hex)
+
+    def built(self) -> Any:
+        """Return a model of the same class and configuration, with weights as they are initialised."""
+        return type(self.model)._from_config(deepcopy(self.model.config))
+
+
+def encoder_in(model: Any) -> Any:
+    """Return the part that computes hidden states: the encoder of an encoder-decoder, otherwise all before the head."""
+    return model.get_encoder() if model.config.is_encoder_decoder else model.base_model
+
+
+def has_masked_lm_head(model: Any) -> bool:
+    """Whether a model predicts masked words; that of an encoder-decoder reads the decoder."""
+    from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+    classes: Any = MODEL_FOR_MASKED_LM_MAPPING  # loads a class when it is asked for one
+    kind = type(model.config)
+    return not model.config.is_encoder_decoder and kind in classes and type(model) is classes[kind]
+
+
+def predicts_next_tokens(config: Any) -> bool:
+    """Whether a checkpoint was saved by a model of next tokens, whose head would load as one of masked words."""
+    from transformers.models.auto import modeling_auto
+
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()
+    causal = [name for name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() if name not in masked]
+    return any(name in causal for name in getattr(config, "architectures", None) or ())
+
+
+def find_model(model: Any, revision: str | None = None, tokenizer: Any = None) -> ModelSource:
+    """Return a model by its name, or a model that is an object with its tokenizer.
+
+    Raises:
+        UserError: If there is none of the name, or the objects cannot be used.
+    """
+    if not isinstance(model, str):
+        if revision:
+            raise UserError(f"`revision={revision}`: `model` is an object, which has no revisions.")
+        return model_object(model, tokenizer)
+    if tokenizer is not None:
+        raise UserError(f"`tokenizer` belongs to a model that is an object; `model={model}` has its own.")
+    return resolve_model(model, revision)
+
+
+def model_object(model: Any, tokenizer: Any) -> ModelObject:
+    """Return a model that was given as an object.
+
+    Raises:
+        UserError: If the objects are no model and fast tokenizer of transformers that belong together, or if hooks
+            change what the model computes.
+    """
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    found = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        way_out = "; of a PEFT model give `merge_and_unload()`" if "Peft" in found else ""
+        raise UserError(
+            f"`model` is of type {found}: expected a name, the path of a folder, or a PreTrainedModel of "
+            f"transformers{way_out}."
+        )
+    if tokenizer is None:
+        raise UserError(
+            f"`model` is a {found}: give its tokenizer too, such as `tokenizer=AutoTokenizer.from_pretrained(...)`."
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UserError(
+            f"`tokenizer` is of type {type(tokenizer).__name__}: expected a fast tokenizer of transformers, "
+            "as `AutoTokenizer.from_pretrained` returns it."
+        )
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise UserError(f"`model`: some weights of the {found} are not in memory; load it without a device map.")
+    _refuse_hooks(model)
+    rows: Any = model.get_input_embeddings().num_embeddings
+    if (most := max(tokenizer.get_vocab().values(), default=0)) >= rows:
+        raise UserError(
+            f"`tokenizer` gives ids up to {most}, and the {found} has embeddings for {rows}: give the model's own."
+        )
+    digest = _fingerprint(model, tokenizer)
+    return ModelObject(f"{OBJECT}{found}@{digest[:16]}", Path(), None, model, tokenizer, digest)
+
+
+def _fingerprint(model: Any, tokenizer: Any) -> str:
+    """SHA-256 (hex) of what a model is made of and what it computes, with its tokenizer.
+
+    Raises:
+        UserError: If it does not run on tokens alone, or does not compute the same twice.
+    """
+    digest = hashlib.sha256()
+    for text in (*_descriptions(model, tokenizer), _behaviour(model, tokenizer), tokenizer_behaviour(tokenizer)):
+        digest.update(text.encode() + b"\0")
+    read = _what_is_read(model)
+    for name, tensor in (*read.named_parameters(), *read.named_buffers()):
+        digest.update(name.encode() + b"\0")
+        add_tensor(digest, tensor)
+    return digest.hexdigest()
+
+
+def _behaviour(model: Any, tokenizer: Any) -> str:
+    """SHA-256 (hex) of what a copy of a model computes; the model stays as it is.
+
+    Raises:
+        UserError: If it does not run on tokens alone, or does not compute the same twice.
+    """
+    found = type(model).__name__
+    try:
+        copy = deepcopy(model).cpu().float().eval()
+        encoder_in(copy).config.use_cache = False
+        return model_behaviour(_what_is_read(copy), encoder_in(copy), tokenizer)
+    except Unsteady as error:
+        raise UserError(
+            f"`model`: {f'`{error}` of ' if str(error) else ''}the {found} computes something else when the same "
+            "tokens are read again, and cached activations would be those of one pass; take out what is random or "
+            "remembers earlier passes, and call `model.eval()` if a replaced `forward` has kept parts of the model."
+        ) from None
+    except Exception as error:  # whatever a forward pass raises
+        raise UserError(
+            f"`model`: a copy of the {found} does not run on `input_ids` and `attention_mask` on the processor in "
+            f"float32 ({type(error).__name__}: {as_clause(error)}); give a text model, and tensors that it reads as "
+            "parameters or buffers, which move with it."
+        ) from None
+
+
+def _what_is_read(model: Any) -> Any:
+    """Return the part of a model that commands read: with its head if it predicts masked words, else the encoder."""
+    return model if has_masked_lm_head(model) else encoder_in(model)
+
+
+def _descriptions(model: Any, tokenizer: Any) -> Iterator[str]:
+    """Yield descriptions of what a model and its tokenizer are made of, except the tensors."""
+    of_model = {name: value for name, value in model.config.to_dict().items() if name not in NOT_OF_THE_MODEL}
+    yield json.dumps(of_model, sort_keys=True, default=str)
+    yield str(model.config._attn_implementation)
+    yield from attributes(model)
+    for kind in dict.fromkeys(type(module) for module in model.modules()):
+        yield f"{kind.__module__}.{kind.__qualname__}"
+        if kind.__module__.split(".")[0] not in _LIBRARIES:
+            with suppress(OSError, TypeError):  # a class that was defined at a prompt has no source
+                yield inspect.getsource(kind)
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    yield json.dumps({name: value for name, value in backend.items() if name not in _OF_THE_LAST_CALL})
+    yield f"{tokenizer.model_max_length} {tokenizer.pad_token_id} {sorted(tokenizer.all_special_ids)}"
+
+
+def _refuse_hooks(model: Any) -> None:
+    if hooked := next(_hooked(model), None):
+        raise UserError(
+            f"`model`: a hook on `{hooked}` may change what the {type(model).__name__} computes, and would be called "
+            "in passes over copies of it; remove the hook, or give the module a `forward` of its own."
+        )
+
+
+def _hooked(model: Any) -> Iterator[str]:
+    """Yield the name of each module that has a hook from outside the libraries."""
+    for name, module in model.named_modules():
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if any(_home(hook) not in _LIBRARIES for hook in hooks):
+            yield name or type(model).__name__
+
+
+def _home(hook: Any) -> str:
+    """Return the package that a hook is defined in."""
+    function = getattr(hook, "func", hook)  # of a partial
+    return str(getattr(function, "__module__", None) or type(function).__module__).split(".")[0]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What a forward pass costs: the matrix products of a model's blocks, and how fast this machine computes them.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Names that families have for the width of the MLP.
+_WIDTHS = ("intermediate_size", "hidden_dim", "n_inner", "d_ff", "encoder_ffn_dim")
+
+
+class Matrix(NamedTuple):
+    """Matrices of a block that have the same shape.
+
+    Args:
+        name: Name of the shape.
+        inputs: Number of inputs.
+        outputs: Number of outputs.
+        times: Number of such matrices.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    times: int
+
+
+def weight_bytes(config: Any, itemsize: int) -> int:
+    """Return the bytes of a model's weights, those of its blocks and its embeddings of tokens.
+
+    Args:
+        config: The model's configuration.
+        itemsize: Bytes of a weight.
+    """
+    sizes = Blocks.of(config)
+    of_block = sum(one.inputs * one.outputs * one.times for one in sizes.matrices)
+    return itemsize * (sizes.n_blocks * of_block + int(getattr(config, "vocab_size", 0)) * sizes.d_model)
+
+
+# Most of what a configuration counts, by the end of the name: of each a model has a module, or a name.
+_MOST = ((re.compile(r"(layer|block|group|stage|depth)s?$"), 1000), (re.compile(r"(label|expert|head)s$"), 100_000))
+
+
+def check_counts(name: str, configs: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse a configuration whose model would be built for minutes, before anything is built.
+
+    Args:
+        name: The model's name.
+        configs: Its configuration, as it is read.
+
+    Raises:
+        UserError: If it has more layers, or other parts, than any model.
+    """
+    waiting = [*configs]
+    while waiting:
+        config = waiting.pop()
+        waiting += [inner for inner in config.values() if isinstance(inner, Mapping)]
+        for counted, n in config.items():
+            most = next((most for ends, most in _MOST if ends.search(counted)), None)
+            if most is not None and isinstance(n, int) and n > most:
+                raise UserError(
+                    f"`--model {name}`: its config.json has {counted} {n}, and at most {most} are read; check "
+                    "the folder."
+                )
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The sizes that the cost of a forward pass depends on.
+
+    Args:
+        d_model: Number of neurons of the residual stream.
+        d_mlp: Number of units of the MLP.
+        n_blocks: Number of blocks.
+    """
+
+    d_model: int
+    d_mlp: int
+    n_blocks: int
+
+    @classmethod
+    def of(cls, config: Any) -> Blocks:
+        """Return the sizes of a model with this configuration; an MLP of unknown width counts as four times d_model."""
+        d_model = int(config.hidden_size)
+        d_mlp: Any = next((width for name in _WIDTHS if (width := getattr(config, name, None))), 4 * d_model)
+        d_mlp = int(max(d_mlp) if isinstance(d_mlp, list) else d_mlp)  # some families have a width for each block
+        return cls(d_model, d_mlp, int(config.num_hidden_layers))
+
+    @property
+    def matrices(self) -> list[Matrix]:
+        """The matrices of a block: queries, keys, values and outputs of attention, and both of the MLP."""
+        d, wide = self.d_model, self.d_mlp
+        return [Matrix("square", d, d, 4), Matrix("widen", d, wide, 1), Matrix("narrow", wide, d, 1)]
+
+    def seconds(self, n_tokens: float, token_pairs: float, rates: Mapping[str, float]) -> float:
+        """Return how long the matrix products of a forward pass through all blocks take.
+
+        Args:
+            n_tokens: Number of tokens, without padding.
+            token_pairs: Sum over the sentences of their squared lengths, for the products of attention, which are
+                counted at the rate of the square matrices.
+            rates: Rate of each matrix by its name, in floating-point operations per second.
+        """
+        linear = sum(2 * n_tokens * one.inputs * one.outputs * one.times / rates[one.name] for one in self.matrices)
+        return self.n_blocks * (linear + 4 * token_pairs * self.d_model / rates["square"])
+
+    def rates(
+        self, rows: int, dtype: str, rate: Callable[[Callable[[], object], float], float], device: str = "cpu"
+    ) -> dict[str, float]:
+        """Return the rate of each matrix by its name, as linear layers call it, in floating-point operations a second.
+
+        Args:
+            rows: Number of tokens of a product.
+            dtype: Dtype of the product, by its name in torch.
+            rate: Measures work and its amount, such as `probing.runtime.machine.rate`.
+            device: The device, by its name in torch.
+        """
+        import torch
+        from torch.nn.functional import linear
+
+        from probing.runtime.arithmetic import fast_linear_maps
+
+        found, kind = {}, getattr(torch, dtype)
+        with torch.inference_mode(), fast_linear_maps():
+            for name, k, n, _ in self.matrices:
+                sizes = (rows, k), (n, k), (n,)
+                x, weight, bias = (torch.randn(*size, device=device).to(kind) for size in sizes)
+
+                def product(x: Any = x, weight: Any = weight, bias: Any = bias) -> None:
+                    linear(x, weight, bias)
+                    if device != "cpu":
+                        torch.cuda.synchronize()
+
+                found[name] = rate(product, 2 * rows * k * n)
+        return found
+
 
 # What a head of transformers is of.
 HeadOf = Literal["tokens", "sentences"]

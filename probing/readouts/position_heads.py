@@ -17,8 +17,7 @@ from torch import Tensor
 
 from probing.cache.tokens import Tokens
 from probing.heads.position import CLEAREST, MOST_HITS, MOST_MASS, OFFSETS, mass_at_offsets
-from probing.models.attention_heads import read_heads
-from probing.models.query_key import QueryKey
+from probing.models.attention_heads import QueryKey, read_heads
 from probing.readouts.forward import ReadableText, Readers
 from probing.readouts.names import CONTRAST, WORD_MASS
 from probing.readouts.text import Padded

@@ -8,7 +8,7 @@ from typing import Any
 from probing.errors import UserError
 from probing.models import site_of
 from probing.models.dictionaries import load_dictionary
-from probing.models.dictionary_folders import PREFIX, folder_in, layout_at
+from probing.models.layers import PREFIX, folder_in, layout_at
 from probing.results.shown import listed
 from probing.runs.places import Kept, places_of
 

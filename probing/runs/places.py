@@ -17,7 +17,7 @@ from probing.corpus import Corpus, load_corpus
 from probing.corpus.files import split_query
 from probing.corpus.splits import GroupBy, Split, divided, hold_out
 from probing.errors import UserError
-from probing.models.dictionary_folders import folder_in
+from probing.models.layers import folder_in
 from probing.models.source import ALIASES, OBJECT, ModelSource, resolve_model
 from probing.results.shown import listed
 from probing.runs.folder import PARTIAL

@@ -21,7 +21,7 @@ from probing.corpus import Corpus, from_sentences
 from probing.errors import UserError
 from probing.models import anatomy, load_tokenizer, resolve_model
 from probing.models.examination import largest_change
-from probing.models.objects import ModelObject
+from probing.models.loading import ModelObject
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = [

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from probing.errors import UserError
 from probing.models import parse_layers
 from probing.models.dictionaries import Dictionary, highest, load_dictionary
-from probing.models.dictionary_folders import layout_at
+from probing.models.layers import layout_at
 
 pytestmark = pytest.mark.numeric
 

@@ -16,7 +16,7 @@ import torch
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.models import check_ids, load_encoder, load_tokenizer, loading, max_length, max_length_of, resolve_model
+from probing.models import check_ids, examination, load_encoder, load_tokenizer, loading, max_length_of, resolve_model
 from probing.models.anatomy import examine, hidden_states
 
 
@@ -103,7 +103,7 @@ def test_the_longest_sequence_is_read_by_any_of_its_names(checkpoints: dict[str,
 def test_a_text_that_is_longer_than_a_limit_without_a_name_ends_in_a_sentence(
     checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(max_length, "_NAMES", ())
+    monkeypatch.setattr(examination, "_NAMES", ())
     text = tmp_path / "text.txt"
     text.write_text(f"a short one\n{'the model reads a token ' * 30}\n", encoding="utf-8")
     args = ["extract", "--model", str(checkpoints["mpt"]), "--corpus", str(text), "--cache", str(tmp_path / "cache")]

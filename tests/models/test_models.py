@@ -33,7 +33,7 @@ from probing.models import (
 )
 from probing.models import examination as copies
 from probing.models.anatomy import examine, hidden_states
-from probing.models.behaviour import n_token_types
+from probing.models.examination import n_token_types
 from probing.runtime import machine as memory
 
 # The same products in float32 in other shapes: a few units in the last place of values around 1 to 10.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
-from probing.models.norms import is_norm, norm_of
+from probing.models.residual_stream import is_norm, norm_of
 
 D = 24
 

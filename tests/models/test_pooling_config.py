@@ -10,7 +10,7 @@ import pytest
 
 from probing.errors import UserError
 from probing.models import ModelSource, resolve_model
-from probing.models.pooling_config import SentenceModel, sentence_model
+from probing.models.source import SentenceModel, sentence_model
 
 
 def write(folder: Path, pooling: dict[str, Any] | None, *further: str, transformer: str = "") -> ModelSource:

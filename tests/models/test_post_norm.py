@@ -13,7 +13,7 @@ from scipy.stats import norm
 
 from families import untouched
 from probing.models.anatomy import examine
-from probing.models.norms import NotPostNorm, find_blocks, largest_slope
+from probing.models.residual_stream import NotPostNorm, find_blocks, largest_slope
 
 pytestmark = pytest.mark.numeric
 

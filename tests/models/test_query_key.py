@@ -14,8 +14,7 @@ from families import CORE, batch_of
 from probing.errors import UserError
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine, hidden_states
-from probing.models.attention_heads import find_heads, read_heads
-from probing.models.query_key import find_query_keys
+from probing.models.attention_heads import find_heads, find_query_keys, read_heads
 
 pytestmark = pytest.mark.numeric
 

@@ -26,7 +26,7 @@ from probing.corpus import Corpus, from_sentences, load_corpus
 from probing.downstream.names import POOLINGS, Pooling
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import length_limits, load_tokenizer
-from probing.models.pooling_config import sentence_model
+from probing.models.source import sentence_model
 from probing.runs.call import Call, Measured
 from probing.runs.loading import load_fit_of_classes
 from probing.runs.of_run import read_as_run

@@ -126,7 +126,7 @@ def class_of(arm: str) -> Any:
     import transformers
 
     if arm == "alibi":
-        from probing.models.alibi import AlibiBertForMaskedLM
+        from probing.models.attention_heads import AlibiBertForMaskedLM
 
         return AlibiBertForMaskedLM
     names = {

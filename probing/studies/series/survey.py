@@ -11,8 +11,8 @@ from typing import Any
 from probing.cache.source import ActivationSource
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer
-from probing.models.behaviour import add_tensor, tokenizer_behaviour
-from probing.models.objects import NOT_OF_THE_MODEL
+from probing.models.examination import add_tensor, tokenizer_behaviour
+from probing.models.loading import NOT_OF_THE_MODEL
 from probing.results.shown import count
 from probing.runtime.machine import drop_garbage
 from probing.runtime.progress import remark, stage

@@ -20,7 +20,7 @@ from probing.cli.options import ProbeOptions
 from probing.corpus import from_sentences
 from probing.errors import UserError
 from probing.models import resolve_model
-from probing.models.forward_cost import Blocks
+from probing.models.loading import Blocks
 from probing.runtime import machine as memory
 from probing.runtime.stages import duration
 from probing.studies.fit import estimate

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import ROOT, make_sentences
-from probing.models.alibi import AlibiBertConfig, AlibiBertModel, linear_bias
+from probing.models.attention_heads import AlibiBertConfig, AlibiBertModel, linear_bias
 from probing.studies.pretrain.arms import build, make_ordinary, save_checkpoint
 from probing.studies.pretrain.batches import train_tokenizer
 from probing.studies.pretrain.options import Encoder

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from probing.data.examples import Activations
 from probing.heads.change import row_divergences
 from probing.heads.position_controls import HeldScores, matched_sets
-from probing.models.query_key import QueryKey
+from probing.models.attention_heads import QueryKey
 from probing.results.schema import ALL_LAYERS
 from probing.statistics.chance import holm, rank_p
 from probing.statistics.outliers import ProfileAccumulator

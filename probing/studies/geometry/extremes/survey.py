@@ -18,7 +18,7 @@ from probing.heads.accumulation import AttentionReader, SumsStore, accumulate
 from probing.heads.subject import Attended
 from probing.models import load_tokenizer
 from probing.models.anatomy import examine
-from probing.models.query_key import QueryKey, find_query_keys
+from probing.models.attention_heads import QueryKey, find_query_keys
 from probing.readouts.model_output import draw_sentences
 from probing.results.schema import ALL_LAYERS
 from probing.results.shown import layers_named

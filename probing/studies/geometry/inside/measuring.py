@@ -16,7 +16,7 @@ from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import examine
-from probing.models.norms import NotPostNorm, find_blocks
+from probing.models.residual_stream import NotPostNorm, find_blocks
 from probing.readouts.interventions import conditions, intervene
 from probing.readouts.model_output import (
     MLM_TOKENS,

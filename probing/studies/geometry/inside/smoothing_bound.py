@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from probing.cache.extraction import padded_index
 from probing.cache.store import Plan, batches
 from probing.cache.tokens import Tokens
-from probing.models.norms import Block, run_with_attention
+from probing.models.residual_stream import Block, run_with_attention
 from probing.runtime.arithmetic import float64_device, on_float64_device, to_float64
 from probing.statistics.bootstrap import MeanOverSentences, weights
 
@@ -242,7 +242,7 @@ def measure(
 
     Args:
         encoder: The model, in evaluation mode and float32.
-        blocks: Result of `probing.models.norms.find_blocks` for it.
+        blocks: Result of `probing.models.residual_stream.find_blocks` for it.
         of_blocks: Factors that come from their parameters.
         tokens: The token table of the corpus.
         plan: Its division into shards.

@@ -25,7 +25,7 @@ from probing.disabling.probed_task import (
 )
 from probing.disabling.subject import Subject
 from probing.errors import UserError, as_clause
-from probing.models.query_key import find_query_keys
+from probing.models.attention_heads import find_query_keys
 from probing.readouts.forward import ReadableText, Readout
 from probing.readouts.names import POSITION, PROBED
 from probing.readouts.position_heads import PositionHeads, find_position_heads

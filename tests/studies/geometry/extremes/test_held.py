@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from probing.heads.position_controls import NEAREST
-from probing.models.query_key import QueryKey
+from probing.models.attention_heads import QueryKey
 from probing.results.schema import ALL_LAYERS
 from probing.studies.geometry.extremes.held import (
     DRAWS,

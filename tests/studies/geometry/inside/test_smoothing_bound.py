@@ -18,7 +18,7 @@ from families import untouched
 from probing.cache.store import Plan, divide
 from probing.cache.tokens import Tokens
 from probing.models.anatomy import examine
-from probing.models.norms import find_blocks, largest_slope
+from probing.models.residual_stream import find_blocks, largest_slope
 from probing.studies.geometry.inside import smoothing_bound
 from probing.studies.geometry.inside.smoothing_bound import (
     BY_SENTENCE,
