@@ -10,12 +10,17 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from probing.page import answers
-from probing.page.classes import classes_section
+from probing.page import run
 from probing.page.neurons import shown_by_script
-from probing.page.reproduce import folder_block, run_block
-from probing.page.run import accuracies_figure, accuracy_figure, bases_section, heads_section, neurons_section
-from probing.page.sources import Sources, Subject
+from probing.page.run import (
+    accuracies_figure,
+    accuracy_figure,
+    bases_section,
+    classes_section,
+    heads_section,
+    neurons_section,
+)
+from probing.page.sources import Sources, Subject, folder_block, run_block
 from probing.page.terms import ACCURACY, BASES, CLASSES, HEADS, NEURONS, NUMBERS, Glossary
 from probing.results.markup import MARK, Html, element, joined
 from probing.runs.checks import reading
@@ -44,7 +49,7 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
     """
     script, style = page_script(), _file("style.css")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    title = answers.title(sources)
+    title = run.title(sources)
     page = Template(_file("page.html")).substitute(
         mark=MARK,
         title=element("title", title[:1].upper() + title[1:]),
@@ -143,8 +148,8 @@ def _answers(sources: Sources) -> Html:
     parts = []
     for subject in sources.subjects:
         parts.append(element("h3", subject.label) if len(sources.subjects) > 1 else None)
-        parts.append(element("p", answers.question(subject), class_="question"))
-        parts.append(element("p", answers.answer(subject), class_="answer"))
+        parts.append(element("p", run.question(subject), class_="question"))
+        parts.append(element("p", run.answer(subject), class_="answer"))
     found = sources.agreement.answer() if sources.agreement else []
     if found:
         parts.append(element("h3", "Between them"))

@@ -3,24 +3,362 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from probing.models.layers import site_of, what_is_a_neuron
-from probing.page.answers import conclusions
+import numpy as np
+
+from probing.models.layers import neuron_of, site_of, what_is_a_neuron
 from probing.page.lines import Line, line_chart
-from probing.page.neuron_blocks import directions_chart, neurons_one_by_one
-from probing.page.neurons import class_chart, class_data, first_rows, neuron_map, packed_rows, scale
-from probing.page.sources import Subject
+from probing.page.neurons import (
+    class_chart,
+    class_data,
+    first_rows,
+    is_numeric,
+    neuron_map,
+    packed_rows,
+    scale,
+    shaded_map,
+)
+from probing.page.sources import Sources, Subject
 from probing.page.terms import meaning_of_flag
 from probing.results.markup import Html, as_in_terminal, element, joined, table
 from probing.results.schema import Row
-from probing.results.shown import ends, interval, listed
+from probing.results.shown import count, ends, interval, layers_named, listed, shortened
+from probing.runs.checks import reading
+from probing.runs.neuron_page import NeuronPage, pages_of_first
+from probing.tables.answers import accuracies
 from probing.tables.bases import bases_lines, bases_table, beside_directions
-from probing.tables.columns import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of
-from probing.tables.probes import heads_table
+from probing.tables.classes import classes_table, confusion_shares
+from probing.tables.columns import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of, has_intercept, score_of
+from probing.tables.conclusions import basis, conclusion, dependent_unit, given_words, held_fixed, overlaps, scope
+from probing.tables.controls import held_against_by_layer, why_leading
+from probing.tables.evidence_sentences import say
+from probing.tables.neuron import classes_table as neuron_classes_table
+from probing.tables.probes import heads_table, transform_sizes
+from probing.tables.schema import CONTEXTS
 from probing.tasks import task_in_words
+
+# --------------------------------------------------------------------------------------------------------------------
+# The question of a run and its answer, in sentences made from its numbers.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def title(sources: Sources) -> str:
+    """Return the title of a page: of its runs with probes, or else of what it shows instead."""
+    if not sources.subjects:
+        return listed(list(dict.fromkeys(one.study.about(one) for one in sources.shown)))
+    tasks = list(dict.fromkeys(subject.task for subject in sources.subjects))
+    return f"{listed(tasks)} in {listed([subject.label for subject in sources.subjects])}"
+
+
+def question(subject: Subject) -> str:
+    """Return the question of a run."""
+    config, results, first = subject.run.config, subject.run.results, subject.run.accuracy[0]
+    if subject.run.is_of_arrays:
+        return _question_of_arrays(subject)
+    model = str(config["model"]) + (", randomly initialised" if config.get("random_weights") else "")
+    if subject.run.transform != "none":
+        model += f", whose hidden states are transformed by {subject.run.transform}"
+    if (site := site_of(config)) != "residual":
+        model += f", where a neuron is a {neuron_of(site)}"
+    sentences = results["n_sentences"]
+    tested = f" of {config['test_corpus']}" if config.get("test_corpus") else ""
+    # Where examples are sentences, results say how their tokens were pooled.
+    n_tokens = {side: f"{count(first[f'n_{side}_tokens'], 'token')} of " for side in ("train", "test")}
+    of = dict.fromkeys(n_tokens, "") if "pooling" in results else n_tokens
+    return (
+        f"Can {subject.task} be read off {layers_named(subject.layers)} of {model}, and which neurons carry it? "
+        f"In each layer, a linear probe {_with_or_without(subject)} an intercept was trained to predict "
+        f"{_predicted(first)} from {of['train']}"
+        f"{count(sentences['train'], 'sentence')} of the corpus {config['corpus']}, and tested on "
+        f"{of['test']}{count(sentences['test'], 'other sentence')}{tested}."
+    )
+
+
+def _question_of_arrays(subject: Subject) -> str:
+    """Return the question of a run whose activations were given as arrays."""
+    results, first = subject.run.results, subject.run.accuracy[0]
+    unit = results["intervals_over"]["unit"]
+    train, test = (results["n_sentences"][side] for side in ("train", "test"))
+    of_groups = f" of {count(train, unit)}" if unit != "row" else ""
+    others = f" of {count(test, f'other {unit}')}" if unit != "row" else " that it had not seen"
+    return (
+        f"Can {subject.task} be read off {layers_named(subject.layers)} of {subject.run.config['model']}, and which "
+        f"neurons carry it? In each layer, a linear probe {_with_or_without(subject)} an intercept was trained to "
+        f"predict {_predicted(first)} from {count(first['n_train_tokens'], 'row')}{of_groups} of "
+        f"arrays, and tested on {count(first['n_test_tokens'], 'row')}{others}."
+    )
+
+
+def _with_or_without(subject: Subject) -> str:
+    return "with" if has_intercept(subject.run.config) else "without"
+
+
+def _predicted(row: Row) -> str:
+    """Return what a probe predicts."""
+    return "a number" if score_of(row) is R2 else count(row["n_classes"], "class", "classes")
+
+
+def answer(subject: Subject) -> str:
+    """Return the answer of a run, in a paragraph."""
+    over = scope(subject.run.results, subject.run.config.get("test_corpus"))
+    sentences = [accuracies(subject.run.accuracy), held_against_by_layer(subject.run.accuracy, subject.task), over]
+    sentences += [why_leading(subject.run.accuracy), _on_neurons(subject, subject.leading)]
+    short = [row["layer"] for row in subject.run.results["layers"] if not row.get("converged", True)]
+    if short:
+        sentences.append(say("stopped_short_report", layers=layers_named(short)))
+    sentences += basis(subject.run.accuracy, subject.run.basis, subject.task, subject.run.config, in_short=True)
+    sentences.append(held_fixed(subject.run.results, subject.run.config))
+    return " ".join(
+        sentence for sentence in [*sentences, *transform_sizes(subject.run.transform, subject.run.accuracy)] if sentence
+    )
+
+
+def conclusions(subject: Subject) -> list[str]:
+    """Return the conclusion on the top neuron of each layer, and how far its ranking depends on choices."""
+    return [_on_neurons(subject, layer) for layer in subject.ranked]
+
+
+def _on_neurons(subject: Subject, layer: int) -> str:
+    (row,) = (row for row in subject.run.accuracy if row["layer"] == layer)
+    ranked = subject.ranked[layer]
+    config, dependent = subject.run.config, dependent_unit(subject.run.results)
+    of_first = conclusion(ranked, subject.task, row, given_words(config), has_intercept(config), dependent)
+    said = of_first, overlaps(row, len(ranked))
+    return " ".join(sentence for sentence in said if sentence)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The classes of a run on a page: how well each is read in each layer, and a map of what each is taken for.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Width of all classes together in pixels, unless cells would become too small or too large.
+WIDE, LEAST, MOST = 420, 3, 22
+# Pixels from one name of a class to the next.
+APART = 18
+# Most characters of the name of a class beside the map; the table has the whole name.
+LONGEST = 14
+# Most classes in the table of a layer.
+IN_TABLE = 60
+
+
+def classes_section(subject: Subject, number: int) -> Html | None:
+    """Return the classes of each layer, those of the leading one open; nothing for a run without their scores.
+
+    Args:
+        subject: The run.
+        number: Index of the run on the page, from 0.
+    """
+    scores, confusions = subject.run.class_scores, subject.run.confusions
+    if not scores or not confusions:
+        return None
+    parts, are_names = [], bool(subject.run.scores_of(subject.leading))
+    for layer in subject.layers:
+        own = [[row for row in rows if row["layer"] == layer] for rows in (scores, confusions)]
+        table = [as_in_terminal(classes_table(own[0], IN_TABLE))] if are_names else []
+        summary = element("summary", f"Layer {layer}: what the probe takes each class for")
+        parts.append(element("details", summary, *table, _class_map(subject, *own), open=layer == subject.leading))
+    return element("section", element("h2", f"Classes of {subject.label}"), *parts, id=f"classes-{number}")
+
+
+def _class_map(subject: Subject, scores: Sequence[Row], confusions: Sequence[Row]) -> Html:
+    """Return the share of each class's test tokens that are taken for each class, as shades."""
+    labels = [row["class"] for row in scores]
+    cell = max(LEAST, min(MOST, WIDE // len(labels)))
+    every = -(-APART // cell) if not is_numeric(labels) else -(-2 * APART // cell)
+    what = "share of each class that is taken for each class"
+    about = f"{subject.label}, layer {scores[0]['layer']}: {what}"
+    ticks = {i: shortened(label, LONGEST) for i, label in enumerate(labels) if i % every == 0}
+    names = [ticks.get(i, "") for i in range(len(labels))]
+    shown = shaded_map(confusion_shares(scores, confusions), (cell, cell), names, ticks, about, "map confusions")
+    caption = "Rows: the class. Columns: what it is taken for. Shades: shares of the class in the test part."
+    return element("figure", element("figcaption", caption), shown)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The first neurons of a run on a page, one by one: their tokens in context, means by position, weights and ranks.
+# --------------------------------------------------------------------------------------------------------------------
+
+ENDS = "highest", "lowest"
+# Size of a chart, room around it, and the most positions and ranks that it has.
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, MOST_POSITIONS, MOST_RANKS = 640, 150, 58, 8, 10, 22, 128, 120
+
+
+def neurons_one_by_one(subject: Subject, anchor: str, room: int) -> Html | None:
+    """Return what is known of the first neurons of each layer; nothing for a run without text.
+
+    Args:
+        subject: The run.
+        anchor: What the section is linked by; that of a neuron is followed by its layer and its index.
+        room: Number of characters that there are for more than tokens; the neurons of the first ranks have it.
+    """
+    with reading(subject.run.folder):  # an error means that its tables are damaged
+        of_layers = {layer: list(own) for layer, own in groupby(pages_of_first(subject.run), lambda page: page.layer)}
+        if not of_layers:
+            return None
+        most = _most(list(of_layers.values()), room)
+        parts = [_layer(layer, own, most, anchor) for layer, own in of_layers.items()]
+    about = "The first neurons of each layer, one by one: test tokens, mean by position, weights, and ranks elsewhere."
+    return element("details", element("summary", about), *parts, class_="contexts")
+
+
+def _layer(layer: int, pages: Sequence[NeuronPage], most: int, anchor: str) -> Html:
+    """Return the neurons of a layer, of which `most` have more than tokens."""
+    blocks = [
+        element(
+            "details", element("summary", f"Neuron {page.neuron}"),
+            neuron_block(page) if at < most else _tokens(page),
+            class_="neuron-page", id=f"{anchor}-{int(layer)}-{page.neuron}",
+        )
+        for at, page in enumerate(pages)
+    ]  # fmt: skip
+    return element("details", element("summary", f"Layer {layer}"), *blocks)
+
+
+def _most(of_layers: Sequence[Sequence[NeuronPage]], room: int) -> int:
+    """Return how many of each layer's neurons have more than tokens, so that these take at most the room."""
+    for most in range(max(map(len, of_layers))):
+        room -= sum(len(neuron_block(own[most])) for own in of_layers if most < len(own))
+        if room < 0:
+            return most
+    return max(map(len, of_layers))
+
+
+def neuron_block(page: NeuronPage) -> Html:
+    """Return a neuron's page: what is said of it, its tokens, its means by position, and its weights by class."""
+    positions = page.positions
+    parts = [
+        element("figure", element("figcaption", _about(positions)), position_chart(positions)) if positions else None,
+        element(
+            "figure", element("figcaption", (shown := neuron_classes_table(page.classes)).title), as_in_terminal(shown)
+        ),
+    ]
+    said = (element("p", sentence) for sentence in page.sentences())
+    return joined(*said, _tokens(page), element("div", *parts, class_="beside"))
+
+
+def _about(positions: Sequence[Row]) -> str:
+    about = "Mean activation over test tokens, by position"
+    if any(ends(row, "value") for row in positions):
+        about += ", with 95% intervals over sentences or documents"
+    return f"{about}; the first {MOST_POSITIONS} positions" if len(positions) > MOST_POSITIONS else about
+
+
+def _tokens(page: NeuronPage) -> Html:
+    cells = [element("td", *(_token(row) for row in page if row["end"] == end)) for end in ENDS]
+    heads = [element("th", f"{end} on", scope="col") for end in ENDS]
+    return element("table", element("thead", element("tr", *heads)), element("tr", *cells), class_="ends")
+
+
+def _token(row: Row) -> Html:
+    label = str(row["class"]) if "class" in row else CONTEXTS["number"].show(row)
+    about = f" {label}, {CONTEXTS['activation'].show(row)}"
+    return element(
+        "p", row["before"], element("mark", row["token"] or "(special)"), row["after"], element("small", about)
+    )
+
+
+def position_chart(positions: Sequence[Row]) -> Html:
+    """Return the means at positions as a line, and their intervals as a band.
+
+    Args:
+        positions: Rows of `profiles.csv`, by position.
+    """
+    rows = positions[:MOST_POSITIONS]
+    points = [Point(row["index"], row["value"], ends(row, "value")) for row in rows]
+    return band_chart(points, [rows[0]["index"], rows[-1]["index"]], "position", "mean activation")
+
+
+def directions_chart(rows: Sequence[Row]) -> Html:
+    """Return contributions of neurons by rank as a line, and those of directions of the same rank as a band.
+
+    Args:
+        rows: Rows of `neurons.csv` of one layer, by rank, each with what directions contribute.
+    """
+    at = np.unique(np.geomspace(1, len(rows), MOST_RANKS).round().astype(int)).tolist()
+    decades = [10**i for i in range(len(str(len(rows) // 2)))]
+    points = [
+        Point(rank, row["contribution"], (row["direction_lowest"], row["direction_highest"]))
+        for rank in at
+        for row in [rows[rank - 1]]
+    ]
+    rings = [point for point in points if rows[point.at - 1].get("above_directions") == "yes"]
+    return band_chart(points, [*decades, len(rows)], "rank", "contribution", math.log, rings)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a chart with a band.
+
+    Args:
+        at: Position or rank.
+        value: Value of the line.
+        band: Lower and upper end of the band, None where there is none.
+    """
+
+    at: int
+    value: float
+    band: tuple[float, float] | None
+
+
+def band_chart(
+    points: Sequence[Point], ticks: Sequence[int], across: str, up: str, place: Callable[[int], float] = float,
+    rings: Sequence[Point] = (),
+) -> Html:  # fmt: skip
+    """Return a line with a band.
+
+    Args:
+        points: What is drawn, from left to right.
+        ticks: Positions or ranks that are labelled, ascending, from the first to the last.
+        across: Name of the x axis.
+        up: Name of the values.
+        place: Returns where a position or rank stands on the x axis, in any unit.
+        rings: Points of the line that are marked.
+    """
+    values = [value for point in points for value in (point.value, *(point.band or ()))]
+    low, high = min(values), max(values)
+    reach = (high - low) or abs(high) or 1.0
+    start, end = place(points[0].at), place(points[-1].at)
+
+    def x(at: int) -> str:
+        return f"{LEFT + (WIDTH - LEFT - RIGHT) * (place(at) - start) / ((end - start) or 1):.4g}"
+
+    def y(value: float) -> str:
+        return f"{TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / reach:.4g}"
+
+    there = [(x(point.at), *map(y, point.band)) for point in points if point.band]
+    band = [f"{at} {top}" for at, _, top in there] + [f"{at} {bottom}" for at, bottom, _ in reversed(there)]
+    levels = [(value, y(value)) for value in dict.fromkeys([high, low, *([0.0] if low < 0 < high else [])])]
+    # The number of 0 is left out where that of the highest or the lowest value stands.
+    is_apart = min(high, -low) * (HEIGHT - TOP - BOTTOM) > 14 * reach
+    numbers = [(value, at) for value, at in levels if value in (high, low) or is_apart]
+    anchors = {ticks[-1]: "end", ticks[0]: "start"}
+    return element(
+        "svg",
+        *(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=at, y2=at, class_="grid") for _, at in levels),
+        *(
+            element("text", f"{value:.3g}", x=LEFT - 6, y=at, dy=4, text_anchor="end", font_size=12)
+            for value, at in numbers
+        ),
+        element("path", d=f"M{'L'.join(band)}z", fill="currentColor", fill_opacity=0.2) if band else None,
+        element(
+            "path", d="M" + "L".join(f"{x(point.at)} {y(point.value)}" for point in points),
+            fill="none", stroke="currentColor", stroke_width=1.5,
+        ),
+        *(element("circle", cx=x(ring.at), cy=y(ring.value), r=3, class_="ring") for ring in rings),
+        *(
+            element("text", f"{across} {at}" if at == ticks[0] else at, x=x(at), y=HEIGHT - 5,
+                    text_anchor=anchors.get(at, "middle"), font_size=12)
+            for at in dict.fromkeys(ticks)
+        ),
+        viewBox=f"0 0 {WIDTH} {HEIGHT}", width=WIDTH, role="img", class_=f"chart by-{across}",
+        aria_label=f"{up} by {across}, {low:.3g} to {high:.3g}",
+    )  # fmt: skip
 
 
 def accuracy_table(subject: Subject, caption: str) -> Html:

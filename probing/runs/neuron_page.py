@@ -75,7 +75,7 @@ class NeuronPage(Table):
         return "\n".join([*self.sentences(), terminal.render(*tables, classes_table(self.classes))])
 
     def _repr_html_(self) -> str:
-        shown: str = import_module("probing.page.neuron_blocks").neuron_block(self)  # the page stands above
+        shown: str = import_module("probing.page.run").neuron_block(self)  # the page stands above
         return shown
 
 

@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 
-from probing.page.neuron_blocks import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    MOST_RANKS,
-    RIGHT,
-    TOP,
-    WIDTH,
-    directions_chart,
-    position_chart,
-)
+from probing.page.run import BOTTOM, HEIGHT, LEFT, MOST_RANKS, RIGHT, TOP, WIDTH, directions_chart, position_chart
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from probing import report
-from probing.page.classes import LONGEST
 from probing.page.neurons import shaded_map
+from probing.page.run import LONGEST
 from probing.results.markup import Html, element, joined, table
 from probing.results.shown import shortened
 from probing.studies.compare.section import heat_map

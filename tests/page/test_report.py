@@ -29,7 +29,7 @@ from probing.cli.arguments import parse
 from probing.cli.commandline import run
 from probing.cli.option_types import plain
 from probing.errors import UserError
-from probing.page import answers
+from probing.page import run as page_run
 from probing.page.lines import LEFT, RIGHT, WIDTH, Line, line_chart, x, y
 from probing.page.neurons import (
     FIRST,
@@ -46,9 +46,8 @@ from probing.page.neurons import (
     shades,
     unpack,
 )
-from probing.page.reproduce import command_line
 from probing.page.run import script_data
-from probing.page.sources import Subject, read_sources
+from probing.page.sources import Subject, command_line, read_sources
 from probing.results.markup import element
 from probing.studies.compare.section import heat_map
 from probing.studies.geometry.inside.report import interventions_conclusion, interventions_tables
@@ -137,7 +136,7 @@ def test_the_page_says_what_the_run_found_without_a_script(runs: Path, tmp_path:
         assert f"{row['shuffled_accuracy']:.3f}" in text
     for row in found.top(subject(runs / "whole").leading, FIRST):
         assert f"{row['contribution']:.4f}" in text
-    assert answers.answer(subject(runs / "whole")) in text
+    assert page_run.answer(subject(runs / "whole")) in text
     assert "python -m probing fit --model" in text
     assert (runs / "whole" / "config.yaml").read_text(encoding="utf-8") in text
     assert found.results["cache"]["test"]["key"]["model"] in text
@@ -580,14 +579,14 @@ def test_an_accuracy_is_above_below_or_not_told_apart_from_each_control(runs: Pa
         "In layer 2 it is above the majority class (0.100); not told apart from labels shuffled (0.490); below the "
         "randomly initialised model (0.900), a ceiling, not a floor: it passes position on as it comes in."
     )
-    assert "0.500 (0.450 to 0.550) in layer 2" in answers.answer(found)
+    assert "0.500 (0.450 to 0.550) in layer 2" in page_run.answer(found)
     first = {**row, "layer": 1, "above_shuffled_low": 0.1}
     assert not_above([first, row]) == [
         'In layer 2 the accuracy is not told apart from the control "labels shuffled".',
         'In layers 1 and 2 the accuracy is below the control "randomly initialised".',
     ]
     found.run.results["layers"][1]["converged"] = False
-    assert "In layer 2 the probe stopped short of its optimum" in answers.answer(found)
+    assert "In layer 2 the probe stopped short of its optimum" in page_run.answer(found)
 
 
 @pytest.mark.parametrize(

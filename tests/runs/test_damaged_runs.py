@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from damaged_runs import Kinds, damaged_copy, ended, make_all, make_few, readers
 from probing import load_run
 from probing.errors import UserError
-from probing.page.reproduce import folder_block
+from probing.page.sources import folder_block
 from probing.runs.checks import _OF_PARTS, check_parts
 from written import results_of
 

@@ -11,7 +11,7 @@ import torch
 from conftest import BARE
 from downstream_data import word_pairs, write_sts, write_wic
 from probing import fit, sts, wic
-from probing.page.answers import answer
+from probing.page.run import answer
 from probing.page.sources import read_sources
 from probing.probes.transforms import whiten
 from probing.statistics.moments import CovarianceAccumulator

@@ -19,7 +19,7 @@ from probing import Run
 from probing.comparison.agreement import agreement
 from probing.evidence.neuron_profiles import position_line
 from probing.evidence.removal import ablation_effect, corrected
-from probing.page.answers import answer, conclusions
+from probing.page.run import answer, conclusions
 from probing.page.sources import source_of
 from probing.results.shown import ends
 from probing.statistics.intervals import difference_interval
@@ -671,7 +671,7 @@ SPEAKERS = {
     "probing/tables/bases.py": {"bases_table", "bases_lines", "_part"},
     "probing/tables/classes.py": {"worst_class"},
     "probing/tables/rankings.py": {"_evaluation_table"},
-    "probing/page/answers.py": {"answer", "_on_neurons", "conclusions"},
+    "probing/page/run.py": {"answer", "_on_neurons", "conclusions"},
 }
 
 

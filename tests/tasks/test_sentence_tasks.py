@@ -21,7 +21,7 @@ from probing.corpus.splits import assign_splits
 from probing.data.examples import Sides
 from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
-from probing.page.answers import question
+from probing.page.run import question
 from probing.page.sources import source_of
 from probing.rankings.null_rankings import shuffled_among_types
 from probing.runs.finished import probe_weight

@@ -18,7 +18,7 @@ from probing.cli.commandline import command
 from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, defaults, figure_formats
 from probing.cli.options import WandbOptions, as_options, with_shared_help
 from probing.errors import UserError, as_clause, out_of_range, refuse
-from probing.page.reproduce import option_words
+from probing.page.sources import option_words
 from probing.results.rows import write_csv
 from probing.results.shown import count
 from probing.runs.call import places, say_results
