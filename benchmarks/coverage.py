@@ -33,10 +33,9 @@ from probing.data.labelling import choose_classes, label, prior_cross_entropy_by
 from probing.data.module import layer_moments
 from probing.evidence.removal import weights_without
 from probing.models import load_encoder, resolve_model
-from probing.probes.penalty_path import training_of
-from probing.probes.ridge import Decomposed
+from probing.probes.closed_forms import Decomposed
 from probing.probes.solvers import Penalty, Problem
-from probing.probes.training import train_probes, train_variants
+from probing.probes.training import train_probes, train_variants, training_of
 from probing.statistics.intervals import ENDS, accuracy_interval, difference_interval, mean_interval, ratio_interval
 
 SIZES = (20, 50, 200, 1000)

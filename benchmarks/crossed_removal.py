@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from probing.data.examples import Examples, Sides, read
 from probing.evidence.removal import REMOVED, cross_entropy_by_sentence
-from probing.probes.erasure import with_neurons
 from probing.probes.training import train_probes
+from probing.probes.transforms import with_neurons
 from probing.runs.finished import Extraction, open_runs, probe_weight, sides_of, trained_as
 from probing.runs.places import cache_of
 from probing.runs.run import Run, load_fit

@@ -24,8 +24,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 
 from probing import ProbeClassifier, ProbeRegressor
-from probing.probes.penalty_path import STRONGEST, WEAKEST, strength
 from probing.probes.solvers import Penalty
+from probing.probes.training import STRONGEST_PENALTY as STRONGEST
+from probing.probes.training import WEAKEST_PENALTY as WEAKEST
+from probing.probes.training import strength
 
 Array = NDArray[Any]
 GRID = [strength(index) for index in range(STRONGEST, WEAKEST - 1, -1)]

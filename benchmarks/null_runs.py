@@ -41,9 +41,8 @@ from probing.data.labelling import label_sides
 from probing.data.module import layer_moments
 from probing.evidence.table import Evidence, collect_evidence, neuron_table
 from probing.models import resolve_model
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import train_probes
+from probing.probes.training import Lbfgs, Training, train_probes
 from probing.statistics.chance import discovery_rates
 from probing.tables.schema import FALSE_DISCOVERIES
 

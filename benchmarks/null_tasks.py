@@ -37,10 +37,8 @@ from probing.data.examples import Examples, Sides, read
 from probing.data.labelling import label_sides
 from probing.data.module import layer_moments
 from probing.models import resolve_model
-from probing.probes.penalty_path import penalised
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import LayerFit, train_probes
+from probing.probes.training import LayerFit, Lbfgs, Training, penalised, train_probes
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 from probing.rankings.null_rankings import null_rankings
 from probing.studies.compare.common_neurons import Common, top_everywhere

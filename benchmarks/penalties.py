@@ -32,9 +32,8 @@ from probing.data.examples import Sides, read
 from probing.data.labelling import choose_classes, label, prior_cross_entropy_by_sentence
 from probing.data.module import layer_moments
 from probing.models import resolve_model
-from probing.probes.penalty_path import choose_penalty, training_of
 from probing.probes.solvers import Penalty, Problem
-from probing.probes.training import train_problems
+from probing.probes.training import choose_penalty, train_problems, training_of
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 

@@ -18,9 +18,8 @@ from probing.corpus import Corpus
 from probing.corpus.splits import Split
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
-from probing.probes.recipe import Adam, Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import LayerFit, train_probes
+from probing.probes.training import Adam, LayerFit, Lbfgs, Training, train_probes
 
 Array = NDArray[np.float64]
 SPLITS: tuple[Split, ...] = get_args(Split)

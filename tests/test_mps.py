@@ -33,11 +33,10 @@ from probing.heads.subject import Attended
 from probing.models import resolve_model
 from probing.models.anatomy import examine
 from probing.models.residual_stream import find_blocks
-from probing.probes import curvature as midway_curvature
-from probing.probes.curvature import ClassCurvature
-from probing.probes.recipe import Lbfgs, Training
+from probing.probes import objective as midway_curvature
+from probing.probes.objective import ClassCurvature
 from probing.probes.solvers import Penalty, Problem, Readout
-from probing.probes.training import LayerFit, train_problems
+from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
 from probing.studies.geometry.command import geometry
 from probing.studies.geometry.inside.smoothing_bound import constants, measure
 from synthetic import LIGHTNING_WARNINGS, make_tokens

@@ -31,9 +31,9 @@ from probing.errors import UserError, refuse
 from probing.evidence.table import basis_table, directions_of
 from probing.models import SiteName, layer_numbers
 from probing.models.loading import ModelObject
-from probing.probes.intercept import centred, of_neurons
-from probing.probes.ridge import NumberFit
+from probing.probes.closed_forms import NumberFit
 from probing.probes.training import LayerFit
+from probing.probes.transforms import centred, of_neurons
 from probing.runs.measuring import Asked, measure
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.machine import Stopwatch, drop_garbage, heap_set_aside

@@ -25,9 +25,7 @@ from probing.data.labelling import class_of_tokens, example_checks, label_sides
 from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.models import ModelSource
-from probing.probes.penalty_path import training_of
-from probing.probes.recipe import CONTROL_TOLERANCE, Training
-from probing.probes.training import train_probes
+from probing.probes.training import CONTROL_TOLERANCE, Training, train_probes, training_of
 from probing.readouts.forward import Forward, ReadableText, Readers, Readout
 from probing.readouts.frozen_probes import at_tokens, standing_for
 from probing.readouts.later_blocks import LaterBlocks

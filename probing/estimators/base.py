@@ -27,11 +27,10 @@ from probing.data.labelling import check_size, check_varies
 from probing.data.module import layer_moments
 from probing.errors import UserError, refuse
 from probing.evidence.table import comparison
-from probing.probes.intercept import centred, moments_with_constant, of_neurons, with_constant
-from probing.probes.penalty_path import penalised
-from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
+from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
 from probing.probes.solvers import problem_of_layer
-from probing.probes.training import LayerFit, train_problems
+from probing.probes.training import LayerFit, penalised, train_problems
+from probing.probes.transforms import centred, moments_with_constant, of_neurons, with_constant
 from probing.rankings.contributions import class_magnitudes, mean_contribution
 from probing.results.rows import Table
 from probing.results.schema import Schema, number, text, whole

@@ -17,12 +17,10 @@ from torch import Tensor
 from probing.data.controls import shuffled
 from probing.data.examples import Examples, Sides, read
 from probing.data.labelling import prior_cross_entropy_by_sentence
-from probing.probes.curvature import ClassCurvature
-from probing.probes.erasure import fit_erasers, with_neurons, without
-from probing.probes.objective import centre_over_classes
-from probing.probes.recipe import Training
+from probing.probes.objective import ClassCurvature, centre_over_classes
 from probing.probes.solvers import Penalty, Problem
-from probing.probes.training import LayerFit, train_probes
+from probing.probes.training import LayerFit, Training, train_probes
+from probing.probes.transforms import fit_erasers, with_neurons, without
 from probing.statistics.chance import holm
 from probing.statistics.intervals import accuracy_interval, mean_interval, mean_p_value
 from probing.statistics.moments import Scaling

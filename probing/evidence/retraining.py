@@ -27,20 +27,24 @@ from probing.evidence.removal import (
     without_by_class,
 )
 from probing.evidence.table import Evidence, is_far, order
-from probing.probes.curvature import ClassCurvature, ClassCurvatureAccumulator, cost_in_passes
-from probing.probes.curvature import fits as curvature_fits
-from probing.probes.erasure import transformed
-from probing.probes.intercept import (
+from probing.probes.objective import (
+    ClassCurvature,
+    ClassCurvatureAccumulator,
+    cost_in_passes,
+    cross_entropy_sums,
+    dtype_that_solves,
+)
+from probing.probes.objective import fits as curvature_fits
+from probing.probes.solvers import Problem, Readout
+from probing.probes.training import LayerFit, Training, train_variants
+from probing.probes.transforms import (
     CONSTANT,
     moments_with_constant,
     of_neurons,
     scaled_transform,
+    transformed,
     with_constant,
 )
-from probing.probes.objective import cross_entropy_sums, dtype_that_solves
-from probing.probes.recipe import Training
-from probing.probes.solvers import Problem, Readout
-from probing.probes.training import LayerFit, train_variants
 from probing.rankings.contributions import mean_contribution
 from probing.runtime.machine import drop_garbage
 from probing.runtime.processes import sum_over_ranks

@@ -27,8 +27,8 @@ from probing.evidence.removal import (
     penalty_stability,
     stability_of,
 )
+from probing.probes.closed_forms import Decomposed, NumberFit, errors_of
 from probing.probes.objective import centre_over_classes
-from probing.probes.ridge import Decomposed, NumberFit, errors_of
 from probing.probes.training import LayerFit
 from probing.rankings.contributions import ClassMagnitudes, class_magnitudes, mean_contribution
 from probing.runtime.processes import sum_over_ranks

@@ -30,10 +30,8 @@ from probing.heads.accumulation import SumsStore
 from probing.heads.rows import Rows
 from probing.heads.subject import Part, Subject
 from probing.models import load_tokenizer
-from probing.probes.penalty_path import penalised
-from probing.probes.recipe import Training
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
-from probing.probes.training import LayerFit, train_probes
+from probing.probes.training import LayerFit, Training, penalised, train_probes
 from probing.runtime.terminal import silence
 from probing.statistics.intervals import accuracy_interval, difference_interval, difference_p_value, mean_interval
 from probing.statistics.moments import hardly_vary

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,20 +15,110 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from probing.cli.options import ProbeOptions
 from probing.data.examples import Examples, Sides
 from probing.data.module import ActivationDataModule, layer_moments
 from probing.errors import UserError
-from probing.probes.descent import Descent
-from probing.probes.full_passes import FullPasses
-from probing.probes.linear import LinearProbe
-from probing.probes.metrics import ProbeMetrics
-from probing.probes.recipe import Adam, Lbfgs, Training
-from probing.probes.solvers import Problem, problem_of_layer
+from probing.probes.linear import Descent, FullPasses, LinearProbe, ProbeMetrics
+from probing.probes.solvers import Penalty, Problem, problem_of_layer
 from probing.runtime.machine import drop_garbage
 from probing.runtime.processes import interrupts_pass
 from probing.runtime.progress import solutions_counted
-from probing.runtime.trainer import build_trainer
-from probing.statistics.moments import Moments
+from probing.runtime.trainer import HONOURED, build_trainer
+from probing.statistics.moments import Moments, PenaltySpace, Scaling
+
+# --------------------------------------------------------------------------------------------------------------------
+# Settings of the training: penalty, solver and arguments of Lightning's Trainer.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Returns Lightning callbacks for the training of the named probes, such as `bootstraps`.
+Callbacks = Callable[[str], Sequence[pl.Callback]]
+
+# Tolerance of controls, in nats. At this tolerance the third digit of their accuracy is right; at ten times this
+# tolerance, accuracy was wrong by up to .0005 (on the built-in model). A stricter tolerance is not needed, because the
+# neurons of controls are not ranked.
+CONTROL_TOLERANCE = 1e-4
+# Arguments of the Trainer that also apply to probes trained after the one requested, such as those that measure the
+# distance to the optimum.
+_FOR_MEASURING = HONOURED - {"max_epochs", "max_time", "enable_checkpointing"}
+
+
+def no_callbacks(what: str) -> Sequence[pl.Callback]:
+    """Return no callbacks."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Lbfgs:
+    """L-BFGS: full passes over the training tokens until a bound on the distance to the optimum is reached.
+
+    Args:
+        tolerance: The bound on the distance to the optimum, in nats.
+    """
+
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam on shuffled mini-batches with early stopping, as published probes are trained.
+
+    Args:
+        learning_rate: Learning rate.
+        batch_size: Number of tokens in a mini-batch.
+        patience: Number of epochs without a lower validation cross-entropy before a layer stops.
+        seed: Seed of the order of the tokens.
+        tolerance: Tolerance, in nats, to which L-BFGS continues from Adam's last point, to measure its distance from
+            the optimum; infinite if that is not measured.
+    """
+
+    learning_rate: float
+    batch_size: int
+    patience: int
+    seed: int
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of the training.
+
+    Args:
+        penalty: Penalty on the scaled weights.
+        solver: The solver that minimises the objective.
+        penalty_space: Scale by which neurons are divided before their weights are penalised.
+        trainer: Arguments of Lightning's Trainer, checked by `check_trainer_options`.
+        callbacks: Returns Lightning callbacks for the training of the named probes.
+    """
+
+    penalty: Penalty
+    solver: Lbfgs | Adam
+    penalty_space: PenaltySpace = "sd"
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: Callbacks = no_callbacks
+
+    def scaling(self, moments: Moments) -> Scaling:
+        """Return the scaling of a layer's neurons, given the moments of its training tokens."""
+        return Scaling(moments, self.penalty_space)
+
+    def loosened(self, tolerance: float) -> Training:
+        """Return the settings with a tolerance of at least this many nats."""
+        return replace(self, solver=replace(self.solver, tolerance=max(self.solver.tolerance, tolerance)))
+
+    def for_controls(self) -> Training:
+        """Return the settings for controls, whose accuracy needs only three digits.
+
+        For Adam the distance to the optimum is not measured, and nothing is checkpointed.
+        """
+        trainer = {name: value for name, value in self.trainer.items() if name != "enable_checkpointing"}
+        tolerance = CONTROL_TOLERANCE if isinstance(self.solver, Lbfgs) else math.inf
+        return replace(self.loosened(tolerance), trainer=trainer)
+
+    def for_measuring(self) -> Training:
+        """Return the settings for probes other than the one requested; limits on passes do not apply to them."""
+        trainer = {name: value for name, value in self.trainer.items() if name in _FOR_MEASURING}
+        return replace(self, trainer=trainer)
+
 
 # Most passes; a problem that is not solved by then is reported as not converged.
 MAX_PASSES = 1000
@@ -341,3 +432,334 @@ def _validated(probe: LinearProbe, i: int) -> dict[str, float]:
     """Return the validation cross-entropy of adam's best weights, if there was a validation epoch."""
     value = probe.rule.best_cross_entropy[i] if isinstance(probe.rule, Descent) else math.inf
     return {"validation_cross_entropy": value} if math.isfinite(value) else {}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Minimum description length of the labels given the activations: the online code (Voita & Titov 2020, section 2.2.2).
+# --------------------------------------------------------------------------------------------------------------------
+
+# Shares of the training sentences at which blocks end. The probe trained up to one encodes the block up to the next.
+SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
+# Base-10 exponents of the l2 penalty: of the first probe, which has hardly any data, of the weakest and of the
+# strongest.
+FIRST, WEAKEST, STRONGEST = -1, -8, 2
+
+
+@dataclass(frozen=True)
+class CodeLength:
+    """Code length of the training labels, given one layer's activations.
+
+    Args:
+        layer: Layer number.
+        online: Length of the online code, in bits.
+        uniform: Length of the uniform code, n_tokens log2 n_classes, in bits.
+    """
+
+    layer: int
+    online: float
+    uniform: float
+
+    @property
+    def compression(self) -> float:
+        """Length of the uniform code divided by that of the online code."""
+        return self.uniform / self.online
+
+
+def prefix_sizes(n_sentences: int) -> list[int]:
+    """Return the number of sentences up to the end of each block, ascending; a block has at least one sentence."""
+    return sorted({max(1, round(share * n_sentences)) for share in SHARES})
+
+
+def sentence_order(train: Examples, seed: int) -> NDArray[np.int32]:
+    """Return the sentences with examples, in the random order in which they are sent."""
+    return np.random.default_rng(seed).permutation(train.sentences())
+
+
+def online_code(
+    sides: Sides,
+    layers: Sequence[int],
+    training: Training,
+    seed: int,
+) -> list[CodeLength]:
+    """Encode the training labels with each layer's activations; the test side is not used.
+
+    Args:
+        sides: Examples and their classes.
+        layers: Layer numbers.
+        training: Settings of the training. Its l1 penalty is used for all blocks, its l2 penalty is not used, and the
+            tolerance is that of controls.
+        seed: Seed of the order of the sentences.
+    """
+    order = sentence_order(sides.train, seed)
+    ends = prefix_sizes(len(order))
+    bits_per_token = math.log2(len(sides.classes))
+    first = _of_sentences(sides.train, order[: ends[0]])
+    bits = [first.n_tokens * bits_per_token] * len(layers)
+    coders = [_Coder() for _ in layers]
+    for number, (start, end) in enumerate(itertools.pairwise(ends), start=1):
+        block = _of_sentences(sides.train, order[start:end])
+        known = replace(sides, train=_of_sentences(sides.train, order[:start]), test=block)
+        problems = [
+            problem
+            for i, (layer, coder) in enumerate(zip(layers, coders, strict=True))
+            for problem in coder.problems(f"layer_{layer:02d}", i, training.penalty.l1)
+        ]
+        fits = train_problems(
+            known, layers, layer_moments(known.train, layers), problems, training.for_controls().for_measuring(),
+            f"{number} of {len(ends) - 1}", test=True,
+        )  # fmt: skip
+        for i, coder in enumerate(coders):
+            tried = [fit for fit, problem in zip(fits, problems, strict=True) if problem.layer_index == i]
+            bits[i] += block.n_tokens * coder.encode(tried) / math.log(2)
+    uniform = sides.train.n_tokens * bits_per_token
+    return [CodeLength(layer, online, uniform) for layer, online in zip(layers, bits, strict=True)]
+
+
+class _Coder:
+    """Chooses the penalty of a layer's next block, and the initial weights of its probes.
+
+    On every block, the current penalty is tried beside the next weaker and the next stronger one. The best of the three
+    becomes the current penalty of the following block.
+    """
+
+    def __init__(self) -> None:
+        self.exponent = FIRST
+        self.weights: dict[int, Tensor] = {}
+
+    @property
+    def tried(self) -> list[int]:
+        """Exponents of the penalties to try, including the current one, strongest first."""
+        return [e for e in range(self.exponent + 1, self.exponent - 2, -1) if WEAKEST <= e <= STRONGEST]
+
+    def problems(self, name: str, layer_index: int, l1: float) -> list[Problem]:
+        """Return a problem for each penalty to try, which starts from the nearest probe of the previous block."""
+        starts = [self.weights[min(self.weights, key=lambda known: abs(known - e))] for e in self.tried if self.weights]
+        return [
+            Problem(f"{name}_{e}", layer_index, Penalty(l1, 10.0**e), starts[n] if starts else None)
+            for n, e in enumerate(self.tried)
+        ]
+
+    def encode(self, fits: Sequence[LayerFit]) -> float:
+        """Return the block's nats per token under the current penalty, then make the best penalty the current one."""
+        nats = {e: fit.metrics["cross_entropy"] for e, fit in zip(self.tried, fits, strict=True)}
+        self.weights = {e: fit.weight for e, fit in zip(self.tried, fits, strict=True)}
+        spent = nats[self.exponent]
+        self.exponent = min(nats, key=lambda e: nats[e])
+        return spent
+
+
+def _of_sentences(examples: Examples, sentences: NDArray[np.int32]) -> Examples:
+    """Return the examples of these sentences only."""
+    here = np.zeros(examples.store.tokens.n_sentences, dtype=bool)
+    here[sentences] = True
+    return replace(examples, labels=np.where(here[examples.store.tokens.sentences], examples.labels, -1))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The strength of the l2 penalty, chosen on validation sentences; one value, which makes layers comparable.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Half decades: l2 = 10 ** (index / 2). The walk begins at 1e-2, which takes few passes, and ends at 1e-10 or 100 at the
+# latest. At 1e-10 probes are hardly penalised; at 100 they hardly differ from a uniform prediction.
+FIRST_PENALTY, WEAKEST_PENALTY, STRONGEST_PENALTY = -4, -20, 4
+# Tolerance of probes on the path, in nats. Tolerances of 1e-2 and 1e-3 gave the same choice, with mean validation
+# cross-entropies .0005 to .01 apart, while neighbours of the chosen penalty differed by .01 and more.
+TOLERANCE = 3e-3
+# A step that improves the mean by less than `RESOLUTION` nats ends the walk: in a layer that determines the class,
+# weaker penalties keep improving by tiny amounts and need more and more passes. A step after which some probe has not
+# reached its optimum in `MOST_PASSES` passes ends the walk too: with so weak a penalty the run's own probes would
+# hardly converge.
+RESOLUTION, MOST_PASSES = 2e-3, 60
+
+
+def strength(index: int) -> float:
+    """Return the l2 penalty of a grid index."""
+    return float(f"{10 ** (index / 2):.3g}")
+
+
+@dataclass(frozen=True)
+class PenaltyPath:
+    """Validation cross-entropy along a grid of penalties.
+
+    Args:
+        layers: Layer numbers.
+        l2: The penalties tried, descending, half a decade apart.
+        cross_entropy: Mean over validation tokens in nats, shape (n_penalties, n_layers).
+        around: Weights of each layer's probe at penalties up to a decade from the chosen one, by the number of half
+            decades from it, on raw hidden states, within `TOLERANCE` of the optimum.
+    """
+
+    layers: Sequence[int]
+    l2: Sequence[float]
+    cross_entropy: NDArray[np.float64]
+    around: Mapping[int, Sequence[Tensor]]
+
+    @property
+    def best(self) -> int:
+        """The index of the chosen penalty: that with the lowest mean over layers, among equals the strongest."""
+        return int(self.cross_entropy.mean(1).argmin())
+
+    @property
+    def chosen(self) -> float:
+        """The chosen penalty."""
+        return self.l2[self.best]
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """Weights of each layer's probe at the chosen penalty."""
+        return self.around[0]
+
+    def starts(self, decades: int) -> Sequence[Tensor] | None:
+        """Return initial weights for a penalty a decade stronger (1) or weaker (-1), for each layer.
+
+        They are those of the path, or extrapolated where that ended half a decade away; None where it ended at once.
+        """
+        if 2 * decades in self.around:
+            return self.around[2 * decades]
+        near = [self.around[i] for i in (decades, 0) if i in self.around]
+        return [2 * last - former for last, former in zip(*near, strict=True)] if len(near) == 2 else None
+
+    @property
+    def alone(self) -> list[float]:
+        """The best penalty of each layer by itself, among those tried."""
+        return [self.l2[i] for i in self.cross_entropy.argmin(0)]
+
+    @property
+    def neighbours(self) -> list[tuple[float, float]]:
+        """The chosen penalty and its neighbours, strongest first, each with its mean cross-entropy."""
+        means = self.cross_entropy.mean(1).tolist()
+        return list(zip(self.l2, means, strict=True))[max(self.best - 1, 0) : self.best + 2]
+
+    def summary(self) -> dict[str, Any]:
+        """Return the results of the path, as plain values for `results.json`."""
+        return {
+            "l2": self.chosen,
+            "tried": list(self.l2),
+            "validation_cross_entropy": self.cross_entropy.mean(1).tolist(),
+            "validation_cross_entropy_by_layer": {
+                str(layer): column.tolist() for layer, column in zip(self.layers, self.cross_entropy.T, strict=True)
+            },
+            "alone": dict(zip(map(str, self.layers), self.alone, strict=True)),
+        }
+
+
+def choose_penalty(
+    sides: Sides,
+    layers: Sequence[int],
+    moments: Sequence[Moments],
+    training: Training,
+) -> PenaltyPath:
+    """Return the penalty under which probes predict validation tokens best, on average over layers.
+
+    Args:
+        sides: Examples and their classes; the test side is not used.
+        layers: Layer numbers.
+        moments: Moments of the training tokens, for each layer.
+        training: Settings of the training; its l1 penalty is used along the path, its l2 penalty is not used.
+
+    Raises:
+        ValueError: If there are no validation tokens.
+    """
+    if not sides.validation.n_tokens:
+        raise ValueError("no validation tokens to choose a penalty by")
+    judged = replace(sides, test=sides.validation)
+    roughly = training.loosened(TOLERANCE).for_measuring()
+    roughly = replace(roughly, trainer={**roughly.trainer, "max_epochs": MOST_PASSES})
+
+    def train(l2: float, starts: Sequence[Tensor | None]) -> list[LayerFit]:
+        penalty = Penalty(training.penalty.l1, l2)
+        problems = [problem_of_layer(layer, i, penalty, starts[i]) for i, layer in enumerate(layers)]
+        return train_problems(judged, layers, moments, problems, roughly, f"choosing the penalty: {l2:g}", test=True)
+
+    found = walk(train, len(layers))
+    indices = sorted(found, reverse=True)
+    means = np.array([[fit.metrics["cross_entropy"] for fit in found[index]] for index in indices])
+    best = indices[int(means.mean(1).argmin())]
+    around = {i - best: [fit.weight for fit in fits] for i, fits in found.items() if abs(i - best) <= 2}
+    return PenaltyPath(layers, [strength(index) for index in indices], means, around)
+
+
+def walk(train: Callable[[float, Sequence[Tensor | None]], list[LayerFit]], n_layers: int) -> dict[int, list[LayerFit]]:
+    """Train on the grid until a step no longer improves the mean, and return the probes by grid index.
+
+    The walk goes towards weaker penalties first. Each probe starts from a linear extrapolation of the two previous
+    ones, which takes half the passes of starting from the previous one. If the first penalty is the best, the walk then
+    goes towards stronger ones. A step towards weaker penalties whose probes do not converge is discarded, and ends the
+    walk.
+
+    Args:
+        train: Trains the probes of all layers at a penalty, from the given weights, or from 0 where these are None.
+        n_layers: Number of probes.
+    """
+    found: dict[int, list[LayerFit]] = {}
+
+    def visit(index: int, near: Sequence[int]) -> float:
+        found[index] = train(strength(index), _starts([found[i] for i in near], n_layers))
+        return _mean(found[index])
+
+    first = best = visit(FIRST_PENALTY, [])
+    for step, end in ((-1, WEAKEST_PENALTY), (1, STRONGEST_PENALTY)):
+        index, best = FIRST_PENALTY, first
+        while index != end:
+            index += step
+            here = visit(index, [i for i in (index - step, index - 2 * step) if i in found])
+            if step < 0 and not all(fit.converged for fit in found[index]):
+                del found[index]
+                break
+            if here > best - RESOLUTION:
+                break
+            best = here
+        if best < first:
+            break
+    return found
+
+
+def _mean(fits: Sequence[LayerFit]) -> float:
+    return float(np.mean([fit.metrics["cross_entropy"] for fit in fits]))
+
+
+def _starts(before: Sequence[Sequence[LayerFit]], n_layers: int) -> list[Tensor | None]:
+    """Return initial weights: extrapolated from the last two points of the path, the last point, or None."""
+    if not before:
+        return [None] * n_layers
+    if len(before) == 1:
+        return [fit.weight for fit in before[0]]
+    return [2 * last.weight - former.weight for last, former in zip(*before, strict=True)]
+
+
+def training_of(
+    probe: ProbeOptions,
+    l2: float,
+    seed: int,
+    trainer: Mapping[str, Any] | None = None,
+    callbacks: Callbacks = no_callbacks,
+) -> Training:
+    """Return the training settings.
+
+    Args:
+        probe: The options.
+        l2: Strength of the squared l2 penalty, which replaces the value in the options.
+        seed: Seed of Adam's mini-batches.
+        trainer: Arguments of Lightning's Trainer.
+        callbacks: Returns Lightning callbacks for the training of the named probes.
+    """
+    solver: Lbfgs | Adam = Lbfgs(probe.tolerance)
+    if probe.solver == "adam":
+        solver = Adam(probe.learning_rate, probe.batch_size, probe.patience, seed, probe.tolerance)
+    return Training(Penalty(probe.l1, l2), solver, probe.penalty_space, trainer or {}, callbacks)
+
+
+def penalised(
+    probe: ProbeOptions,
+    seed: int,
+    sides: Sides,
+    layers: Sequence[int],
+    moments: Sequence[Moments],
+    trainer: Mapping[str, Any],
+) -> tuple[PenaltyPath | None, Training]:
+    """Return the penalty path, if the penalty is to be chosen, and the training settings."""
+    if probe.l2 != "auto":
+        return None, training_of(probe, probe.l2, seed, trainer)
+    training = training_of(probe, strength(FIRST_PENALTY), seed, trainer)
+    path = choose_penalty(sides, layers, moments, training)
+    return path, training_of(probe, path.chosen, seed, trainer)

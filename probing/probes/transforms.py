@@ -3,14 +3,14 @@
 Each follows the definition of a published post-processing: clipping (Luo, Kulmizev & Mao 2021), whitening (Su et al.
 2021), standardisation and mean removal (Timkey & van Schijndel 2021), all-but-the-top (Mu & Viswanath 2018). They
 change hidden states after the forward pass, never the forward pass itself. Linear erasure
-(`probing.probes.erasure`) is another such map; it depends on labels and has a low-rank form of its own.
+(`probing.probes.transforms`) is another such map; it depends on labels and has a low-rank form of its own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,8 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probing.cache.store import Plan, Shard
+from probing.cache.tokens import Tokens
+from probing.data.examples import Activations, Examples, Sides, read, read_share
+from probing.data.module import are_columns
+from probing.probes.training import LayerFit
 from probing.runtime.files import parse_json, regular, write_tensors
-from probing.statistics.moments import Covariance, subtract_
+from probing.runtime.processes import most_over_ranks, sum_over_ranks
+from probing.statistics.moments import ROWS, Covariance, CovarianceAccumulator, Moments, Scaling, subtract_
+from probing.statistics.outliers import by_mean_profile
 
 Kind = Literal["clip", "whiten", "standardise", "center", "all_but_the_top"]
 KINDS: tuple[Kind, ...] = ("clip", "whiten", "standardise", "center", "all_but_the_top")
@@ -270,3 +277,428 @@ def load(path: Path) -> dict[int, Transform]:
             return Transform(file.metadata()["kind"], shift, linear, offset, rank)
 
         return {int(layer): read(int(layer), rank) for layer, rank in parse_json(file.metadata()["ranks"]).items()}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Linear erasure (LEACE), and examples whose activations are transformed, erased or restricted to some neurons.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Eigenvalues of the neurons' correlation matrix below this share of the largest are rounding errors. The relative
+# rounding error of float32 states is 6e-8, so that a direction without variance, which every LayerNorm leaves, has an
+# eigenvalue of about 1e-14.
+EIGENVALUE_CUT = 1e-10
+# A neuron's standard deviation below this share of its mean is a rounding error too.
+VARIES = 6e-8
+# Canonical correlations between states and classes below this are rounding errors of the float64 sums.
+CORRELATION_CUT = 1e-10
+
+
+@dataclass(frozen=True)
+class Eraser:
+    """The map r(x) = x - W^+ P W (x - mean), with W^+ P W = left @ right of rank at most n_classes - 1.
+
+    Args:
+        mean: Mean of the tokens that it was fitted on, which the map preserves, shape (d_model,), float64.
+        left: First factor, shape (d_model, rank), float64.
+        right: Second factor, shape (rank, d_model), float64; right @ left is the identity.
+    """
+
+    mean: Tensor
+    left: Tensor
+    right: Tensor
+
+    @property
+    def rank(self) -> int:
+        """Number of directions that are removed."""
+        return self.left.shape[1]
+
+    def apply(self, hidden_states: Tensor) -> Tensor:
+        """Return the states without the linear information about the class.
+
+        Args:
+            hidden_states: The states, shape (..., d_model).
+
+        Returns:
+            Of the same shape and dtype; computed in float64.
+        """
+        centred = hidden_states.double() - self.mean
+        return (hidden_states.double() - (centred @ self.right.T) @ self.left.T).to(hidden_states.dtype)
+
+
+class ErasureAccumulator:
+    """Takes batches of one layer and returns their eraser; sums are taken in float64.
+
+    Args:
+        d_model: Number of neurons.
+        n_classes: Number of classes.
+    """
+
+    def __init__(self, d_model: int, n_classes: int) -> None:
+        self.moments = CovarianceAccumulator(d_model)
+        self.counts = torch.zeros(n_classes, dtype=torch.float64)
+        # Origin of the class sums: the mean of the first batch, which keeps the sums precise enough to tell classes
+        # apart.
+        self.origin: Tensor | None = None
+        self.class_sums = torch.zeros(n_classes, d_model, dtype=torch.float64)
+
+    def update(self, hidden_states: Tensor, labels: Tensor) -> None:
+        """Add tokens and their labels, shapes (n, d_model) and (n,); n may be 0, and the label -1 is ignored."""
+        kept = labels >= 0
+        states, classes = hidden_states[kept], labels[kept]
+        if not len(states):
+            return
+        if self.origin is None:
+            self.origin = states.mean(0, dtype=torch.float64)
+        self.moments.update(states)
+        self.counts += classes.bincount(minlength=len(self.counts))
+        for rows, own in zip(states.split(ROWS), classes.split(ROWS), strict=True):
+            self.class_sums.index_add_(0, own, rows.double() - self.origin)
+
+    def result(self) -> Eraser:
+        """Return the eraser fitted on all tokens added.
+
+        Neurons are divided by their standard deviations before the eigenvectors are computed. This only changes the
+        scale of the threshold for small eigenvalues. Directions below the threshold, and neurons that do not vary, are
+        left unchanged.
+
+        Raises:
+            ValueError: If nothing was added.
+        """
+        moments = self.moments.result()
+        mean, n_tokens, sd = moments.mean, moments.n_tokens, moments.sd
+        inverse_sd = torch.where(sd > VARIES * mean.abs(), 1 / sd, 0.0)
+        values, vectors = torch.linalg.eigh(inverse_sd[:, None] * moments.covariance * inverse_sd)
+        kept = values > EIGENVALUE_CUT * values[-1]
+        values, vectors = values[kept], vectors[:, kept]
+        whiten = (vectors / values.sqrt()).T * inverse_sd
+        # Class indicators divided by their standard deviations, so that singular values are canonical correlations.
+        seen = self.counts > 0
+        counts = self.counts[seen]
+        centred = self.class_sums[seen] - counts[:, None] * (self.class_sums.sum(0) / n_tokens)
+        cross = centred / (n_tokens * counts).sqrt()[:, None]
+        directions, correlations, _ = torch.linalg.svd(whiten @ cross.T, full_matrices=False)
+        directions = directions[:, correlations > CORRELATION_CUT][:, : len(counts) - 1]
+        unwhiten = sd[:, None] * vectors * values.sqrt()
+        return Eraser(mean, unwhiten @ directions, directions.T @ whiten)
+
+
+def fit_erasers(train: Examples, layers: Sequence[int], n_classes: int) -> dict[int, Eraser]:
+    """Return an eraser for each layer, fitted in one streamed pass.
+
+    Args:
+        train: Training examples.
+        layers: Layer numbers.
+        n_classes: Number of classes.
+    """
+    accumulators = {layer: ErasureAccumulator(train.store.plan.d_model, n_classes) for layer in layers}
+    for batch in read(train, layers):
+        for accumulator, states in zip(accumulators.values(), batch.hidden_states, strict=True):
+            accumulator.update(states, batch.labels)
+    return {layer: accumulator.result() for layer, accumulator in accumulators.items()}
+
+
+class Changed:
+    """Behaves like a store, but maps each layer's hidden states by a function.
+
+    If the task averages the pieces of a word, it does so after the map. All maps used here are affine, so the order
+    makes no difference.
+
+    Args:
+        store: The store to read.
+        changes: Function of each layer, from shape (n, d_model of the store) to (n, d_model).
+        d_model: Number of neurons after the map; None if unchanged.
+    """
+
+    n_constants = 0
+
+    def __init__(
+        self, store: Activations, changes: Mapping[int, Callable[[Tensor], Tensor]], d_model: int | None = None
+    ) -> None:
+        self.store, self.changes = store, changes
+        self.tokens: Tokens = store.tokens
+        self.plan: Plan = replace(store.plan, d_model=d_model or store.plan.d_model)
+
+    def shard_tokens(self, shard: Shard) -> slice:
+        """Return the shard's rows of the table of tokens."""
+        return self.store.shard_tokens(shard)
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the mapped hidden states of a shard, shape (n, d_model), in float32 or wider."""
+        return self.changes[layer](self.store.read(layer, shard).float())
+
+
+def erased(sides: Sides, layers: Sequence[int], fitted_on: Examples | None = None) -> Sides:
+    """Return the sides with activations from which the class is linearly erased.
+
+    Args:
+        sides: The sides with the original activations.
+        layers: Layer numbers that will be read.
+        fitted_on: Examples that the erasers are fitted on, such as the same tokens with other labels; `sides.train` if
+            None.
+    """
+    return without(sides, fit_erasers(fitted_on or sides.train, layers, len(sides.classes)))
+
+
+def without(sides: Sides, erasers: Mapping[int, Eraser]) -> Sides:
+    """Return the sides with activations mapped by each layer's eraser."""
+    changes = {layer: eraser.apply for layer, eraser in erasers.items()}
+    return sides.each(lambda examples: replace(examples, store=Changed(examples.store, changes)))
+
+
+def with_neurons(sides: Sides, neurons: Mapping[int, Sequence[int]]) -> Sides:
+    """Return the sides with the activations of some neurons only, equally many in each layer.
+
+    Raises:
+        ValueError: If the numbers of neurons differ between layers.
+    """
+    d_model, *others = {len(kept) for kept in neurons.values()}
+    if others:
+        raise ValueError(f"all layers must have the same number of neurons, not {d_model} and {others[0]}")
+
+    def pick(kept: Sequence[int]) -> Callable[[Tensor], Tensor]:
+        columns = torch.as_tensor(kept)
+        return lambda hidden_states: hidden_states[:, columns]
+
+    changes = {layer: pick(kept) for layer, kept in neurons.items()}
+    return sides.each(lambda examples: replace(examples, store=Changed(examples.store, changes, d_model)))
+
+
+# With zca, every layer keeps its width, and each whitened coordinate still belongs to a neuron.
+HOW = Fitting(whitening="zca")
+
+
+def moments_of(train: Examples, layers: Sequence[int]) -> dict[int, Covariance]:
+    """Return mean and covariance of each layer's examples, in one streamed pass divided among ranks."""
+    width, columns = train.store.plan.d_model, are_columns(train.store)
+    accumulators = {layer: CovarianceAccumulator(width, columns) for layer in layers}
+    for batch in read_share(train, layers):
+        for accumulator, states in zip(accumulators.values(), batch.hidden_states, strict=True):
+            accumulator.update(states)
+    for accumulator in accumulators.values():
+        accumulator.all_reduce(sum_over_ranks)
+        accumulator.mean.limits = most_over_ranks(accumulator.mean.limits)
+    return {layer: accumulator.result() for layer, accumulator in accumulators.items()}
+
+
+def fit_each(kind: Kind, moments: Mapping[int, Covariance]) -> dict[int, Transform]:
+    """Fit a transform for each layer; `clip` sets the outliers of the mean, if there are any."""
+    return {
+        layer: fit_transform(kind, of_layer, [o.neuron for o in by_mean_profile(of_layer.mean.numpy())], HOW)
+        for layer, of_layer in moments.items()
+    }
+
+
+def clip_others(
+    moments: Mapping[int, Covariance], transforms: Mapping[int, Transform], seed: int
+) -> dict[int, Transform]:
+    """Return for each layer a clip of the same number of other neurons, drawn at random, or of all others if too few.
+
+    Args:
+        moments: Moments of each layer.
+        transforms: The transforms that clip the outliers, by layer.
+        seed: Seed of the draws; the draw of a layer does not depend on the other layers.
+    """
+    found = {}
+    for layer, transform in transforms.items():
+        outliers = transform.clipped
+        n, generator = min(len(outliers), transform.n_out - len(outliers)), np.random.default_rng([seed, layer])
+        found[layer] = clip(moments[layer], random_neurons(transform.n_out, n, outliers, generator))
+    return found
+
+
+def transformed(sides: Sides, transforms: Mapping[int, Transform]) -> Sides:
+    """Return the sides with activations mapped by each layer's transform."""
+    return sides.each(lambda examples: replace(examples, store=Changed(examples.store, transforms)))
+
+
+def transform_all(
+    kind: Kind, sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int], seed: int
+) -> tuple[Sides, dict[str, list[Sides]], dict[int, Transform]]:
+    """Return sides and controls transformed, and the transforms of the sides.
+
+    Two controls are added: the untransformed sides, and for `clip` the same number of other neurons clipped. Controls
+    with other activations have their own transforms, fitted on their training examples; the control `token` is not
+    transformed.
+
+    Args:
+        kind: Kind of the transform.
+        sides: The sides of the run.
+        controls: One or several draws of each control; those with the sides' activations have the same transforms.
+        layers: Layer numbers.
+        seed: Seed of the draw of other neurons.
+    """
+    moments = moments_of(sides.train, layers)
+    fitted = fit_each(kind, moments)
+
+    def change(name: str, other: Sides) -> Sides:
+        if name == "token":
+            return other
+        is_same = other.train.store is sides.train.store
+        return transformed(other, fitted if is_same else fit_each(kind, moments_of(other.train, layers)))
+
+    changed = {name: [change(name, draw) for draw in draws] for name, draws in controls.items()}
+    changed["untransformed"] = [sides]
+    if kind == "clip":
+        changed["others_clipped"] = [transformed(sides, clip_others(moments, fitted, seed))]
+    return transformed(sides, fitted), changed, fitted
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Probes with an intercept: they read centred neurons and a constant, whose weights are the intercept.
+# --------------------------------------------------------------------------------------------------------------------
+
+# The constant feature. Its weights are penalised like all others, so that the bound on the distance to the optimum
+# holds; at this size the intercept is penalised by only a 10,000th of that and is nearly free.
+CONSTANT = 100.0
+
+
+class WithConstant(Changed):
+    """Behaves like a store, but maps hidden states by a transform that centres them, and appends the constant.
+
+    Args:
+        store: The store to read.
+        transforms: The transform of each layer, without offset.
+    """
+
+    n_constants = 1
+
+    def __init__(self, store: Activations, transforms: Mapping[int, Transform]) -> None:
+        width = store.plan.d_model + 1
+        super().__init__(store, {layer: _and_constant(own) for layer, own in transforms.items()}, width)
+
+
+def _and_constant(transform: Transform) -> Callable[[Tensor], Tensor]:
+    """Return a function from hidden states of shape (n, d_model) to images and the constant, (n, n_out + 1)."""
+
+    def change(hidden_states: Tensor) -> Tensor:
+        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        changed = hidden_states.new_full((len(hidden_states), transform.n_out + 1), CONSTANT, dtype=dtype)
+        images = changed[:, :-1]
+        if transform.linear.ndim == 1:  # in place, because new pages of memory take longer than the arithmetic
+            subtract_(images.copy_(hidden_states), transform.shift).mul_(transform.linear.to(changed))
+        else:
+            images.copy_(transform(hidden_states))
+        return changed
+
+    return change
+
+
+def centred(
+    sides: Sides, controls: Mapping[str, Sequence[Sides]], layers: Sequence[int]
+) -> tuple[Sides, dict[str, list[Sides]], dict[int, Transform]]:
+    """Return sides and controls whose neurons have the mean 0 on training examples, and the transforms of the sides.
+
+    Activations that are transformed already are centred by one transform of the original ones.
+
+    Args:
+        sides: The sides of the run.
+        controls: One or several draws of each control; those with other activations have their own means.
+        layers: Layer numbers; the control `token` has only one.
+    """
+    fitted: dict[int, dict[int, Transform]] = {}
+    stores = ChangedOnce()
+
+    def centre(own: Sides, of_layers: Sequence[int]) -> Sides:
+        key = id(own.train.store)
+        if key not in fitted:
+            fitted[key] = _centring(own.train, of_layers)
+        return stores.change(own, lambda store: Changed(_original(store), fitted[key]))
+
+    changed = centre(sides, layers)
+    others = {
+        name: [centre(draw, layers[:1] if name == "token" else layers) for draw in draws]
+        for name, draws in controls.items()
+    }
+    return changed, others, fitted[id(sides.train.store)]
+
+
+def with_constant(sides: Sides, controls: Mapping[str, Sequence[Sides]]) -> tuple[Sides, dict[str, list[Sides]]]:
+    """Return sides and controls that `centred` returned, with the constant beside their neurons."""
+    stores = ChangedOnce()
+
+    def add(own: Sides) -> Sides:
+        return stores.change(own, lambda store: WithConstant(_original(store), _transforms(store)))
+
+    return add(sides), {name: [add(draw) for draw in draws] for name, draws in controls.items()}
+
+
+class ChangedOnce:
+    """Changes the activations of sides; those that had the same ones have the same ones afterwards.
+
+    The sides must live as long as this object.
+    """
+
+    def __init__(self) -> None:
+        self._changed: dict[int, Changed] = {}
+
+    def change(self, sides: Sides, change: Callable[[Activations], Changed]) -> Sides:
+        """Return the sides with each store changed, by `change` where it has not been changed before."""
+
+        def of(examples: Examples) -> Examples:
+            key = id(examples.store)
+            if key not in self._changed:
+                self._changed[key] = change(examples.store)
+            return replace(examples, store=self._changed[key])
+
+        return sides.each(of)
+
+
+def _centring(train: Examples, layers: Sequence[int]) -> dict[int, Transform]:
+    """Return for each layer the transform of the original activations that centres them, also if it does more."""
+    moments, before = moments_of(replace(train, store=_original(train.store)), layers), _transforms(train.store)
+    return {
+        layer: before[layer].centred_on(own.mean) if layer in before else center(own) for layer, own in moments.items()
+    }
+
+
+def _transforms(store: Activations) -> dict[int, Transform]:
+    """Return the transform of each layer; empty if the activations are not transformed."""
+    changes = store.changes if isinstance(store, Changed) else {}
+    return {layer: own for layer, own in changes.items() if isinstance(own, Transform)}
+
+
+def _original(store: Activations) -> Activations:
+    """Return the activations before they were transformed."""
+    return store.store if isinstance(store, Changed) and _transforms(store) else store
+
+
+def moments_with_constant(moments: Moments, scaling: Scaling | None = None) -> Moments:
+    """Return the moments of centred neurons and the constant, which is given sd 1, so that it counts as live.
+
+    Args:
+        moments: Moments of the neurons.
+        scaling: How the neurons are scaled, if they are.
+    """
+    covariance, sd = moments.covariance, moments.sd
+    if scaling is not None:
+        covariance, sd = scaling.products(covariance), scaling.features(sd)
+    mean = torch.cat([torch.zeros_like(moments.mean), torch.tensor([CONSTANT], dtype=torch.float64)])
+    sd = torch.cat([sd, torch.ones(1, dtype=torch.float64)])
+    constant = moments.constant
+    if constant is not None:
+        constant = torch.cat([constant, torch.zeros(1, dtype=torch.bool)])
+    # The constant has covariance 0.
+    return Moments(moments.n_tokens, mean, sd, torch.nn.functional.pad(covariance, (0, 1, 0, 1)), constant)
+
+
+def scaled_transform(scaling: Scaling) -> Transform:
+    """Return the map that centres neurons and scales them."""
+    mean, inverse = scaling.moments.mean, scaling.inverse
+    return Transform("standardise", mean, inverse, torch.zeros_like(mean), int(inverse.count_nonzero()))
+
+
+def of_neurons(fit: LayerFit) -> LayerFit:
+    """Return a probe of neurons and the constant, weights (n_classes, d_model + 1), as one of neurons and intercept."""
+    moments = fit.moments
+    return replace(
+        fit,
+        weight=fit.weight[:, :-1].clone(),
+        moments=Moments(
+            moments.n_tokens,
+            moments.mean[:-1],
+            moments.sd[:-1],
+            moments.covariance[:-1, :-1],
+            None if moments.constant is None else moments.constant[:-1],
+        ),
+        intercept=CONSTANT * fit.weight[:, -1],
+    )

@@ -24,11 +24,9 @@ from probing.data.examples import Activations, Examples, SentenceVectors, Sides,
 from probing.data.labelling import thin
 from probing.data.module import layer_moments
 from probing.models.dictionaries import Dictionary
-from probing.probes.erasure import Changed
-from probing.probes.intercept import centred, with_constant
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty, Problem
-from probing.probes.training import LayerFit, train_problems
+from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
+from probing.probes.transforms import Changed, centred, with_constant
 from probing.rankings.evaluation import BY_CHANCE, TOLERANCE, of_views
 from probing.runtime.progress import note
 from probing.statistics.intervals import accuracy_interval, difference_interval

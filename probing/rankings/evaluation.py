@@ -23,10 +23,9 @@ from probing.cache.store import Plan, Shard
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations, Examples, Sides, n_constants, read
 from probing.data.labelling import thin
-from probing.probes import gaussian
-from probing.probes.recipe import Lbfgs, Training
+from probing.probes import closed_forms
 from probing.probes.solvers import Problem
-from probing.probes.training import LayerFit, train_probes, train_variants
+from probing.probes.training import LayerFit, Lbfgs, Training, train_probes, train_variants
 from probing.rankings.methods import LayerData, Ranking
 from probing.statistics.intervals import accuracy_interval
 from probing.tables.rankings import is_top, smallest
@@ -141,14 +140,14 @@ def evaluate(
                 correct = test.clusters(found.correct_by_sentence)
                 low, high = accuracy_interval(correct, n_tokens)
                 cautious, _ = accuracy_interval(correct, n_tokens, 1 - 2 * BY_CHANCE / max(n_judged, 1))
-                bits = gaussian.entropy(labels) - found.cross_entropy / math.log(2)
+                bits = closed_forms.entropy(labels) - found.cross_entropy / math.log(2)
                 rows.append({
                     "layer": data.layer, "ranking": choice.ranking, "probe": probe, "from": choice.end, "k": k,
                     **({"draw": choice.draw} if choice.draw else {}),
                     "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "majority_accuracy": majority,
                     **({} if choice.draw else {"above_chance": "yes" if cautious > max(by_chance) else "no"}),
                     "cross_entropy": found.cross_entropy, "mutual_information": bits,
-                    "share_of_entropy": bits / gaussian.entropy(labels),
+                    "share_of_entropy": bits / closed_forms.entropy(labels),
                     "n_train_tokens": found.n_train_tokens, "n_test_tokens": len(labels),
                 })  # fmt: skip
     return rows
@@ -191,7 +190,7 @@ def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> lis
     """Test a Gaussian probe of each choice of neurons; dead neurons are left out."""
     live = [[i for i in choice.neurons if not data.moments.dead[i]] for choice in chosen]
     drawn = [i for i in data.draw(len(chosen[0].neurons), 0) if not data.moments.dead[i]]
-    probe = gaussian.choose_shared(data.classes, *data.validation, drawn)
+    probe = closed_forms.choose_shared(data.classes, *data.validation, drawn)
     nats = torch.zeros(len(chosen), dtype=torch.float64)
     right = torch.zeros(len(chosen), sides.test.store.tokens.n_sentences, dtype=torch.int64)
     for batch in read(sides.test, [data.layer]):

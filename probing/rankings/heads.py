@@ -16,8 +16,7 @@ from torch import Tensor
 
 from probing.data.examples import Sides, n_constants
 from probing.data.labelling import thin
-from probing.probes.recipe import Lbfgs, Training
-from probing.probes.training import LayerFit, train_probes
+from probing.probes.training import LayerFit, Lbfgs, Training, train_probes
 from probing.rankings.evaluation import BY_CHANCE, DRAWS, MOST_TOKENS, TOLERANCE, of_views
 from probing.statistics.intervals import accuracy_interval
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from probing.data.examples import Sides, read
 from probing.data.labelling import Sample, load, thin
 from probing.data.module import layer_moments
-from probing.probes import gaussian
+from probing.probes import closed_forms
 from probing.probes.objective import centre_over_classes, cross_entropy_sums
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from probing.rankings.contributions import ClassMagnitudes, MagnitudeAccumulator, mean_contribution
@@ -286,8 +286,8 @@ def gaussian_selection(data: LayerData) -> Ranking:
     states, labels = data.validation
     # The covariance's shrinkage is chosen for probes of this size, on random neurons so that no ranking is favoured.
     drawn = [i for i in data.draw(SELECTED, 0) if not data.moments.dead[i]]
-    probe = gaussian.choose_shared(data.classes, states, labels, drawn)
-    found = gaussian.select(probe, states, labels, data.live, SELECTED)
+    probe = closed_forms.choose_shared(data.classes, states, labels, drawn)
+    found = closed_forms.select(probe, states, labels, data.live, SELECTED)
     score = torch.zeros(len(data.moments.sd), dtype=torch.float64)
     score[data.live] = found.with_next - found.information[-1]
     others = by_score(torch.where(data.moments.dead, -torch.inf, score)).order.tolist()

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from probing.data.controls import permute_among_types, token_types
 from probing.data.examples import Sides, read
 from probing.data.module import layer_moments
-from probing.probes.recipe import Adam, Training
 from probing.probes.solvers import Problem
-from probing.probes.training import LayerFit, train_probes, train_problems
+from probing.probes.training import Adam, LayerFit, Training, train_probes, train_problems
 from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
 
 # Bound on the distance of shuffled-label probes from their optima, in nats; the true distance is about its hundredth.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from probing.data.labelling import Sample
-from probing.probes.gaussian import FLOOR, choose_shared, entropy
+from probing.probes.closed_forms import FLOOR, choose_shared, entropy
 from probing.probes.objective import centre_over_classes
 from probing.rankings.methods import SELECTED, LayerData, mean_differences
 from probing.statistics.rotations import random_rotation

@@ -22,9 +22,8 @@ from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
 from probing.models.anatomy import Anatomy, hidden_states, replaced_forward
 from probing.models.examination import run
-from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import LayerFit, train_probes
+from probing.probes.training import CONTROL_TOLERANCE, LayerFit, Lbfgs, Training, train_probes
 from probing.readouts.interventions import Read
 from probing.tasks import TokenTask
 

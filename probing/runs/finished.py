@@ -33,11 +33,9 @@ from probing.models import (
     site_of,
 )
 from probing.models.layers import aligned
-from probing.probes.erasure import transformed
-from probing.probes.intercept import with_constant
-from probing.probes.penalty_path import training_of
-from probing.probes.recipe import Training
 from probing.probes.solvers import Penalty
+from probing.probes.training import Training, training_of
+from probing.probes.transforms import transformed, with_constant
 from probing.rankings.null_rankings import null_rankings
 from probing.results.shown import count, layers_named
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed

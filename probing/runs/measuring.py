@@ -13,11 +13,8 @@ from probing.evidence.neuron_profiles import extremes, predicted_classes, profil
 from probing.evidence.removal import PENALTIES
 from probing.evidence.retraining import Retraining, strengthened
 from probing.evidence.table import collect_evidence, directions_of, first_neurons
-from probing.probes.intercept import moments_with_constant, of_neurons, with_constant
-from probing.probes.online_code import online_code
-from probing.probes.penalty_path import penalised
-from probing.probes.recipe import Lbfgs
-from probing.probes.training import train_controls, train_probes
+from probing.probes.training import Lbfgs, online_code, penalised, train_controls, train_probes
+from probing.probes.transforms import moments_with_constant, of_neurons, with_constant
 from probing.rankings.bases import basis_rows, feature_store
 from probing.rankings.contributions import control_task_shares, mean_contribution
 from probing.rankings.heads import head_rows

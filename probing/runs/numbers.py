@@ -23,7 +23,7 @@ from probing.evidence.table import (
     with_number_removals,
     with_number_replicates,
 )
-from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
+from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
 from probing.rankings.contributions import class_contributions, mean_contribution
 from probing.rankings.heads import head_contributions
 from probing.results.schema import Row

@@ -19,8 +19,8 @@ from probing.corpus.columns import check_text
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Activations, Examples, SentenceVectors, read
 from probing.errors import UserError
-from probing.probes.erasure import Changed
 from probing.probes.objective import centre_over_classes
+from probing.probes.transforms import Changed
 from probing.results.rows import Table
 from probing.results.schema import NamedLayer, layer_cells
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed

@@ -21,11 +21,9 @@ from probing.evidence.removal import with_corrected
 from probing.evidence.table import Evidence, basis_table, compared_with, neuron_table
 from probing.figures.probes import write_figures
 from probing.figures.style import USUAL
-from probing.probes.erasure import Changed
-from probing.probes.online_code import CodeLength
-from probing.probes.ridge import NumberFit
-from probing.probes.training import LayerFit
-from probing.probes.transforms import Transform, save
+from probing.probes.closed_forms import NumberFit
+from probing.probes.training import CodeLength, LayerFit
+from probing.probes.transforms import Changed, Transform, save
 from probing.rankings.bases import feature_store
 from probing.rankings.contributions import class_contributions, class_rows
 from probing.results.rows import write_tables

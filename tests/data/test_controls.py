@@ -26,9 +26,8 @@ from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from probing.evidence.table import collect_evidence
 from probing.models import load_tokenizer, resolve_model, word_folding
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import train_controls, train_probes
+from probing.probes.training import Lbfgs, Training, train_controls, train_probes
 from probing.runs.results import Measured
 from probing.tables.controls import side_of
 from probing.tables.schema import GIVEN, NEURONS

@@ -13,8 +13,8 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.disabling import probed_task as retraining
 from probing.disabling.probed_task import Job, Labelled, Passes, all_jobs, chosen_units, retrained
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
+from probing.probes.training import Lbfgs, Training
 
 pytestmark = [
     pytest.mark.numeric,

@@ -18,7 +18,9 @@ from sklearn.model_selection import GridSearchCV
 
 import probing
 from probing import ProbeClassifier, ProbeRegressor
-from probing.probes.penalty_path import STRONGEST, WEAKEST, strength
+from probing.probes.training import STRONGEST_PENALTY as STRONGEST
+from probing.probes.training import WEAKEST_PENALTY as WEAKEST
+from probing.probes.training import strength
 from probing.rankings.contributions import neuron_contributions
 from probing.statistics.rotations import random_rotation
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from probing.evidence.removal import AblationEffect, ablation_effect, matched, unique, weights_without
 from probing.evidence.retraining import Retraining, with_removals, with_replicates
 from probing.evidence.table import collect_evidence, neuron_table
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty, Problem
-from probing.probes.training import LayerFit, train_variants
+from probing.probes.training import LayerFit, Lbfgs, Training, train_variants
 from probing.statistics.moments import MomentsAccumulator, PenaltySpace, Scaling
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of
@@ -196,7 +195,7 @@ def test_where_many_neurons_are_left_out_the_others_are_preconditioned_by_themse
     x, y = scaled_features(data.train)
     best = objective(optimum(x[:, 12:], y, len(data.classes), 0, L2), x[:, 12:], y, 0, L2)[0]
     assert half.objective == pytest.approx(best, abs=2e-5)  # values are float32 sums
-    monkeypatch.setattr("probing.probes.full_passes.FEW", 24)
+    monkeypatch.setattr("probing.probes.linear.FEW", 24)
     cut, _ = train_variants(data, [0], fits, problems, training())
     assert cut.objective == pytest.approx(best, abs=2e-5)
     assert half.n_passes < 0.8 * cut.n_passes

@@ -14,8 +14,8 @@ import pytest
 from probing.evidence import retraining as module
 from probing.evidence.retraining import Retraining, strengthened
 from probing.evidence.table import collect_evidence
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
+from probing.probes.training import Lbfgs, Training
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS]

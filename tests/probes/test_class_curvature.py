@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.probes.curvature import MOST_BYTES, ClassCurvature, ClassCurvatureAccumulator, _inverse, fits, steps
+from probing.probes.objective import MOST_BYTES, ClassCurvature, ClassCurvatureAccumulator, _inverse, fits, steps
 from probing.statistics.moments import Moments, Scaling
 
 pytestmark = pytest.mark.numeric

@@ -20,9 +20,9 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.data.examples import read
 from probing.evidence.removal import cross_entropy_by_sentence, usable_information
-from probing.probes.erasure import Eraser, ErasureAccumulator, erased, fit_erasers, with_neurons
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
+from probing.probes.training import Lbfgs, Training
+from probing.probes.transforms import Eraser, ErasureAccumulator, erased, fit_erasers, with_neurons
 from probing.results.shown import without_nan
 from probing.tables.rankings import CONDITIONS
 from probing.tables.schema import ERASURE

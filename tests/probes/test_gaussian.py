@@ -11,7 +11,7 @@ from scipy.stats import multivariate_normal
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from probing.probes.gaussian import SHARED, GaussianProbe, choose_shared, entropy, information, select
+from probing.probes.closed_forms import SHARED, GaussianProbe, choose_shared, entropy, information, select
 from probing.statistics.moments import ClassMoments, ClassMomentsAccumulator
 
 pytestmark = pytest.mark.numeric

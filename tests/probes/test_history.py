@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from probing.probes.history import LONGEST, History
+from probing.probes.solvers import LONGEST, History
 
 pytestmark = pytest.mark.numeric
 

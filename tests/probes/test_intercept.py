@@ -14,10 +14,10 @@ from sklearn.linear_model import LogisticRegression
 
 from probing.evidence.retraining import Retraining, with_intercept_probes
 from probing.evidence.table import Evidence, collect_evidence, is_far, neuron_table
-from probing.probes.intercept import CONSTANT as APPENDED
-from probing.probes.intercept import moments_with_constant, scaled_transform
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
+from probing.probes.training import Lbfgs, Training
+from probing.probes.transforms import CONSTANT as APPENDED
+from probing.probes.transforms import moments_with_constant, scaled_transform
 from probing.runtime.terminal import render
 from probing.statistics.moments import MomentsAccumulator, PenaltySpace, Scaling
 from probing.tables.conclusions import conclusion

@@ -11,9 +11,7 @@ import torch
 
 from probing.data.examples import Batch
 from probing.data.module import ActivationDataModule, layer_moments
-from probing.probes.descent import Descent
-from probing.probes.full_passes import FullPasses
-from probing.probes.linear import LinearProbe
+from probing.probes.linear import Descent, FullPasses, LinearProbe
 from probing.probes.solvers import Penalty, Problem
 from probing.runtime.trainer import build_trainer
 from probing.statistics.moments import Moments, MomentsAccumulator

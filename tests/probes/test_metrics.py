@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, f1_score, log_loss, mean_absolute_error, recall_score
 
-from probing.probes.metrics import ProbeMetrics, SumBy
+from probing.probes.linear import ProbeMetrics, SumBy
 
 # Labels with a gap: distances are between labels, not between classes.
 CLASSES = torch.tensor([1, 2, 3, 7, 9])

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from probing.probes import curvature as midway_curvature
-from probing.probes.curvature import JUDGED_BY, ClassCurvature, MidwayCurvature, Visited, passes_left
+from probing.probes import objective as midway_curvature
+from probing.probes.objective import JUDGED_BY, ClassCurvature, MidwayCurvature, Visited, passes_left
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from probing.data.examples import Examples, read
-from probing.probes.erasure import clip_others, fit_each, moments_of, transform_all, transformed
+from probing.probes.transforms import clip_others, fit_each, moments_of, transform_all, transformed
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]

@@ -13,9 +13,8 @@ from sklearn.linear_model import LogisticRegression
 
 from conftest import BARE
 from probing import WandbOptions, fit
-from probing.probes.online_code import online_code, prefix_sizes, sentence_order
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
+from probing.probes.training import Lbfgs, Training, online_code, prefix_sizes, sentence_order
 from probing.runtime.terminal import render
 from probing.tables.probes import accuracy_table
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, optimum, positional, sides

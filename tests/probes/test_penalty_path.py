@@ -15,19 +15,20 @@ import torch
 from probing.data.examples import Sides
 from probing.data.labelling import constant_cross_entropy_by_sentence, prior_cross_entropy_by_sentence
 from probing.data.module import layer_moments
-from probing.probes.penalty_path import (
-    FIRST,
-    STRONGEST,
+from probing.probes.solvers import Penalty, problem_of_layer
+from probing.probes.training import FIRST_PENALTY as FIRST
+from probing.probes.training import STRONGEST_PENALTY as STRONGEST
+from probing.probes.training import (
     TOLERANCE,
-    WEAKEST,
+    Lbfgs,
     PenaltyPath,
+    Training,
     choose_penalty,
     strength,
+    train_problems,
     walk,
 )
-from probing.probes.recipe import Lbfgs, Training
-from probing.probes.solvers import Penalty, problem_of_layer
-from probing.probes.training import train_problems
+from probing.probes.training import WEAKEST_PENALTY as WEAKEST
 from probing.tables.probes import penalty_lines
 from synthetic import (
     LIGHTNING_WARNINGS,

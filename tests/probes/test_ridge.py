@@ -13,7 +13,7 @@ from sklearn.linear_model import Ridge
 from probing.data.arrays import sides_of_arrays
 from probing.data.labelling import Standard
 from probing.evidence.table import collect_number_evidence, with_number_removals, without
-from probing.probes.ridge import Decomposed, NumberFit, choose_ridge_penalty
+from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
 
 pytestmark = pytest.mark.numeric
 

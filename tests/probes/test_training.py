@@ -13,9 +13,8 @@ from probing.cache.store import ActivationStore
 from probing.data.controls import shuffled
 from probing.data.module import layer_moments
 from probing.errors import UserError
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty, Problem
-from probing.probes.training import LayerFit, train_problems
+from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
 from probing.runtime.processes import launched
 from probing.runtime.trainer import algorithms_kept, check_trainer_options
 from probing.statistics.moments import PenaltySpace

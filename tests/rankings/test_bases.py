@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from probing.cache.source import FeatureStore, most_active
 from probing.data.examples import Examples, Sides
 from probing.models.dictionaries import Dictionary
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
+from probing.probes.training import Lbfgs, Training
 from probing.rankings.bases import basis_rows, explained, random_dictionary
 from probing.tables.bases import bases_lines, bases_table
 from synthetic import LIGHTNING_WARNINGS, make_splits, make_store, make_tokens

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from probing.data.examples import Sides
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
+from probing.probes.training import Lbfgs, Training
 from probing.rankings.heads import head_accuracies, head_contributions, head_rows, heads_of
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, sides
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from probing.comparison.agreement import agreement
-from probing.probes.recipe import Adam, Lbfgs, Training
 from probing.probes.solvers import Penalty
+from probing.probes.training import Adam, Lbfgs, Training
 from probing.rankings.contributions import mean_contribution
 from probing.rankings.null_rankings import null_rankings, shuffled_among_types
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import norm, ortho_group
 
 from probing.evidence.table import concentration, shares_above
-from probing.probes.gaussian import FLOOR, GaussianProbe, choose_shared, information
+from probing.probes.closed_forms import FLOOR, GaussianProbe, choose_shared, information
 from probing.probes.solvers import Penalty
 from probing.rankings.methods import METHODS, SELECTED, LayerData, read_layer
 from probing.rankings.rotated import SCORES, rotated_scores

@@ -14,7 +14,7 @@ from probing.data.controls import token_identity
 from probing.data.examples import Sides
 from probing.data.labelling import load
 from probing.models import ModelSource, load_encoder
-from probing.probes.intercept import centred
+from probing.probes.transforms import centred
 from probing.runs.measuring import Asked, measure
 from probing.runtime.machine import Stopwatch
 from probing.runtime.terminal import silence

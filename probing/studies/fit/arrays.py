@@ -118,7 +118,7 @@ def _read(
     """Return the examples, those of each control, and the transforms by which they were centred, if they were."""
     from probing.data.controls import shuffled
     from probing.data.examples import permuted_within
-    from probing.probes.intercept import centred
+    from probing.probes.transforms import centred
 
     others = {"shuffled": [shuffled(sides, seed)]} if controls else {}
     others |= {} if given is None else {"given": [sides.each(partial(permuted_within, seed=seed))]}

@@ -166,8 +166,7 @@ def _read(
     """
     from probing.data.controls import READ_AGAIN, control_sides, source_of_control
     from probing.data.labelling import kept_features, read_sides, say_what_is_not_read
-    from probing.probes.erasure import transform_all
-    from probing.probes.intercept import centred
+    from probing.probes.transforms import centred, transform_all
     from probing.studies.fit.estimate import announced, stages_of_probes
 
     there = [name for name in controls if name not in READ_AGAIN or source_of_control(name, source, asked.seed)]

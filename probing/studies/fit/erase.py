@@ -8,7 +8,7 @@ from typing import Any
 
 from probing.data.examples import Sides
 from probing.evidence.removal import usable_information
-from probing.probes.recipe import CONTROL_TOLERANCE, Lbfgs
+from probing.probes.training import CONTROL_TOLERANCE, Lbfgs
 from probing.runs.finished import trained_as
 from probing.runs.run import Run
 from probing.runtime.progress import stage

@@ -22,9 +22,8 @@ from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.data.controls import CONTROL_DRAWS, source_of_control
 from probing.evidence.removal import REMOVED
-from probing.probes.curvature import fits
-from probing.probes.history import LONGEST
-from probing.probes.objective import cross_entropy_sums
+from probing.probes.objective import cross_entropy_sums, fits
+from probing.probes.solvers import LONGEST
 from probing.results.shown import count
 from probing.runtime.machine import check_memory, gigabytes, undisturbed_rate
 from probing.runtime.progress import remark

@@ -13,8 +13,7 @@ from probing.cache import ActivationStore
 from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
 from probing.data.module import layer_moments
-from probing.probes.penalty_path import penalised
-from probing.probes.training import LayerFit, train_probes
+from probing.probes.training import LayerFit, penalised, train_probes
 from probing.results.shown import layers_named
 from probing.runtime.progress import stage
 from probing.studies.hierarchy.grammar import Task

@@ -25,9 +25,8 @@ from probing.data.module import layer_moments
 from probing.evidence.table import collect_evidence
 from probing.models import load_config, parse_layers, resolve_model
 from probing.probes.linear import LinearProbe
-from probing.probes.penalty_path import training_of
 from probing.probes.solvers import Penalty, Problem
-from probing.probes.training import LayerFit, train_problems
+from probing.probes.training import LayerFit, train_problems, training_of
 from probing.runs.call import tracking
 from probing.runs.checks import leaves_out_first
 from probing.runs.folder import RunFolder

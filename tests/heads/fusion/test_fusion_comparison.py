@@ -33,9 +33,8 @@ from probing.heads.fusion import (
     corrected,
     similarity_rows,
 )
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import train_probes
+from probing.probes.training import Lbfgs, Training, train_probes
 from probing.statistics.intervals import difference_interval
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
 

@@ -30,9 +30,8 @@ from probing.heads.fusion import (
     pooled,
     weighted_family,
 )
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import LayerFit, train_probes
+from probing.probes.training import LayerFit, Lbfgs, Training, train_probes
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]

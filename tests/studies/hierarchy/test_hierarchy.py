@@ -11,7 +11,9 @@ import pytest
 from probing import Result, hierarchy, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.probes.penalty_path import STRONGEST, WEAKEST, strength
+from probing.probes.training import STRONGEST_PENALTY as STRONGEST
+from probing.probes.training import WEAKEST_PENALTY as WEAKEST
+from probing.probes.training import strength
 from rendering import rendered
 from wandb_reader import read_offline_runs
 from written import read_csv

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens
 from probing.errors import UserError
-from probing.probes.recipe import Lbfgs, Training
 from probing.probes.solvers import Penalty
-from probing.probes.training import train_probes
+from probing.probes.training import Lbfgs, Training, train_probes
 from probing.studies.hierarchy.grammar import AUXILIARIES
 from probing.studies.hierarchy.parts import Parts, Sizes, Text
 from probing.studies.hierarchy.survey import answers_of, task_rows

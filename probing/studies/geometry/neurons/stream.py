@@ -14,7 +14,7 @@ from torch import Tensor
 
 from probing.cache.tokens import Tokens
 from probing.data.controls import shuffled_labels
-from probing.probes.erasure import Eraser, ErasureAccumulator
+from probing.probes.transforms import Eraser, ErasureAccumulator
 from probing.readouts.forward import Forward, ReadableText, Readers, Reading
 from probing.readouts.frozen_probes import means
 from probing.readouts.later_blocks import LaterBlocks
