@@ -39,8 +39,7 @@ from probing.data.module import layer_moments
 from probing.models import resolve_model
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, Lbfgs, Training, penalised, train_probes
-from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
-from probing.rankings.null_rankings import null_rankings
+from probing.rankings.methods import MagnitudeAccumulator, mean_contribution, null_rankings
 from probing.studies.compare.common_neurons import Common, top_everywhere
 
 Kind = Literal["token", "word_type"]

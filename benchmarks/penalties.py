@@ -34,7 +34,7 @@ from probing.data.module import layer_moments
 from probing.models import resolve_model
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import choose_penalty, train_problems, training_of
-from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
+from probing.rankings.methods import MagnitudeAccumulator, mean_contribution
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 
 TOP = 10

@@ -27,7 +27,7 @@ from probing.comparison.agreement import (
 from probing.data.examples import Examples, common_words, pool_words, read
 from probing.errors import UserError
 from probing.models.layers import aligned
-from probing.rankings.contributions import sentence_contributions
+from probing.rankings.methods import sentence_contributions
 from probing.runtime.machine import check_memory
 from probing.statistics.bootstrap import percentiles, resampled_means
 from probing.statistics.intervals import MIN_SENTENCES
@@ -295,7 +295,7 @@ class Ranked:
         draws: Contributions on resampled test sentences, or documents, shape (n_layers, n_draws, d_model); None where
             there are too few.
         no_signal: Which neurons are flagged `no-signal`, shape (n_layers, d_model); None if not known.
-        shuffled: Contributions by probes of shuffled labels (`probing.rankings.null_rankings`), needed only where
+        shuffled: Contributions by probes of shuffled labels (`probing.rankings.methods`), needed only where
             neurons are compared by index; shape (n_layers, n_draws, d_model).
         n_blocks: Number of blocks of the model; None if the last of `layers` is the model's last.
     """

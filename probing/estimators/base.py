@@ -31,7 +31,7 @@ from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_pena
 from probing.probes.solvers import problem_of_layer
 from probing.probes.training import LayerFit, penalised, train_problems
 from probing.probes.transforms import centred, moments_with_constant, of_neurons, with_constant
-from probing.rankings.contributions import class_magnitudes, mean_contribution
+from probing.rankings.methods import class_magnitudes, mean_contribution
 from probing.results.rows import Table
 from probing.results.schema import Schema, number, text, whole
 from probing.runtime.libraries import quiet_libraries

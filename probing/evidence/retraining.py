@@ -45,7 +45,7 @@ from probing.probes.transforms import (
     transformed,
     with_constant,
 )
-from probing.rankings.contributions import mean_contribution
+from probing.rankings.methods import mean_contribution
 from probing.runtime.machine import drop_garbage
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.moments import Scaling

@@ -30,7 +30,7 @@ from probing.evidence.removal import (
 from probing.probes.closed_forms import Decomposed, NumberFit, errors_of
 from probing.probes.objective import centre_over_classes
 from probing.probes.training import LayerFit
-from probing.rankings.contributions import ClassMagnitudes, class_magnitudes, mean_contribution
+from probing.rankings.methods import ClassMagnitudes, class_magnitudes, mean_contribution
 from probing.runtime.processes import sum_over_ranks
 from probing.statistics.chance import discovery_rates
 from probing.statistics.intervals import ratio_interval, ratio_p_value

@@ -36,7 +36,7 @@ from probing.models.layers import aligned
 from probing.probes.solvers import Penalty
 from probing.probes.training import Training, training_of
 from probing.probes.transforms import transformed, with_constant
-from probing.rankings.null_rankings import null_rankings
+from probing.rankings.methods import null_rankings
 from probing.results.shown import count, layers_named
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runs.dictionaries import site_read

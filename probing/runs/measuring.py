@@ -16,8 +16,8 @@ from probing.evidence.table import collect_evidence, directions_of, first_neuron
 from probing.probes.training import Lbfgs, online_code, penalised, train_controls, train_probes
 from probing.probes.transforms import moments_with_constant, of_neurons, with_constant
 from probing.rankings.bases import basis_rows, feature_store
-from probing.rankings.contributions import control_task_shares, mean_contribution
-from probing.rankings.heads import head_rows
+from probing.rankings.evaluation import head_rows
+from probing.rankings.methods import control_task_shares, mean_contribution
 from probing.results.shown import count, layers_named
 from probing.runs.numbers import measure_numbers
 from probing.runs.results import AnyMeasured, Measured

@@ -24,8 +24,8 @@ from probing.evidence.table import (
     with_number_replicates,
 )
 from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
-from probing.rankings.contributions import class_contributions, mean_contribution
-from probing.rankings.heads import head_contributions
+from probing.rankings.evaluation import head_contributions
+from probing.rankings.methods import class_contributions, mean_contribution
 from probing.results.schema import Row
 from probing.results.shown import count, layers_named
 from probing.runtime.machine import Stopwatch

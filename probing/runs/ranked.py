@@ -11,8 +11,8 @@ from torch import Tensor
 from probing.data.examples import Sides
 from probing.evidence.table import concentration, measure_directions, shares_above
 from probing.rankings import evaluation
+from probing.rankings.bases import rotated_scores
 from probing.rankings.methods import METHODS, LayerData, Ranking, read_layer
-from probing.rankings.rotated import rotated_scores
 from probing.results.shown import layers_named
 from probing.runs.finished import check_contributions, penalty_of, probe_weight
 from probing.runs.rankings import ranking_rows

@@ -25,7 +25,7 @@ from probing.probes.closed_forms import NumberFit
 from probing.probes.training import CodeLength, LayerFit
 from probing.probes.transforms import Changed, Transform, save
 from probing.rankings.bases import feature_store
-from probing.rankings.contributions import class_contributions, class_rows
+from probing.rankings.methods import class_contributions, class_rows
 from probing.results.rows import write_tables
 from probing.results.schema import Row, with_layer_name
 from probing.results.shown import without_nan

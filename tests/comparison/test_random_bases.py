@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from probing.comparison.agreement import RotationNull, agreement, random_bases, rotation_null
 from probing.comparison.pairs import CrossMomentsAccumulator, Ranked, compare_pair, holds, judge, match
 from probing.data.labelling import label
-from probing.rankings.contributions import neuron_contributions
+from probing.rankings.methods import neuron_contributions
 from synthetic import CORPUS, make_splits, make_store, make_tokens
 
 pytestmark = pytest.mark.numeric

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from probing.comparison.pairs import rank_on_clusters
-from probing.rankings.contributions import neuron_contributions
+from probing.rankings.methods import neuron_contributions
 from probing.statistics.bootstrap import sentence_counts
 from synthetic import Data, make_store, make_tokens, positional, sides
 

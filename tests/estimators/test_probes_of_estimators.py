@@ -21,7 +21,7 @@ from probing import ProbeClassifier, ProbeRegressor
 from probing.probes.training import STRONGEST_PENALTY as STRONGEST
 from probing.probes.training import WEAKEST_PENALTY as WEAKEST
 from probing.probes.training import strength
-from probing.rankings.contributions import neuron_contributions
+from probing.rankings.methods import neuron_contributions
 from probing.statistics.rotations import random_rotation
 
 pytestmark = pytest.mark.numeric

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from probing.probes.objective import centre_over_classes
-from probing.rankings.contributions import MagnitudeAccumulator, mean_contribution
+from probing.rankings.methods import MagnitudeAccumulator, mean_contribution
 
 N_CLASSES, D_MODEL = 4, 6
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from probing.rankings.contributions import MOST, MagnitudeAccumulator, class_rows
+from probing.rankings.methods import MOST, MagnitudeAccumulator, class_rows
 from probing.tables.schema import CLASSES
 from written import columns_of
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from probing.rankings.contributions import (
+from probing.rankings.methods import (
     ClassMagnitudes,
     MagnitudeAccumulator,
     centre_over_classes,

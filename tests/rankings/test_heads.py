@@ -13,7 +13,7 @@ import torch
 from probing.data.examples import Sides
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training
-from probing.rankings.heads import head_accuracies, head_contributions, head_rows, heads_of
+from probing.rankings.evaluation import head_accuracies, head_contributions, head_rows, heads_of
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, sides
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]

@@ -12,8 +12,7 @@ import torch
 from probing.comparison.agreement import agreement
 from probing.probes.solvers import Penalty
 from probing.probes.training import Adam, Lbfgs, Training
-from probing.rankings.contributions import mean_contribution
-from probing.rankings.null_rankings import null_rankings, shuffled_among_types
+from probing.rankings.methods import mean_contribution, null_rankings, shuffled_among_types
 from synthetic import LIGHTNING_WARNINGS, Data, make_splits, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
@@ -106,7 +105,7 @@ def test_runs_by_adam_are_held_against_rankings_by_adam(data: Data) -> None:
 
 def _scores(weight: torch.Tensor, draw: object, mean: torch.Tensor) -> np.ndarray:
     from probing.data.examples import Sides, read
-    from probing.rankings.contributions import MagnitudeAccumulator
+    from probing.rankings.methods import MagnitudeAccumulator
 
     assert isinstance(draw, Sides)
     sums = MagnitudeAccumulator(mean, len(weight))

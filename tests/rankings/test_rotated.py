@@ -13,8 +13,8 @@ from scipy.stats import norm, ortho_group
 from probing.evidence.table import concentration, shares_above
 from probing.probes.closed_forms import FLOOR, GaussianProbe, choose_shared, information
 from probing.probes.solvers import Penalty
+from probing.rankings.bases import SCORES, rotated_scores
 from probing.rankings.methods import METHODS, SELECTED, LayerData, read_layer
-from probing.rankings.rotated import SCORES, rotated_scores
 from probing.statistics.rotations import random_rotation
 from synthetic import LIGHTNING_WARNINGS, Array, make_store, make_tokens, sides
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from probing.data.examples import Examples
-from probing.rankings.contributions import control_task_shares, neuron_contributions
+from probing.rankings.methods import control_task_shares, neuron_contributions
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.rankings.contributions import MagnitudeAccumulator
+from probing.rankings.methods import MagnitudeAccumulator
 from probing.runtime.processes import lost_rank, rank_and_world_size, sum_over_ranks
 from probing.statistics.label_scores import LabelCodes
 from probing.statistics.moments import CovarianceAccumulator, MomentsAccumulator

@@ -23,7 +23,7 @@ from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from probing.page.run import question
 from probing.page.sources import source_of
-from probing.rankings.null_rankings import shuffled_among_types
+from probing.rankings.methods import shuffled_among_types
 from probing.runs.finished import probe_weight
 from probing.tasks import labels_of, load_task
 from synthetic import make_splits, make_store, make_tokens

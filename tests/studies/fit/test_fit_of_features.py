@@ -18,7 +18,7 @@ from benchmarks import train_dictionary
 from conftest import BARE
 from probing import Run, compare, fit, load_run, rank, report, sweep
 from probing.errors import UserError
-from probing.rankings.contributions import centre_over_classes
+from probing.rankings.methods import centre_over_classes
 from written import read_csv
 
 pytestmark = [

@@ -26,7 +26,7 @@ from probing.corpus.splits import read_corpora
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.models.layers import NEURON, SiteName
-from probing.rankings.contributions import centre_over_classes, neuron_contributions
+from probing.rankings.methods import centre_over_classes, neuron_contributions
 from probing.studies.fit.command import extract
 from written import read_csv
 
