@@ -33,8 +33,8 @@ from probing.cache.store import cache_folder
 from probing.corpus.splits import read_corpora
 from probing.disabling.probed_task import frozen_of_run
 from probing.disabling.subject import Subject
+from probing.readouts.forward import draw_text
 from probing.readouts.frozen_probes import ProbeReadout, Probes
-from probing.readouts.text import draw_text
 from probing.runs.run import load_fit
 from probing.runtime.libraries import quiet_libraries
 from probing.studies.geometry.neurons.sets import Line, NeuronSet, drawn_sets, effect_rows

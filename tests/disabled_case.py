@@ -15,9 +15,8 @@ from probing.corpus import Corpus
 from probing.disabling.probed_task import Job, Passes
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
-from probing.readouts.forward import Readers, Readout
+from probing.readouts.forward import Readers, Readout, draw_text
 from probing.readouts.frozen_probes import ProbeReadout, Probes
-from probing.readouts.text import draw_text
 
 N_CLASSES = 9
 

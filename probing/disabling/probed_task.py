@@ -26,11 +26,10 @@ from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.models import ModelSource
 from probing.probes.training import CONTROL_TOLERANCE, Training, train_probes, training_of
-from probing.readouts.forward import Forward, ReadableText, Readers, Readout
+from probing.readouts.forward import Forward, Padded, ReadableText, Readers, Readout, draw_others
 from probing.readouts.frozen_probes import at_tokens, standing_for
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.names import POSITION
-from probing.readouts.text import Padded, draw_others
 from probing.runs.places import task_of
 from probing.runs.run import Run
 from probing.runtime.arithmetic import to_float64

@@ -24,14 +24,17 @@ from probing.downstream.wic import target_check
 from probing.models import load_encoder, load_tokenizer
 from probing.models.examination import n_token_types
 from probing.models.loading import load_tuned
-from probing.readouts.forward import Readers, Readout
+from probing.readouts.forward import Readers, Readout, Text
 from probing.readouts.later_blocks import LaterBlocks
-from probing.readouts.masked_words import MaskedWordLoss, masked_lm_of
+from probing.readouts.model_output import MaskedWordLoss, masked_lm_of
 from probing.readouts.names import MLM, POSITION, PROBED, STS, TASK, TUNED, WIC, WORDS, Measure, measure_of
 from probing.readouts.pair_cosines import (
     READ,
     TRAIN,
     Rule,
+    TunedHead,
+    TunedScore,
+    TunedTask,
     drawn,
     halves,
     read_senses,
@@ -40,8 +43,6 @@ from probing.readouts.pair_cosines import (
     senses_readout,
     similarity_readout,
 )
-from probing.readouts.text import Text
-from probing.readouts.tuned_head import TunedHead, TunedScore, TunedTask
 from probing.results.shown import layers_named
 from probing.runtime.progress import stage
 from probing.statistics.chance import percentile_of, rank_p

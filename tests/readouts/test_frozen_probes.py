@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
+from probing.readouts.forward import padded_batches
 from probing.readouts.frozen_probes import ProbeReadout, Probes, at_tokens, probe_loss, standing_for
-from probing.readouts.text import padded_batches
 from probing.tasks import SentenceTask, Task
 from synthetic import make_tokens
 

@@ -16,10 +16,9 @@ from probing.cache.tokens import tokenize
 from probing.disabling.probed_task import replacing
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
-from probing.readouts.forward import Forward, Intact, Readers
+from probing.readouts.forward import Forward, Intact, Padded, Readers, padded
 from probing.readouts.later_blocks import LaterBlocks
-from probing.readouts.masked_words import MaskedWordLoss, masked_lm_of
-from probing.readouts.text import Padded, padded
+from probing.readouts.model_output import MaskedWordLoss, masked_lm_of
 from probing.studies.disable.importance import head_gradients
 
 pytestmark = pytest.mark.numeric

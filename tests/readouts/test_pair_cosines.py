@@ -16,7 +16,7 @@ from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
 from probing.downstream.labelled_pairs import WordPairs
 from probing.models import load_encoder, load_tokenizer, resolve_model
-from probing.readouts.forward import Forward, Intact, Readers
+from probing.readouts.forward import Forward, Intact, Readers, padded
 from probing.readouts.pair_cosines import (
     READ,
     TRAIN,
@@ -31,7 +31,6 @@ from probing.readouts.pair_cosines import (
     senses_readout,
     similarity_readout,
 )
-from probing.readouts.text import padded
 from probing.studies.disable.importance import importance
 
 pytestmark = [

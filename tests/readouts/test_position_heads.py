@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from probing.readouts.position_heads import at_offset
+from probing.readouts.frozen_probes import at_offset
 
 pytestmark = pytest.mark.numeric
 

@@ -6,7 +6,7 @@ import pytest
 
 from families import FAMILIES
 from family_tokenizers import make_tokenizer
-from probing.readouts.masked_words import Prompt, prompt_of, tokens_of_prompts
+from probing.readouts.model_output import Prompt, prompt_of, tokens_of_prompts
 
 pytestmark = pytest.mark.numeric
 

@@ -17,7 +17,7 @@ from probing.corpus import from_sentences
 from probing.models import load_encoder, load_masked_lm, load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.readouts import model_output as readouts
-from probing.readouts.interventions import zeroed
+from probing.readouts.later_blocks import zeroed
 from probing.readouts.model_output import (
     MASKED,
     MaskedWords,

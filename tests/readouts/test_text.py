@@ -10,7 +10,7 @@ import torch
 
 from probing.cache.store import ActivationStore, Plan, divide
 from probing.cache.tokens import Tokens
-from probing.readouts.text import draw_text
+from probing.readouts.forward import draw_text
 
 pytestmark = pytest.mark.numeric
 

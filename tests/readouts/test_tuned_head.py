@@ -16,10 +16,9 @@ from probing.data.labelling import IGNORED
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.models.loading import HeadOf, load_tuned, load_with_head
-from probing.readouts.forward import Forward, Intact, Readers
+from probing.readouts.forward import Forward, Intact, Readers, Text, padded
 from probing.readouts.later_blocks import LaterBlocks
-from probing.readouts.text import Text, padded
-from probing.readouts.tuned_head import TunedHead, TunedScore
+from probing.readouts.pair_cosines import TunedHead, TunedScore
 from probing.studies.disable.importance import importance
 
 pytestmark = [

@@ -17,9 +17,8 @@ from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.models import ModelSource, check_ids, length_limits, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
-from probing.readouts.masked_words import MaskedText, MaskedWordLoss, masked_lm_of
-from probing.readouts.model_output import choose_masked, draw_sentences
-from probing.readouts.text import padded_batches
+from probing.readouts.forward import padded_batches
+from probing.readouts.model_output import MaskedText, MaskedWordLoss, choose_masked, draw_sentences, masked_lm_of
 from probing.runtime.progress import note, stage
 from probing.statistics.intervals import binomial_interval, mean_interval
 from probing.studies.cloze.tables import EVERY, INTACT, REPLACED

@@ -18,7 +18,7 @@ from probing.corpus import Corpus
 from probing.corpus.files import decode_lines, read_bytes
 from probing.corpus.splits import MASK
 from probing.errors import UserError
-from probing.readouts.masked_words import Prompt, prompt_of, tokens_of_prompts
+from probing.readouts.model_output import Prompt, prompt_of, tokens_of_prompts
 from probing.studies.cloze.tables import REPLACED
 
 # Number of neighbours that stay together, by the name of the change.
@@ -237,7 +237,7 @@ def _pairs_of(lines: Iterable[str], typed: str) -> Iterator[Pair]:
 def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, typed: str) -> Prompts:
     """Return the pairs of which both words are single pieces of the vocabulary, in their context.
 
-    How a text is tokenised, `probing.readouts.masked_words` says.
+    How a text is tokenised, `probing.readouts.model_output` says.
 
     Args:
         tokenizer: A fast tokenizer with a mask token.

@@ -273,8 +273,8 @@ def _pairs_of(tuned: Tuned, config: dict[str, Any], say: Callable[[str], None]) 
 
 
 def _task_of(tuned: Tuned) -> Any:
-    """Return the `probing.readouts.tuned_head.TunedTask` of a tuned model."""
-    from probing.readouts.tuned_head import TunedTask
+    """Return the `probing.readouts.pair_cosines.TunedTask` of a tuned model."""
+    from probing.readouts.pair_cosines import TunedTask
 
     return TunedTask(task_of(tuned), tuned.split_by, tuned.results["classes"], tuned.typed)
 

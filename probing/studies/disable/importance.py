@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from probing.cache.store import batches
 from probing.models.examination import run, vectors_given, with_vectors
-from probing.readouts.forward import Loss, Readout
+from probing.readouts.forward import Loss, Readout, padded
 from probing.readouts.later_blocks import Change, LaterBlocks
-from probing.readouts.text import padded
 from probing.statistics.intervals import mean_interval
 
 

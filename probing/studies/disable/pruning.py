@@ -13,11 +13,10 @@ from torch import Tensor
 
 from probing.disabling.probed_task import Kind, PassStore, UnitType
 from probing.disabling.subject import Rows, tested
-from probing.readouts.forward import Forward, Intact, Readers, Readout
+from probing.readouts.forward import Forward, Intact, Padded, Readers, Readout
 from probing.readouts.later_blocks import Change as OfOutputs
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.names import measure_of
-from probing.readouts.text import Padded
 from probing.runtime.progress import counted
 from probing.statistics.chance import percentile_of, rank_p
 from probing.studies.disable.importance import importance

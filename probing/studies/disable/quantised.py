@@ -25,10 +25,9 @@ from probing.comparison.agreement import holm
 from probing.disabling.probed_task import run_unfinished
 from probing.disabling.subject import Rows, tested
 from probing.probes.transforms import random_neurons
-from probing.readouts.forward import Forward, ReadableText, Readers, Readout
+from probing.readouts.forward import Forward, Padded, ReadableText, Readers, Readout
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.names import measure_of
-from probing.readouts.text import Padded
 from probing.statistics.intervals import widened
 from probing.statistics.outliers import ProfileAccumulator, outliers_of
 from probing.studies.disable.schema import (

@@ -40,10 +40,9 @@ from probing.disabling.subject import (
     raising_rows,
 )
 from probing.errors import UserError
-from probing.readouts.forward import ReadableText, Readout
+from probing.readouts.forward import ReadableText, Readout, Text, draw_text
 from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.readouts.names import POSITION, RETRAINED, TUNED
-from probing.readouts.text import Text, draw_text
 from probing.runtime.progress import stage
 from probing.studies.disable.importance import importance, importance_rows
 from probing.studies.disable.pruning import Cumulative, n_files

@@ -13,9 +13,8 @@ from probing import WandbOptions, disable, load_run
 from probing.cache import Request, activations
 from probing.corpus import Corpus
 from probing.models import load_encoder, load_tokenizer, resolve_model
-from probing.readouts.forward import Readers
+from probing.readouts.forward import Readers, Text
 from probing.readouts.later_blocks import LaterBlocks
-from probing.readouts.text import Text
 from probing.studies.disable.quantised import (
     N_DRAWS,
     Quantised,

@@ -14,10 +14,9 @@ from probing.cache.store import PassStore
 from probing.corpus import Corpus
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.loading import load_tuned, load_with_head
-from probing.readouts.forward import Readers
+from probing.readouts.forward import Readers, Text, padded
 from probing.readouts.later_blocks import LaterBlocks
-from probing.readouts.text import Text, padded
-from probing.readouts.tuned_head import TunedHead, TunedScore
+from probing.readouts.pair_cosines import TunedHead, TunedScore
 from probing.studies.disable.weight_tables import weight_sentences
 from probing.studies.disable.weights import (
     N_DRAWS,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from probing.cache.tokens import Tokens
 from probing.models.anatomy import Anatomy, hidden_states
 from probing.probes.transforms import random_neurons
-from probing.readouts.interventions import Condition, Read, Where, among, effect_rows, replaced
+from probing.readouts.later_blocks import Condition, Read, Where, among, effect_rows, replaced
 from probing.readouts.model_output import BATCH_TOKENS, token_batches
 from probing.runtime.machine import give_back_memory
 from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of

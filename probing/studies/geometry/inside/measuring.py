@@ -17,7 +17,7 @@ from probing.errors import UserError
 from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import examine
 from probing.models.residual_stream import NotPostNorm, find_blocks
-from probing.readouts.interventions import conditions, intervene
+from probing.readouts.later_blocks import conditions, intervene
 from probing.readouts.model_output import (
     MLM_TOKENS,
     PROBE_TOKENS,

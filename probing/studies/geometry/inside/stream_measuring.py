@@ -19,7 +19,7 @@ from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import Anatomy, examine
 from probing.models.residual_stream import BlockNorm, NotFound, Site, find_norms, find_path
 from probing.probes.transforms import random_neurons
-from probing.readouts.interventions import Read
+from probing.readouts.later_blocks import Read
 from probing.readouts.model_output import PROBE_TOKENS, draw_sentences
 from probing.runtime.progress import note, stage
 from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of

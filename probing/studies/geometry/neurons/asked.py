@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from probing.readouts.forward import ReadableText
-from probing.readouts.position_heads import PositionHead
+from probing.readouts.frozen_probes import PositionHead
 from probing.studies.geometry.neurons.sets import Kind, Rows
 from probing.studies.geometry.neurons.stream import Place
 

@@ -22,10 +22,9 @@ from probing.corpus.splits import read_couples
 from probing.disabling.probed_task import Frozen, fingerprint_of, opened, run_unfinished
 from probing.disabling.subject import Subject
 from probing.errors import UserError
-from probing.readouts.forward import ReadableText
+from probing.readouts.forward import Padded, ReadableText, padded_batches
 from probing.readouts.frozen_probes import ProbeReadout, Probes, at_tokens, means, standing_for
 from probing.readouts.names import INTERCHANGED, TASK
-from probing.readouts.text import Padded, padded_batches
 from probing.runs.predictions import labelled_tokens
 from probing.studies.geometry.neurons.asked import Asked, Found
 from probing.studies.geometry.neurons.sets import (

@@ -20,8 +20,7 @@ from probing.disabling.probed_task import fingerprint_of
 from probing.disabling.subject import Subject
 from probing.errors import UserError
 from probing.models import check_ids, length_limits
-from probing.readouts.masked_words import MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
-from probing.readouts.model_output import MaskedHead
+from probing.readouts.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.studies.geometry.neurons.asked import Asked, Found
 from probing.studies.geometry.neurons.interchange import draw_pairs, exchanged
 from probing.studies.geometry.neurons.sets import Line, Rows

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from probing.cache import ActivationStore
 from probing.disabling.probed_task import Labelled, ProbedTask
+from probing.readouts.forward import Text
 from probing.readouts.frozen_probes import ProbeReadout, Probes, spread
 from probing.readouts.names import AGAIN, TRANSLATED
-from probing.readouts.text import Text
 from probing.studies.geometry.neurons.stream import Moves, draw_targets
 from probing.tasks import Labels
 

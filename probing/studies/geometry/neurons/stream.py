@@ -15,10 +15,9 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.data.controls import shuffled_labels
 from probing.probes.transforms import Eraser, ErasureAccumulator
-from probing.readouts.forward import Forward, ReadableText, Readers, Reading
+from probing.readouts.forward import Forward, Padded, ReadableText, Readers, Reading, Text, draw_others
 from probing.readouts.frozen_probes import means
 from probing.readouts.later_blocks import LaterBlocks
-from probing.readouts.text import Padded, Text, draw_others
 from probing.statistics.label_scores import LabelCodes
 from probing.studies.geometry.neurons.sets import Kind, NeuronSet
 

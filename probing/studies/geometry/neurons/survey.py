@@ -26,10 +26,9 @@ from probing.disabling.probed_task import (
 from probing.disabling.subject import Subject
 from probing.errors import UserError, as_clause
 from probing.models.attention_heads import find_query_keys
-from probing.readouts.forward import ReadableText, Readout
+from probing.readouts.forward import ReadableText, Readout, Text, draw_text
+from probing.readouts.frozen_probes import PositionHeads, find_position_heads
 from probing.readouts.names import POSITION, PROBED
-from probing.readouts.position_heads import PositionHeads, find_position_heads
-from probing.readouts.text import Text, draw_text
 from probing.studies.geometry.neurons.asked import Asked, Found
 from probing.studies.geometry.neurons.probed_classes import ProbedClasses
 from probing.studies.geometry.neurons.sets import (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from probing.cache.tokens import Tokens
 from probing.models.anatomy import examine
 from probing.models.residual_stream import find_norms
-from probing.readouts.interventions import Read
+from probing.readouts.later_blocks import Read
 from probing.readouts.model_output import sum_by_sentence
 from probing.statistics.outliers import by_mean_profile
 from probing.studies.geometry.inside.changed_norms import change_norms, chosen_conditions, see_layers

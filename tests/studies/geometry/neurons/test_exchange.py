@@ -14,8 +14,7 @@ from probing.cache.source import ActivationSource
 from probing.cache.tokens import Tokens
 from probing.corpus import load_corpus
 from probing.disabling.subject import Subject
-from probing.readouts.masked_words import MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
-from probing.readouts.model_output import MaskedHead
+from probing.readouts.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.readouts.names import WORDS
 from probing.studies.geometry.neurons.asked import Asked
 from probing.studies.geometry.neurons.interchange import Exchanged, by_pair, draw_pairs, exchanged, partner_of

@@ -16,7 +16,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words
 from probing.disabling.probed_task import Frozen, ProbedTask
 from probing.models import resolve_model
-from probing.readouts.text import draw_text
+from probing.readouts.forward import draw_text
 from probing.studies.geometry.neurons.probed_classes import ProbedClasses
 from probing.tasks import Labels, Task
 

@@ -14,9 +14,8 @@ from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
-from probing.readouts.forward import Readers
+from probing.readouts.forward import Readers, Text, draw_text
 from probing.readouts.frozen_probes import ProbeReadout, Probes
-from probing.readouts.text import Text, draw_text
 from probing.studies.geometry.neurons.sets import KINDS, NeuronSet
 from probing.studies.geometry.neurons.stream import (
     Moves,
