@@ -20,7 +20,7 @@ from probing.errors import UserError
 from probing.models import ModelSource, SiteName, find_model, load_config, load_encoder, load_tokenizer, parse_layers
 from probing.models.layers import PREFIX, Layout, folder_of, is_dictionary, layout_at
 from probing.models.loading import Blocks, weight_bytes
-from probing.results.shown import layers_named
+from probing.results.schema import layers_named
 from probing.runtime.logger_names import without_logger
 from probing.runtime.machine import undisturbed_rate
 from probing.runtime.progress import stage

@@ -67,7 +67,7 @@ def _check(path: Path, typed: str) -> None:
     Raises:
         UserError: If it cannot be written, or would replace another file.
     """
-    from probing.results.markup import MARK
+    from probing.results.rows import MARK
 
     try:
         if path.is_dir():

@@ -23,7 +23,7 @@ from probing.corpus.columns import (
 from probing.corpus.files import path_and_columns, read_dataset, read_lines
 from probing.corpus.tables import builtin_sentences, read_json_lines, read_table, treebank
 from probing.errors import UserError
-from probing.results.shown import shortened
+from probing.results.schema import shortened
 from probing.runtime.progress import say_once
 
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from probing.errors import UserError, did_you_mean
-from probing.results.shown import listed, shortened
+from probing.results.schema import listed, shortened
 
 # --------------------------------------------------------------------------------------------------------------------
 # Rows of a source that has annotations, and what their cells say: a label, a number, or nothing.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from probing.cli.option_types import chosen
 from probing.errors import UserError
-from probing.results.shown import listed
+from probing.results.schema import listed
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from probing.data.examples import (
 )
 from probing.models import load_encoder, load_tokenizer, word_folding
 from probing.models.residual_stream import word_table
-from probing.results.shown import count
+from probing.results.schema import count
 from probing.runtime.progress import note, stage
 from probing.statistics.chance import mix, permute_within_sentences
 from probing.statistics.label_scores import LabelCodes

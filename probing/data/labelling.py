@@ -24,7 +24,7 @@ from probing.corpus.splits import GroupBy, Split, intervals_by_document, splits_
 from probing.data.examples import Activations, Examples, SentenceVectors, Sides, check_given, read, with_given
 from probing.data.examples import values_of as given_values_of
 from probing.errors import UserError
-from probing.results.shown import listed
+from probing.results.schema import listed
 from probing.tasks import (
     Labels,
     SentenceTask,

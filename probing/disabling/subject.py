@@ -43,7 +43,7 @@ from probing.readouts.pair_cosines import (
     senses_readout,
     similarity_readout,
 )
-from probing.results.shown import layers_named
+from probing.results.schema import layers_named
 from probing.runtime.progress import stage
 from probing.statistics.chance import percentile_of, rank_p
 from probing.statistics.intervals import ENDS, difference_interval, difference_p_value, mean_interval, mean_p_value

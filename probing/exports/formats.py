@@ -19,8 +19,7 @@ from probing.errors import UserError, as_clause
 from probing.heads.example_maps import Example, read_examples
 from probing.models.layers import site_of
 from probing.results.rows import Table, write_csv
-from probing.results.schema import Column, Row, Schema
-from probing.results.shown import ends, listed
+from probing.results.schema import Column, Row, Schema, ends, listed
 from probing.runs.checks import reading
 from probing.runs.neuron_page import sides_and_text
 from probing.runs.run import Run, of_text

@@ -18,8 +18,7 @@ from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.errors import UserError, as_clause, library_errors
 from probing.models.layers import site_of, what_is_a_neuron
 from probing.page.sources import command_line
-from probing.results.schema import Row
-from probing.results.shown import ends, interval
+from probing.results.schema import Row, ends, interval
 from probing.runs.loading import load_run
 from probing.runs.registry import study_of
 from probing.runs.run import Run

@@ -24,7 +24,7 @@ from probing.figures.style import (
     panels,
     side_by_side,
 )
-from probing.results.shown import two_decimals
+from probing.results.schema import two_decimals
 from probing.tables.bases import beside_directions
 from probing.tables.classes import confusion_shares
 from probing.tables.columns import R2, controls_of, score_of, score_of_neurons, with_intercept

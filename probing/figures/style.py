@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.cli.option_types import FIGURE_FORMAT, figure_formats
-from probing.results.schema import NamedLayer, Row
-from probing.results.shown import ends
+from probing.results.schema import NamedLayer, Row, ends
 from probing.runtime.files import replacing
 
 if TYPE_CHECKING:
@@ -398,7 +397,7 @@ def error_bars(rows: Sequence[Row], values: NDArray[np.float64], of: str = "", t
     Args:
         rows: A row for each value.
         values: The values, already multiplied by `times`, shape (n,).
-        of: Name of the value whose interval is drawn, as in `probing.results.shown.ends`.
+        of: Name of the value whose interval is drawn, as in `probing.results.schema.ends`.
         times: Factor of the ends. A row without an interval gets a bar of length 0.
     """
     found = [ends(row, of) for row in rows]

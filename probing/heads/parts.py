@@ -54,7 +54,7 @@ from probing.heads.subject import (
 )
 from probing.heads.syntax import has_arcs
 from probing.heads.trees import TREEBANK_PARTS
-from probing.results.shown import count
+from probing.results.schema import count
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import note, stage
 from probing.statistics.intervals import mean_interval

@@ -22,7 +22,7 @@ from probing.page.run import (
 )
 from probing.page.sources import Sources, Subject, folder_block, run_block
 from probing.page.terms import ACCURACY, BASES, CLASSES, HEADS, NEURONS, NUMBERS, Glossary
-from probing.results.markup import MARK, Html, element, joined
+from probing.results.rows import MARK, Html, element, joined
 from probing.runs.checks import reading
 from probing.runs.study import Result, SectionPlace
 from probing.runtime.installation import own_version

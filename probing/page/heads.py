@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from probing.heads.example_maps import Examples
-from probing.results.markup import Child, Html, element
-from probing.results.shown import in_brackets, interval, two_decimals
+from probing.results.rows import Child, Html, element
+from probing.results.schema import in_brackets, interval, two_decimals
 from probing.runs.study import Result
 from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, finds_relation, of_heads, of_measure
 

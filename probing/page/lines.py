@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from probing.figures import style as step_axis
 from probing.figures.style import spaced_layers
-from probing.results.markup import Html, element, joined
+from probing.results.rows import Html, element, joined
 from probing.results.schema import NamedLayer
 
 # Labels of layers, and characters of the labels of steps, that fit side by side.

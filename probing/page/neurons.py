@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from probing.page.sources import Subject
-from probing.results.markup import Html, element
-from probing.results.schema import Column, Row
-from probing.results.shown import shortened
+from probing.results.rows import Html, element
+from probing.results.schema import Column, Row, shortened
 from probing.tables.bases import beside_directions
 from probing.tables.columns import FAR, NEGLIGIBLE, UNRESOLVED
 from probing.tables.schema import NEURONS, NUMBER_NEURONS

@@ -26,9 +26,8 @@ from probing.page.neurons import (
 )
 from probing.page.sources import Sources, Subject
 from probing.page.terms import meaning_of_flag
-from probing.results.markup import Html, as_in_terminal, element, joined, table
-from probing.results.schema import Row
-from probing.results.shown import count, ends, interval, layers_named, listed, shortened
+from probing.results.rows import Html, as_in_terminal, element, joined, table
+from probing.results.schema import Row, count, ends, interval, layers_named, listed, shortened
 from probing.runs.checks import reading
 from probing.runs.neuron_page import NeuronPage, pages_of_first
 from probing.tables.answers import accuracies

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from probing.errors import UserError
 from probing.models.layers import site_in_names, site_of
-from probing.results.markup import Html, element, joined, pairs
+from probing.results.rows import Html, element, joined, pairs
 from probing.results.schema import Row
 from probing.runs.checks import read_tensor, reading
 from probing.runs.loading import load_run

@@ -6,15 +6,129 @@ import ast
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, TextIO
 
 from probing.errors import UserError, as_clause
-from probing.results.markup import Html, as_in_terminal, element
-from probing.results.schema import Column, Row, Schema, Type, Value, with_layer_name, with_named_layer
-from probing.results.shown import is_end, shown_table
+from probing.results.schema import (
+    Column,
+    Row,
+    Schema,
+    Type,
+    Value,
+    is_end,
+    shown_table,
+    with_layer_name,
+    with_named_layer,
+)
 from probing.runtime.files import most_text, open_file, replacing
+
+# --------------------------------------------------------------------------------------------------------------------
+# HTML and SVG from Python, escaped by construction: a child that is not yet HTML is text.
+# --------------------------------------------------------------------------------------------------------------------
+
+Child = str | int | None
+
+# The first line of a page, by which a report is recognised.
+MARK = '<!doctype html><html lang="en" data-made-by="probing report">'
+
+
+class Html(str):
+    """A string that is already HTML, so it is not escaped again."""
+
+    __slots__ = ()
+
+
+# What is code in a sentence: what stands between backticks, and options.
+_CODE = re.compile(r"`([^`\n]+)`|((?<![\w-])--[a-z][\w.]*)")
+# Most characters of code that is not broken over lines.
+_SHORT = 32
+
+
+def element(name: str, *children: Child, **attributes: str | float | bool | None) -> Html:
+    """Return an element with its attributes and children; in text of a paragraph, what is code is marked as code.
+
+    Args:
+        name: Name of the element.
+        children: Text, which is escaped, or HTML; None is omitted.
+        attributes: Attributes: `class_` is `class` and `data_x` is `data-x`; True gives a bare attribute, None and
+            False are omitted.
+    """
+    written = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in ("br", "input", "meta"):
+        return Html(f"<{name}{written}>")
+    inner = joined(*map(_with_code, children)) if name in ("p", "li", "dd") else joined(*children)
+    return Html(f"<{name}{written}>{inner}</{name}>")
+
+
+def _with_code(child: Child) -> Child:
+    if isinstance(child, Html) or not isinstance(child, str):
+        return child
+    parts: list[Child] = []
+    end = 0
+    for found in _CODE.finditer(child):
+        code = found[1] or found[2]
+        parts += [child[end : found.start()], element("code", code, class_="whole" if len(code) <= _SHORT else None)]
+        end = found.end()
+    return joined(*parts, child[end:])
+
+
+def joined(*children: Child) -> Html:
+    """Return the children joined."""
+    return Html("".join(c if isinstance(c, Html) else escape(str(c)) for c in children if c is not None))
+
+
+def _attribute(key: str, value: str | float | bool | None) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {name}"
+    return f' {name}="{escape(f"{value:g}" if isinstance(value, float) else str(value))}"'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child = None) -> Html:
+    """Return a table whose first column names the rows."""
+    body = [
+        element(
+            "tr",
+            element("th", first, scope="row", class_=_phrase(first)),
+            *(element("td", cell, class_=_phrase(cell)) for cell in rest),
+        )
+        for first, *rest in rows
+    ]
+    return element(
+        "div",
+        element(
+            "table",
+            element("caption", caption) if caption else None,
+            element("thead", element("tr", *(element("th", name, scope="col") for name in head))),
+            element("tbody", *body),
+        ),
+        class_="scroll",
+    )
+
+
+def _phrase(cell: Child) -> str | None:
+    """Return the class of a cell of several words, which may take several lines on paper; no number is broken."""
+    return "phrase" if " " in str(cell) else None
+
+
+def as_in_terminal(shown: Any) -> Html:
+    """Return a rich table as a table of the page, so that both show the same; the caller shows its title."""
+    columns = [list(column.cells) for column in shown.columns]
+    head = [str(column.header) for column in shown.columns]
+    return table(head, list(zip(*columns, strict=True)))
+
+
+def pairs(entries: Sequence[tuple[str, Child]]) -> Html:
+    """Return a list of names and their meanings."""
+    parts = [part for name, value in entries for part in (element("dt", name), element("dd", value))]
+    return element("dl", *parts)
+
 
 # Rows that a prompt or a notebook shows of a table.
 SHOWN = 10
@@ -91,8 +205,6 @@ class Table(list[dict[str, Any]]):
         Raises:
             UserError: If the table does not have a column, or the column no interval, or there are no rows.
         """
-        from probing.results.latex import booktabs
-
         if not self:
             raise UserError("`to_latex`: the table has no rows; expected at least one.")
         there = self._columns()
@@ -306,3 +418,44 @@ def _value(path: Path, column: str, text: str, kind: Type) -> Value:
     if value is None or not (isinstance(value, str) or (is_number and "_" not in text)):
         raise ValueError(f"{path.name} has `{text:.40}` in the column {column}, where a number belongs")
     return value
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tables as LaTeX for papers: the headings and cells of the terminal, in the form of the package booktabs.
+# --------------------------------------------------------------------------------------------------------------------
+
+# What a character is written as. Brackets and stars would be arguments of the end of a row where they begin the next.
+_WRITTEN = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "[": "{[}", "]": "{]}", "*": "{*}",
+    "²": "$^2$", "°": r"$^\circ$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "–": "--", "…": r"\ldots{}",
+}  # fmt: skip
+
+
+def escaped(text: str) -> str:
+    """Return a text as it is written in LaTeX, in one line."""
+    return "".join(_WRITTEN.get(character, character) for character in " ".join(text.split()))
+
+
+def _number(cell: str) -> str:
+    """Return a cell of numbers with dashes between two, minus signs before one, and powers of ten for an `e`."""
+    dashed = escaped(re.sub(r"(?<=[\d%])-(?=-?\.?\d)", "–", cell)).replace("--", "–")
+    powers = re.sub(r"(?<=\d)e([-+])0*(\d+)", lambda e: rf"$\times10^{{{'−' * (e[1] == '-')}{e[2]}}}$", dashed)
+    return re.sub(r"-(?=\.?\d)", "$-$", powers).replace("−", "-").replace("–", "--")
+
+
+def booktabs(table: Any) -> str:
+    """Return a rich table as a `tabular` that needs the package booktabs; it ends in a line break.
+
+    Args:
+        table: The table, whose title and caption are left out.
+    """
+    columns = [([*column.cells], column.justify == "right", str(column.header)) for column in table.columns]
+    cells = [[(_number if is_number else escaped)(str(cell)) for cell in of] for of, is_number, _ in columns]
+    head = [escaped(heading) for _, _, heading in columns]
+    lines = [" & ".join(row) + r" \\" for row in zip(*cells, strict=True)]
+    return "\n".join([
+        rf"\begin{{tabular}}{{{''.join('r' if is_number else 'l' for _, is_number, _ in columns)}}}",
+        r"\toprule", " & ".join(head) + r" \\", r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", "",
+    ])  # fmt: skip

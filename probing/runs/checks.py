@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.errors import RunError, UserError, as_clause
 from probing.models.layers import is_site_of_run
-from probing.results.schema import Row
-from probing.results.shown import without_nan
+from probing.results.schema import Row, without_nan
 from probing.runs.folder import PARTIAL, read_json
 from probing.runtime.files import parse_json, regular
 from probing.tables.columns import has_intercept

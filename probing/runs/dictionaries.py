@@ -9,7 +9,7 @@ from probing.errors import UserError
 from probing.models import site_of
 from probing.models.dictionaries import load_dictionary
 from probing.models.layers import PREFIX, folder_in, layout_at
-from probing.results.shown import listed
+from probing.results.schema import listed
 from probing.runs.places import Kept, places_of
 
 

@@ -8,8 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from probing.errors import UserError
-from probing.results.markup import element, joined
-from probing.results.rows import Table
+from probing.results.rows import Table, element, joined
 from probing.results.schema import Row
 from probing.runs.predictions import Probes, explanations, of_arrays, of_texts
 from probing.runtime.plain_tables import plain_table

@@ -37,7 +37,7 @@ from probing.probes.solvers import Penalty
 from probing.probes.training import Training, training_of
 from probing.probes.transforms import transformed, with_constant
 from probing.rankings.methods import null_rankings
-from probing.results.shown import count, layers_named
+from probing.results.schema import count, layers_named
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
 from probing.runs.dictionaries import site_read
 from probing.runs.places import model_of, task_of, texts_of_runs

@@ -18,7 +18,7 @@ from probing.probes.transforms import moments_with_constant, of_neurons, with_co
 from probing.rankings.bases import basis_rows, feature_store
 from probing.rankings.evaluation import head_rows
 from probing.rankings.methods import control_task_shares, mean_contribution
-from probing.results.shown import count, layers_named
+from probing.results.schema import count, layers_named
 from probing.runs.numbers import measure_numbers
 from probing.runs.results import AnyMeasured, Measured
 from probing.runtime.machine import Stopwatch

@@ -12,8 +12,7 @@ from probing.errors import UserError
 from probing.evidence.neuron_profiles import extremes, profile_rows
 from probing.probes.objective import centre_over_classes
 from probing.results.rows import Table
-from probing.results.schema import Row, layer_cells
-from probing.results.shown import layers_named, shown_table
+from probing.results.schema import Row, layer_cells, layers_named, shown_table
 from probing.runs.checks import read_tensor, reading
 from probing.runs.contexts import contexts_of
 from probing.runtime import terminal

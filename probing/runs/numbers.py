@@ -26,8 +26,7 @@ from probing.evidence.table import (
 from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
 from probing.rankings.evaluation import head_contributions
 from probing.rankings.methods import class_contributions, mean_contribution
-from probing.results.schema import Row
-from probing.results.shown import count, layers_named
+from probing.results.schema import Row, count, layers_named
 from probing.runtime.machine import Stopwatch
 from probing.runtime.progress import stage
 from probing.statistics.intervals import ratio_interval

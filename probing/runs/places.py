@@ -19,7 +19,7 @@ from probing.corpus.splits import GroupBy, Split, divided, hold_out
 from probing.errors import UserError
 from probing.models.layers import folder_in
 from probing.models.source import ALIASES, OBJECT, ModelSource, resolve_model
-from probing.results.shown import listed
+from probing.results.schema import listed
 from probing.runs.folder import PARTIAL
 from probing.runtime.files import file_sha256
 from probing.tasks import TokenTask, load_task

@@ -13,7 +13,7 @@ from probing.evidence.table import concentration, measure_directions, shares_abo
 from probing.rankings import evaluation
 from probing.rankings.bases import rotated_scores
 from probing.rankings.methods import METHODS, LayerData, Ranking, read_layer
-from probing.results.shown import layers_named
+from probing.results.schema import layers_named
 from probing.runs.finished import check_contributions, penalty_of, probe_weight
 from probing.runs.rankings import ranking_rows
 from probing.runs.run import Run

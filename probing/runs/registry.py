@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from probing.errors import UserError
-from probing.results.shown import listed
+from probing.results.schema import listed
 from probing.runs.known_studies import STUDIES
 from probing.runs.study import Study
 from probing.runtime.processes import launched

@@ -27,8 +27,7 @@ from probing.probes.transforms import Changed, Transform, save
 from probing.rankings.bases import feature_store
 from probing.rankings.methods import class_contributions, class_rows
 from probing.results.rows import write_tables
-from probing.results.schema import Row, with_layer_name
-from probing.results.shown import without_nan
+from probing.results.schema import Row, with_layer_name, without_nan
 from probing.runs.contexts import contexts_of
 from probing.runs.numbers import MeasuredNumbers
 from probing.runtime.files import write_tensors

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from probing.errors import UserError
 from probing.models.layers import site_of, what_is_a_neuron
-from probing.results.markup import Html, element, joined
-from probing.results.rows import Table, read_csv
-from probing.results.schema import Schema, layer_cells, with_named_layer
-from probing.results.shown import layers_named
+from probing.results.rows import Html, Table, element, joined, read_csv
+from probing.results.schema import Schema, layer_cells, layers_named, with_named_layer
 from probing.runs.checks import (
     check_documents,
     check_tables,

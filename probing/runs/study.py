@@ -9,10 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from probing.results.markup import Html, as_in_terminal, element
-from probing.results.rows import Table, read_measured
-from probing.results.schema import Schema
-from probing.results.shown import shown_table
+from probing.results.rows import Html, Table, as_in_terminal, element, read_measured
+from probing.results.schema import Schema, shown_table
 from probing.runs.checks import reading
 from probing.runs.folder import read_json, read_yaml
 

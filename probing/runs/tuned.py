@@ -11,7 +11,7 @@ from typing import Any
 from probing.corpus.splits import GroupBy
 from probing.errors import UserError
 from probing.models import resolve_model
-from probing.results.shown import listed
+from probing.results.schema import listed
 from probing.runs.checks import reading
 from probing.runs.folder import read_json
 from probing.runs.loading import load_run

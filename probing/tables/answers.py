@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import Row
-from probing.results.shown import in_brackets, interval, layers_named
+from probing.results.schema import Row, in_brackets, interval, layers_named
 from probing.tables.classes import worst_class
 from probing.tables.columns import R2, UNINFORMATIVE, has_intercept, score_of
 from probing.tables.conclusions import basis, conclusion, dependent_unit, given_words, held_fixed, overlaps, scope

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.shown import in_brackets, interval
+from probing.results.schema import in_brackets, interval
 
 Row = Mapping[str, Any]
 SAME = "same"

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from probing.results.schema import Row
-from probing.results.shown import ends, shown_table
+from probing.results.schema import Row, ends, shown_table
 from probing.statistics.intervals import MIN_SENTENCES
 from probing.tables.evidence_sentences import say
 from probing.tables.schema import CLASS_SCORES

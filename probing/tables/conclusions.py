@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.digits import shown
-from probing.results.schema import Row
-from probing.results.shown import ends, in_brackets, interval, listed
+from probing.results.schema import Row, ends, in_brackets, interval, listed, shown
 from probing.statistics.intervals import few_sentences
 from probing.statistics.rank_similarity import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES
 from probing.tables.bases import as_a_direction, basis, is_above_directions

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.results.schema import Row
-from probing.results.shown import ends, layers_named, listed
+from probing.results.schema import Row, ends, layers_named, listed
 from probing.tables.columns import R2, UNINFORMATIVE, controls_of, score_of
 from probing.tables.evidence_sentences import say
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import ALL_LAYERS
-from probing.results.shown import ends, in_brackets, interval
+from probing.results.schema import ALL_LAYERS, ends, in_brackets, interval
 from probing.statistics.intervals import few_sentences
 from probing.tables.change import change_conclusions, change_table
 from probing.tables.fusion import fusion_lines, fusion_tables

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probing.results.schema import Row
-from probing.results.shown import count, layers_named, listed, shown_table
+from probing.results.schema import Row, count, layers_named, listed, shown_table
 from probing.tables.schema import NEURON_CLASSES, PROFILES
 
 # Classes that are shown at each end of the weights.

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.models.layers import what_is_a_neuron
-from probing.results.digits import shown
-from probing.results.schema import RANGE, Row
-from probing.results.shown import in_brackets, interval
+from probing.results.schema import RANGE, Row, in_brackets, interval, shown
 from probing.runtime.plain_tables import plain_table
 from probing.statistics.sample_size import label, size_lines
 from probing.tables.classes import are_unequal

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import Row
-from probing.results.shown import interval
+from probing.results.schema import Row, interval
 from probing.runtime.plain_tables import plain_table
 from probing.tables.columns import FIRST
 from probing.tables.evidence_sentences import say

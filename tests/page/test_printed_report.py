@@ -14,8 +14,8 @@ import pytest
 from probing import report
 from probing.page.neurons import shaded_map
 from probing.page.run import LONGEST
-from probing.results.markup import Html, element, joined, table
-from probing.results.shown import shortened
+from probing.results.rows import Html, element, joined, table
+from probing.results.schema import shortened
 from probing.studies.compare.section import heat_map
 from report_runs import make_page, make_survey
 

@@ -23,7 +23,7 @@ from probing.evidence.removal import cross_entropy_by_sentence, usable_informati
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training
 from probing.probes.transforms import Eraser, ErasureAccumulator, erased, fit_erasers, with_neurons
-from probing.results.shown import without_nan
+from probing.results.schema import without_nan
 from probing.tables.rankings import CONDITIONS
 from probing.tables.schema import ERASURE
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from probing.results.markup import Html, element
+from probing.results.rows import Html, element
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from probing.errors import UserError
-from probing.results.latex import booktabs, escaped
-from probing.results.rows import Table
+from probing.results.rows import Table, booktabs, escaped
 from probing.results.schema import Schema, measured, number, text, whole
 from probing.runtime.plain_tables import plain_table
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from probing.results.shown import layers_named, listed, two_decimals
+from probing.results.schema import layers_named, listed, two_decimals
 
 
 @pytest.mark.parametrize(

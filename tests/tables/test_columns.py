@@ -6,10 +6,8 @@ import math
 
 import pytest
 
-from probing.results.digits import shown
 from probing.results.rows import Table
-from probing.results.schema import Schema, measured, number
-from probing.results.shown import interval
+from probing.results.schema import Schema, interval, measured, number, shown
 from probing.tables.columns import UNINFORMATIVE, accuracy_flag, r2_flag
 
 

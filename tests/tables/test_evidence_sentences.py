@@ -21,7 +21,7 @@ from probing.evidence.neuron_profiles import position_line
 from probing.evidence.removal import ablation_effect, corrected
 from probing.page.run import answer, conclusions
 from probing.page.sources import source_of
-from probing.results.shown import ends
+from probing.results.schema import ends
 from probing.statistics.intervals import difference_interval
 from probing.studies.compare.tables import everywhere_sentence, unpaired_lines, unread_lines, verdicts
 from probing.studies.fit.command import _report

@@ -21,7 +21,7 @@ from probing.figures.style import (
     spaced_layers,
     write_drawings,
 )
-from probing.results.shown import two_decimals
+from probing.results.schema import two_decimals
 from probing.tables import change
 from probing.tables.fusion import FUSIONS
 from probing.tables.heads import CLASSES, LETTERS, SPECIAL, finds_relation, name_of, of_heads, of_measure

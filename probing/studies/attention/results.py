@@ -11,7 +11,7 @@ from probing.heads.example_maps import write_examples
 from probing.heads.example_sentences import examples_of
 from probing.heads.rows import Rows
 from probing.heads.subject import Subject
-from probing.results.shown import without_nan
+from probing.results.schema import without_nan
 from probing.runs.call import Measured
 from probing.studies.attention.figures import write_figures
 from probing.tables.heads import of_all_maps

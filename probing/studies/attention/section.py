@@ -11,8 +11,8 @@ from probing.heads.example_maps import Example, read_examples
 from probing.page.heads import HeadMeasure, Place, Survey, cell_of, head_id, head_map, head_measures, places, told
 from probing.page.run import script_data
 from probing.page.sources import model_name
-from probing.results.markup import Html, element, joined, table
-from probing.results.shown import count, interval
+from probing.results.rows import Html, element, joined, table
+from probing.results.schema import count, interval
 from probing.runs.checks import leaves_out_first
 from probing.runs.study import Result, SectionPlace, folded
 from probing.tables.heads import finds_relation, name_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from probing.page.lines import Line, Up, line_chart
-from probing.results.markup import Html, element
+from probing.results.rows import Html, element
 from probing.runs.study import Result, framed, section_of
 from probing.studies.changes.results import GROUPS, grouped
 from probing.studies.changes.tables import MEASURES, measures_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from probing.cache.source import ActivationSource
-from probing.results.shown import count, without_nan
+from probing.results.schema import count, without_nan
 from probing.runtime.machine import drop_garbage
 from probing.runtime.progress import note, stage
 from probing.statistics.chance import holm

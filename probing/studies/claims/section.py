@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from probing.results.markup import Child, Html, element, table
-from probing.results.shown import ends
+from probing.results.rows import Child, Html, element, table
+from probing.results.schema import ends
 from probing.runs.study import Result
 from probing.studies.claims.tables import (
     NOT_TESTABLE,

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import Column, Schema, number, text, whole
-from probing.results.shown import count, ends
+from probing.results.schema import Column, Schema, count, ends, number, text, whole
 
 Row = Mapping[str, Any]
 

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import Column, Row, Schema, measured, number, text, whole
-from probing.results.shown import ends, in_brackets, interval, shown_table
+from probing.results.schema import (
+    Column,
+    Row,
+    Schema,
+    ends,
+    in_brackets,
+    interval,
+    measured,
+    number,
+    shown_table,
+    text,
+    whole,
+)
 
 # What a change is compared with: the text as it is.
 INTACT = "intact"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.figures.style import BLUE, GREY, USUAL, write_drawings
-from probing.results.shown import ends, shortened
+from probing.results.schema import ends, shortened
 from probing.studies.finetune.tables import SHORT, score_words
 
 if TYPE_CHECKING:

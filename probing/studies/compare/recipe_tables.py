@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.digits import shown
-from probing.results.schema import Row, Schema, number, text, whole
-from probing.results.shown import ends, listed, shown_table
+from probing.results.schema import Row, Schema, ends, listed, number, shown, shown_table, text, whole
 from probing.runtime.plain_tables import plain_table
 from probing.statistics.intervals import LEVEL, MIN_SENTENCES, few_sentences
 from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED

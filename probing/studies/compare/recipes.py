@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.errors import UserError
-from probing.results.shown import listed
+from probing.results.schema import listed
 from probing.runs.call import Measured
 from probing.runs.checks import reading
 from probing.runs.continued import NOT_OF_THE_RUN

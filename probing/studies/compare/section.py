@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from probing.page.terms import Terms
-from probing.results.markup import Html, element, table
-from probing.results.schema import Row
-from probing.results.shown import ends, interval, shortened, two_decimals
+from probing.results.rows import Html, element, table
+from probing.results.schema import Row, ends, interval, shortened, two_decimals
 from probing.runs.study import Result
 from probing.studies.compare.tables import same_depth
 

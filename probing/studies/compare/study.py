@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from probing.results.markup import Html
-from probing.results.rows import read_measured
-from probing.results.shown import listed
+from probing.results.rows import Html, read_measured
+from probing.results.schema import listed
 from probing.runs.folder import read_json, read_yaml
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.compare import recipe_tables

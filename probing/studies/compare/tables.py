@@ -7,8 +7,20 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from probing.models.layers import what_is_a_neuron
-from probing.results.schema import Column, Row, Schema, Type, layer_number, number, text, whole
-from probing.results.shown import count, ends, layers_named, two_decimals
+from probing.results.schema import (
+    Column,
+    Row,
+    Schema,
+    Type,
+    count,
+    ends,
+    layer_number,
+    layers_named,
+    number,
+    text,
+    two_decimals,
+    whole,
+)
 from probing.runtime.plain_tables import plain_table
 from probing.tables.columns import UNINFORMATIVE
 from probing.tables.evidence_sentences import ALPHA, SAME, say

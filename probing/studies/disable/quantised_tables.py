@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.readouts.names import measure_of
-from probing.results.shown import count
+from probing.results.schema import count
 from probing.studies.disable.schema import ACTIVATIONS, NOTHING, OUTLIERS, RANDOM, RANDOM_MEAN, TENSOR
 from probing.studies.disable.tables import named, points, readouts_of
 

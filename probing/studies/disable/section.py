@@ -8,8 +8,8 @@ from typing import Any
 from probing.page.heads import HEAD, HeadMeasure, Place, head_map
 from probing.page.terms import Terms
 from probing.readouts.names import measure_of
-from probing.results.markup import Html, element, table
-from probing.results.shown import in_brackets, interval
+from probing.results.rows import Html, element, table
+from probing.results.schema import in_brackets, interval
 from probing.runs.study import Result, framed, section_of
 from probing.studies.disable.tables import (
     PLACES,

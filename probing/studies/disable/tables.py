@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.readouts.names import MLM, POSITION, RETRAINED, TUNED, TUNED_R2, measure_of
-from probing.results.shown import ends, in_brackets, interval, listed
+from probing.results.schema import ends, in_brackets, interval, listed
 from probing.statistics.intervals import few_sentences
 
 Row = Mapping[str, Any]

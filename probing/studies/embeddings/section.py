@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from probing.page.lines import Across, Line, Up, line_chart
-from probing.results.markup import Html, element
+from probing.results.rows import Html, element
 from probing.runs.study import Result, framed, section_of
 from probing.studies.embeddings.tables import LINES, WORDS, curve, measures_of
 

@@ -6,9 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from probing.results.digits import shown
-from probing.results.schema import Row, Schema, measured, number, text, whole
-from probing.results.shown import ends, in_brackets, interval, shown_table
+from probing.results.schema import (
+    Row,
+    Schema,
+    ends,
+    in_brackets,
+    interval,
+    measured,
+    number,
+    shown,
+    shown_table,
+    text,
+    whole,
+)
 from probing.statistics.intervals import few_sentences
 
 Tables = Mapping[str, Sequence[Row]]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from probing.corpus import Corpus
 from probing.downstream.sentence_vectors import spearman
 from probing.models import ModelSource
-from probing.results.shown import without_nan
+from probing.results.schema import without_nan
 from probing.runs.call import Measured
 from probing.runs.tuned_answers import ANSWERS, TunedAnswers
 from probing.statistics.intervals import accuracy_interval, ratio_interval

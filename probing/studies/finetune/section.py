@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from probing.page.lines import BY_STEP, SHARES, Across, Line, Up, line_chart
-from probing.results.markup import Html, element
-from probing.results.schema import Row
-from probing.results.shown import ends
+from probing.results.rows import Html, element
+from probing.results.schema import Row, ends
 from probing.runs.study import Result, folded, framed, section_of
 from probing.studies.finetune.tables import CALLED, SHORT, losses_in, score_words, starts_of
 

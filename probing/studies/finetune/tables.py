@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import Schema, number, text, whole
+from probing.results.schema import Schema, ends, in_brackets, interval, listed, number, text, whole
 from probing.results.schema import measured as with_interval
-from probing.results.shown import ends, in_brackets, interval, listed
 from probing.statistics.intervals import few_sentences
 from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED
 
@@ -279,6 +278,6 @@ def _known(row: Row, name: str) -> str:
 
 def more_tables(made: Tables) -> list[Any]:
     """Return each tuning, and all differences."""
-    from probing.results.shown import shown_table
+    from probing.results.schema import shown_table
 
     return [shown_table(TUNINGS, made["tunings"]), shown_table(DIFFERENCES, made["differences"])]

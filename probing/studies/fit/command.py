@@ -30,7 +30,7 @@ from probing.corpus.splits import GroupBy, read_corpora
 from probing.data.control_names import chosen_controls
 from probing.errors import refuse
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
-from probing.results.shown import layers_named
+from probing.results.schema import layers_named
 from probing.runs.call import keep_inputs, places, say_where, tracking
 from probing.runs.folder import RunFolder
 from probing.runs.run import Run, load_fit, read_run

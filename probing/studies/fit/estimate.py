@@ -24,7 +24,7 @@ from probing.data.controls import CONTROL_DRAWS, source_of_control
 from probing.evidence.removal import REMOVED
 from probing.probes.objective import cross_entropy_sums, fits
 from probing.probes.solvers import LONGEST
-from probing.results.shown import count
+from probing.results.schema import count
 from probing.runtime.machine import check_memory, gigabytes, undisturbed_rate
 from probing.runtime.progress import remark
 from probing.runtime.stages import BRIEF, Cost, duration

@@ -22,8 +22,7 @@ from probing.cli.options import WandbOptions, as_options
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
 from probing.results.rows import Table
-from probing.results.schema import Row
-from probing.results.shown import layers_named
+from probing.results.schema import Row, layers_named
 from probing.runs.call import say_where, writable_folder
 from probing.runs.loading import load_fit_of_classes
 from probing.runs.of_run import tracked_like

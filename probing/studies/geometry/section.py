@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from probing.page.lines import Line, line_chart
-from probing.results.markup import Html, as_in_terminal, element, table
-from probing.results.schema import Row
-from probing.results.shown import ends, in_brackets, interval
+from probing.results.rows import Html, as_in_terminal, element, table
+from probing.results.schema import Row, ends, in_brackets, interval
 from probing.runs.study import Result
 from probing.statistics.sample_size import label, size_lines
 from probing.studies.geometry.extremes import tables as extremes

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from probing.results.markup import Html
-from probing.results.rows import Table
+from probing.results.rows import Html, Table
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.geometry import tables as geometry
 from probing.studies.geometry.extremes import tables as extremes

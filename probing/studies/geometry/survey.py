@@ -16,8 +16,7 @@ from probing.data.examples import Activations
 from probing.errors import UserError
 from probing.models.anatomy import examine
 from probing.probes.transforms import Fitting, Kind, Transform, fit_transform, identity, random_neurons
-from probing.results.schema import ALL_LAYERS
-from probing.results.shown import layers_named
+from probing.results.schema import ALL_LAYERS, layers_named
 from probing.runtime.progress import stage
 from probing.statistics import outliers
 from probing.statistics.outliers import Definition, Outlier

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from probing.results.shown import in_brackets, interval
+from probing.results.schema import in_brackets, interval
 from probing.statistics.intervals import few_sentences
 from probing.statistics.sample_size import label, size_lines
 

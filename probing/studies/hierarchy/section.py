@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.page.lines import Line, line_chart
-from probing.results.markup import Html, element
-from probing.results.schema import Row
-from probing.results.shown import ends
+from probing.results.rows import Html, element
+from probing.results.schema import Row, ends
 from probing.runs.study import Result, framed, section_of
 from probing.studies.hierarchy.tables import LINEAR, controls_of, named, of_model, tasks_of
 

@@ -14,7 +14,7 @@ from probing.cache.source import ActivationSource
 from probing.cli.options import ProbeOptions
 from probing.data.module import layer_moments
 from probing.probes.training import LayerFit, penalised, train_probes
-from probing.results.shown import layers_named
+from probing.results.schema import layers_named
 from probing.runtime.progress import stage
 from probing.studies.hierarchy.grammar import Task
 from probing.studies.hierarchy.parts import Parts, Row, Sizes, answered_words, compared, counted, generalised

@@ -7,8 +7,20 @@ from functools import partial
 from typing import Any
 
 from probing.data.control_names import CONTROLS as OF_FIT
-from probing.results.schema import Column, Row, Schema, measured, text, whole
-from probing.results.shown import ends, in_brackets, interval, layers_named, listed, shown_table
+from probing.results.schema import (
+    Column,
+    Row,
+    Schema,
+    ends,
+    in_brackets,
+    interval,
+    layers_named,
+    listed,
+    measured,
+    shown_table,
+    text,
+    whole,
+)
 from probing.tables.schema import layer_column
 
 _TASK = text("task", "What the probe looks for: main_auxiliary or subject_noun.")

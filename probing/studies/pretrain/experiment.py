@@ -11,7 +11,7 @@ from typing import Any
 import pytorch_lightning as pl
 
 from probing.corpus import Corpus
-from probing.results.shown import count
+from probing.results.schema import count
 from probing.runtime.files import parse_json, read_text, replacing
 from probing.runtime.kept_training import Places
 from probing.runtime.progress import remark, stage

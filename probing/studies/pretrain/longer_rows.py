@@ -15,7 +15,7 @@ import torch
 from probing.corpus import from_sentences
 from probing.errors import UserError, as_clause
 from probing.models.source import ModelSource
-from probing.results.shown import count
+from probing.results.schema import count
 from probing.runtime.files import parse_json, read_text, replacing
 from probing.runtime.kept_training import Places, Row
 from probing.runtime.processes import sum_over_ranks

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from probing.results.schema import Schema, number, text, whole
-from probing.results.shown import in_brackets
+from probing.results.schema import Schema, in_brackets, number, text, whole
 from probing.studies.pretrain.options import CAUSAL_LM
 from probing.tables.schema import layer_column
 

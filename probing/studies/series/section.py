@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from probing.page.lines import BY_STEP, LOOKS, Line, Up, line_chart
 from probing.page.terms import ACCURACY, BY_TOKEN, Terms
-from probing.results.markup import Html, element
+from probing.results.rows import Html, element
 from probing.runs.study import Result, framed, section_of
 from probing.studies.series.tables import Panel, Tables, course, first_rows, layers_of, panels
 

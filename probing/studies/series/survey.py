@@ -13,7 +13,7 @@ from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer
 from probing.models.examination import add_tensor, tokenizer_behaviour
 from probing.models.loading import NOT_OF_THE_MODEL
-from probing.results.shown import count
+from probing.results.schema import count
 from probing.runtime.machine import drop_garbage
 from probing.runtime.progress import remark, stage
 from probing.studies.series.checkpoints import Checkpoint

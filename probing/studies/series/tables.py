@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.results.schema import Schema, number, text, whole
-from probing.results.shown import interval
+from probing.results.schema import Schema, interval, number, text, whole
 from probing.tables.schema import layer_column, value
 
 Row = Mapping[str, Any]

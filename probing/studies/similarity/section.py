@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from probing.downstream.names import WORDS
 from probing.page.lines import Line, line_chart
 from probing.page.terms import ACCURACY, TRANSFORMS, Terms
-from probing.results.markup import Html, element
-from probing.results.schema import Row
-from probing.results.shown import ends
+from probing.results.rows import Html, element
+from probing.results.schema import Row, ends
 from probing.runs.study import Result, folded, section_of
 from probing.statistics.sample_size import label
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from probing.results.markup import Html
+from probing.results.rows import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.similarity import tables as schemas
 from probing.studies.similarity.tables import sts_lines, sts_tables, wic_lines, wic_tables

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from probing.downstream.names import CLIPPING, TRANSDUCTIVE, WORDS
-from probing.results.schema import Column, Schema, measured, number, text, whole
-from probing.results.shown import ends, in_brackets, interval
+from probing.results.schema import Column, Schema, ends, in_brackets, interval, measured, number, text, whole
 from probing.statistics.intervals import few_sentences
 from probing.statistics.sample_size import label, size_lines
 from probing.tables.schema import SIZES, layer_column

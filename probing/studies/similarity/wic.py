@@ -12,7 +12,7 @@ from probing.cli.options import WandbOptions
 from probing.downstream.names import Definition
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer
-from probing.results.shown import layers_named
+from probing.results.schema import layers_named
 from probing.runs.call import Call, Measured
 from probing.runs.registry import study_of
 from probing.runs.study import Result

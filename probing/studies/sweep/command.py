@@ -20,7 +20,7 @@ from probing.cli.options import WandbOptions, as_options, with_shared_help
 from probing.errors import UserError, as_clause, out_of_range, refuse
 from probing.page.sources import option_words
 from probing.results.rows import write_csv
-from probing.results.shown import count
+from probing.results.schema import count
 from probing.runs.call import places, say_results
 from probing.runs.registry import refuse_several, study_of
 from probing.runs.run import load_fit

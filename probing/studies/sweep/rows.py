@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from probing.results.shown import count
+from probing.results.schema import count
 from probing.runs.run import Run
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 from probing.studies.sweep.metric import BEST_ACCURACY, rows_of, value_of

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import Schema, Type, text
-from probing.results.shown import interval
+from probing.results.schema import Schema, Type, interval, text
 from probing.runtime.plain_tables import plain_table
 from probing.studies.sweep.metric import column_of
 from probing.tables.schema import ACCURACY, NUMBERS

@@ -16,8 +16,7 @@ from probing.corpus.splits import assign_splits
 from probing.figures.probes import error_bars
 from probing.page.lines import Line, line_chart
 from probing.results import rows as csv_files
-from probing.results.schema import Column, Schema
-from probing.results.shown import ends, in_brackets, interval, without_nan
+from probing.results.schema import Column, Schema, ends, in_brackets, interval, without_nan
 from probing.statistics.intervals import MIN_SENTENCES
 from probing.tables.conclusions import conclusion
 from probing.tables.probes import result_line

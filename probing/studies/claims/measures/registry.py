@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from probing.results.shown import ends
+from probing.results.schema import ends
 from probing.studies.claims.verdict import Measured
 
 # Whether an outlier is the smallest neuron of most tokens or the largest: papers say which.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.results.shown import ends
+from probing.results.schema import ends
 from probing.runs.run import Run
 from probing.runs.study import Result
 from probing.statistics.intervals import ENDS

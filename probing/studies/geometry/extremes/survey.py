@@ -20,8 +20,7 @@ from probing.models import load_tokenizer
 from probing.models.anatomy import examine
 from probing.models.attention_heads import QueryKey, find_query_keys
 from probing.readouts.model_output import draw_sentences
-from probing.results.schema import ALL_LAYERS
-from probing.results.shown import layers_named
+from probing.results.schema import ALL_LAYERS, layers_named
 from probing.runtime.progress import counted, stage
 from probing.studies.geometry.extremes.held import TOKENS, Compared, Inputs, Sample, agrees, compare, held_rows
 from probing.studies.geometry.extremes.kinds import Kinds, as_sinks, by_text

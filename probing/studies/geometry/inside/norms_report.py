@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars
-from probing.results.shown import in_brackets, interval, listed
+from probing.results.schema import in_brackets, interval, listed
 from probing.statistics.outliers import MEAN_DEVIATIONS
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE
-from probing.results.shown import in_brackets
+from probing.results.schema import in_brackets
 from probing.statistics.outliers import MEAN_DEVIATIONS
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.figures.style import BLUE, GREY, ORANGE, PURPLE, USUAL, error_bars, joined, name_layers, write_drawings
-from probing.results.shown import in_brackets, interval
+from probing.results.schema import in_brackets, interval
 from probing.studies.geometry.inside.changed_norms import first_row_conclusions
 from probing.studies.geometry.inside.norms_report import (
     changes_conclusions,

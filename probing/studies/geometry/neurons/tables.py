@@ -16,7 +16,7 @@ from probing.readouts.names import (
     measure_of,
     probed_of,
 )
-from probing.results.shown import ends, in_brackets, interval
+from probing.results.schema import ends, in_brackets, interval
 from probing.statistics.intervals import binomial_interval, few_sentences
 
 Row = Mapping[str, Any]

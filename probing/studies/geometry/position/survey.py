@@ -15,7 +15,7 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations
 from probing.errors import UserError
-from probing.results.shown import count, layers_named, without_nan
+from probing.results.schema import count, layers_named, without_nan
 from probing.runtime.progress import stage
 from probing.statistics.two_way import ALONE, PARTS, TwoWaySums, jackknife_interval
 from probing.statistics.two_way_design import MOST_POSITIONS, Design

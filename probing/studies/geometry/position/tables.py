@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.digits import shown
-from probing.results.shown import ends, in_brackets, interval, layers_named, listed
+from probing.results.schema import ends, in_brackets, interval, layers_named, listed, shown
 
 Row = Mapping[str, Any]
 
