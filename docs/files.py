@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from probing.results.schema import Schema
-from probing.runs.registry import own_studies
-from probing.runs.study import Study
+from probing.runs.study import Study, own_studies
 from probing.tables.schema import NUMBER_NEURONS, NUMBERS, PREDICTIONS
 
 PAGE = Path(__file__).with_name("files.md")

@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     if name in STUDIES:
-        from probing.runs.registry import study_of
+        from probing.runs.study import study_of
 
         return study_of(name).command
     raise AttributeError(f"module 'probing' has no attribute {name!r}")

@@ -19,7 +19,7 @@ def main() -> int:
     """Run the command line and return the exit status."""
     from probing.cli.commandline import USER_ERROR, run_process
     from probing.errors import UserError, one_line
-    from probing.runs.registry import added_studies
+    from probing.runs.study import added_studies
     from probing.runtime.installation import refuse_mixed_files
     from probing.runtime.terminal import complain
 

@@ -10,8 +10,7 @@ from typing import Any
 from probing.results import rows as csv_files
 from probing.results.rows import Table
 from probing.results.schema import LAYER_NAME, Schema, Type
-from probing.runs.registry import study_names, study_of, study_of_kind
-from probing.runs.study import Result
+from probing.runs.study import Result, study_names, study_of, study_of_kind
 from probing.tables.schema import NUMBER_NEURONS, NUMBERS, PREDICTIONS
 
 

@@ -20,9 +20,8 @@ from probing.models.layers import site_of, what_is_a_neuron
 from probing.page.sources import command_line
 from probing.results.schema import Row, ends, interval
 from probing.runs.loading import load_run
-from probing.runs.registry import study_of
 from probing.runs.run import Run
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runtime.files import above_most_text, most_text, regular, replacing_folder, write_tensors
 from probing.tables.columns import R2, controls_of, score_of
 from probing.tables.schema import FALSE_DISCOVERIES

@@ -18,8 +18,7 @@ from probing.models import layer_numbers
 from probing.results.rows import write_tables
 from probing.results.schema import Row
 from probing.runs.folder import ResumableFolder, RunFolder, check_name
-from probing.runs.registry import refuse_several, several
-from probing.runs.study import Result, Study
+from probing.runs.study import Result, Study, refuse_several, several
 from probing.runtime import terminal
 from probing.runtime.installation import versions
 from probing.runtime.logger_names import logger_problems

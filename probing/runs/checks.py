@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from probing.errors import RunError, UserError, as_clause
 from probing.models.layers import is_site_of_run
-from probing.results.schema import Row, without_nan
+from probing.results.rows import Table, read_csv
+from probing.results.schema import Row, Schema, label_of_class, without_nan
 from probing.runs.folder import PARTIAL, read_json
 from probing.runtime.files import parse_json, regular
 from probing.tables.columns import has_intercept
@@ -349,3 +350,30 @@ def _check_columns(file: str, rows: Sequence[Row], numbers: Sequence[str], texts
     for name in numbers:
         if any(not isinstance(row[name], int | float) or not math.isfinite(row[name]) for row in rows):
             raise ValueError(f"{file} has a row without a number in the column {name}")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tables that not every run has.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def further_table(folder: Path, schema: Schema, layers: Sequence[int], classes: Sequence[int | str]) -> Table:
+    """Return a table of a run, empty where it has none, with the labels of classes as they are, text or whole numbers.
+
+    Args:
+        folder: Folder of the run.
+        schema: The table.
+        layers: The run's layers.
+        classes: The labels of its classes.
+
+    Raises:
+        UserError: If the table is damaged.
+    """
+    if not (path := folder / f"{schema.name}.csv").exists():
+        return Table((), schema)
+    with reading(folder):
+        rows = read_csv(path, schema)
+        check_parts(schema.name, rows, layers)
+        columns = [column.name for column in schema.columns if column.type is label_of_class]
+        labels = {str(label): label for label in classes} | {"": ""}
+        return Table(({**row, **{name: labels[row[name]] for name in columns if name in row}} for row in rows), schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,29 +25,50 @@ from probing.corpus.splits import Split
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import label as label_tokens
 from probing.errors import RunError, UserError
-from probing.models import (
-    ModelSource,
-    length_limits,
-    load_config,
-    load_tokenizer,
-    site_in_names,
-    site_of,
-)
-from probing.models.layers import aligned
+from probing.models import ModelSource, length_limits, load_config, load_tokenizer, site_in_names, site_of
+from probing.models.dictionaries import load_dictionary
+from probing.models.layers import PREFIX, aligned, folder_in, layout_at
 from probing.probes.solvers import Penalty
 from probing.probes.training import Training, training_of
 from probing.probes.transforms import transformed, with_constant
 from probing.rankings.methods import null_rankings
-from probing.results.schema import count, layers_named
+from probing.results.schema import count, layers_named, listed
 from probing.runs.checks import leaves_out_first, read_transforms, reads_transformed
-from probing.runs.dictionaries import site_read
-from probing.runs.places import model_of, task_of, texts_of_runs
+from probing.runs.places import Kept, model_of, places_of, task_of, texts_of_runs
 from probing.runtime.progress import stage
 from probing.tables.columns import has_intercept
 from probing.tasks import Labels, short_name
 
 if TYPE_CHECKING:
     from probing.runs.run import Run
+
+# --------------------------------------------------------------------------------------------------------------------
+# The dictionary of a finished run, found again after the run or the dictionary has moved.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def site_read(run: Kept) -> dict[str, Any]:
+    """Return what a run has read of its model, as arguments of `probing.cache.source.ActivationSource`.
+
+    Raises:
+        UserError: If its dictionary is not there any more, or has changed.
+    """
+    if (typed := folder_in(run.config)) is None:
+        return {"site": site_of(run.config)}
+    cached = run.results["cache"]["test"]
+    expected, kept = cached["key"]["site"], (cached.get("site") or {}).get("kept")
+    layers = [row["layer"] for row in run.results["layers"]]
+    places = places_of(run, "site", typed)
+    for place in filter(os.path.isdir, places):
+        site = PREFIX + place
+        dictionary = load_dictionary(layout_at(site, layers, str(run.config["model"]), max(layers)))
+        if PREFIX + dictionary.fingerprint == expected:
+            return {"site": site, "kept": None if kept is None else tuple(kept)}
+    raise UserError(
+        f"`{run.folder}`: its dictionary {typed} is not there any more, or has changed; it was looked for at "
+        f"{listed(places)}; put it at one of these places."
+    )
+
 
 Say = Callable[[str], None]
 

@@ -19,8 +19,7 @@ from probing.rankings.bases import basis_rows, feature_store
 from probing.rankings.evaluation import head_rows
 from probing.rankings.methods import control_task_shares, mean_contribution
 from probing.results.schema import count, layers_named
-from probing.runs.numbers import measure_numbers
-from probing.runs.results import AnyMeasured, Measured
+from probing.runs.results import AnyMeasured, Measured, measure_numbers
 from probing.runtime.machine import Stopwatch
 from probing.runtime.progress import counted, stage
 

@@ -14,7 +14,7 @@ from probing.probes.objective import centre_over_classes
 from probing.results.rows import Table
 from probing.results.schema import Row, layer_cells, layers_named, shown_table
 from probing.runs.checks import read_tensor, reading
-from probing.runs.contexts import contexts_of
+from probing.runs.results import contexts_of
 from probing.runtime import terminal
 from probing.runtime.libraries import quiet_libraries
 from probing.tables.neuron import classes_table, positions_of, positions_table, profile_sentences, rank_sentence
@@ -84,7 +84,7 @@ def page_of(run: Run, layer: int, neuron: int, n: int) -> NeuronPage:
     Raises:
         UserError: If the run has no such layer or neuron, or its model or corpus has changed.
     """
-    from probing.runs.finished import width_of  # `fit` needs no runs of others
+    from probing.runs.finished import width_of
 
     layers, width = run.layers, width_of(run)
     if layer not in layers:

@@ -14,12 +14,12 @@ from probing.runs.checks import (
     check_documents,
     check_tables,
     check_tensors,
+    further_table,
     kind_of,
     read_tensor,
     reading,
 )
 from probing.runs.folder import read_json, read_yaml
-from probing.runs.further import further_table
 from probing.runs.study import Result, Study
 from probing.tables.columns import Order, has_intercept, ordered
 from probing.tables.schema import (
@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from probing.corpus.splits import GroupBy
-    from probing.runs.explanations import Explanation
     from probing.runs.neuron_page import NeuronPage
-    from probing.runs.predictions import Probes
+    from probing.runs.predictions import Explanation, Probes
 
 
 class Fit(Study):
@@ -276,7 +275,7 @@ class Run(Result):
         Raises:
             UserError: As `predict`, and if the run has no such layer.
         """
-        from probing.runs.explanations import explained
+        from probing.runs.predictions import explained
 
         return explained(self._probes(layer), texts, self.is_of_arrays, n)
 

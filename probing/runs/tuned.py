@@ -16,8 +16,7 @@ from probing.runs.checks import reading
 from probing.runs.folder import read_json
 from probing.runs.loading import load_run
 from probing.runs.places import TEXTS, sources_of, texts_of
-from probing.runs.registry import study_of
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 
 # The folder of a run that holds its checkpoints, and the beginning of the name of those that started from trained
 # weights.

@@ -28,7 +28,7 @@ from probing.commands.cache import prune
 from probing.errors import UserError
 from probing.runs.call import only_accelerator
 from probing.runs.known_studies import STUDIES
-from probing.runs.registry import study_of
+from probing.runs.study import study_of
 from probing.runtime.processes import interrupts_pass
 from probing.runtime.trainer import check_trainer_options
 from probing.studies.compare.command import compare

@@ -10,7 +10,7 @@ import pytest
 
 from probing.results.rows import read_csv, write_csv, write_tables
 from probing.results.schema import Column, Schema, layer_number, measured, number, text, whole
-from probing.runs.registry import study_names, study_of
+from probing.runs.study import study_names, study_of
 from probing.studies.compare.tables import TOP_EVERYWHERE
 from probing.studies.sweep.tables import SWEEP
 from written import schemas

@@ -13,9 +13,9 @@ from conftest import BARE
 from probing import Run, UserError, WandbOptions, fit, load_run, probe
 from probing.corpus import Corpus
 from probing.evidence.neuron_profiles import N_OTHERS, extremes, profile_rows
-from probing.runs.contexts import AROUND, in_context
 from probing.runs.measuring import N_NEURONS, N_TOKENS
 from probing.runs.neuron_page import NeuronPage, pages_of_first
+from probing.runs.results import AROUND, in_context
 from probing.statistics.intervals import mean_interval
 from synthetic import Data, make_store, make_tokens, sides
 from written import read_csv

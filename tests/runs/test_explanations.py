@@ -12,7 +12,7 @@ import pytest
 
 from conftest import BARE
 from probing import Run, UserError, WandbOptions, fit, load_run, probe
-from probing.runs.explanations import Explanation
+from probing.runs.predictions import Explanation
 
 pytestmark = pytest.mark.numeric
 HOW: Any = {"quiet": True, "wandb": WandbOptions(mode="disabled"), **BARE}

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probing.runs.registry import added_studies
+from probing.runs.study import added_studies
 
 ROOT = Path(__file__).parent.parent.parent
 BLOCKS = re.compile(r"^```(python|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -21,8 +21,7 @@ from downstream_data import word_pairs, write_sts, write_wic
 from families import masked_lm
 from probing.errors import UserError
 from probing.results.rows import Table
-from probing.runs.registry import study_names, study_of
-from probing.runs.study import Result
+from probing.runs.study import Result, study_names, study_of
 from wandb_reader import read_offline_runs
 
 pytestmark = [

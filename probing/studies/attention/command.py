@@ -25,9 +25,8 @@ from probing.cli.options import WandbOptions
 from probing.errors import UserError, about_option
 from probing.models import find_model, layer_numbers
 from probing.runs.call import Call
-from probing.runs.registry import study_of
 from probing.runs.run import load_fit, of_text
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runs.tuned import Tuned, is_tuned, read_as_tuned, tuned_of
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process

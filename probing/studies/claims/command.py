@@ -18,8 +18,7 @@ from probing.errors import UserError
 from probing.runs.call import Call
 from probing.runs.folder import RunFolder
 from probing.runs.loading import load_run
-from probing.runs.registry import study_of
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runtime import terminal
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import interrupt_behind

@@ -11,8 +11,7 @@ from probing.corpus import load_corpus
 from probing.errors import out_of_range
 from probing.models import find_model
 from probing.runs.call import Call
-from probing.runs.registry import study_of
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runtime.libraries import quiet_libraries
 
 

@@ -17,9 +17,8 @@ from probing.results.schema import Row
 from probing.runs.call import Call, Measured
 from probing.runs.folder import RunFolder
 from probing.runs.loading import load_fit_of_classes, load_run
-from probing.runs.registry import study_of
 from probing.runs.run import Run
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runs.tuned import is_of_tunings
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.progress import stage

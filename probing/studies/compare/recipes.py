@@ -15,7 +15,7 @@ from probing.errors import UserError
 from probing.results.schema import listed
 from probing.runs.call import Measured
 from probing.runs.checks import reading
-from probing.runs.continued import NOT_OF_THE_RUN
+from probing.runs.folder import NOT_OF_THE_RUN
 from probing.runs.study import Result
 from probing.runs.tuned import checkpoint_name
 from probing.runs.tuned_answers import TunedAnswers, read_answers_of

@@ -27,12 +27,10 @@ from probing.errors import UserError, out_of_range, refuse
 from probing.models import layer_numbers
 from probing.readouts.names import POSITION, READOUTS_OF_TUNED, TASK, TUNED
 from probing.runs.call import Call, Measured
-from probing.runs.loading import load_fit_of_classes
-from probing.runs.of_run import read_as_run
+from probing.runs.loading import load_fit_of_classes, read_as_run
 from probing.runs.places import task_of
-from probing.runs.registry import study_of
 from probing.runs.run import Run
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runs.tuned import Tuned, read_as_tuned, tuned_of
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process

@@ -28,11 +28,9 @@ from probing.errors import UserError, out_of_range, refuse
 from probing.models import length_limits, load_tokenizer
 from probing.models.source import sentence_model
 from probing.runs.call import Call, Measured
-from probing.runs.loading import load_fit_of_classes
-from probing.runs.of_run import read_as_run
-from probing.runs.registry import study_of
+from probing.runs.loading import load_fit_of_classes, read_as_run
 from probing.runs.run import Run
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.embeddings.tables import EDITS, INSERT

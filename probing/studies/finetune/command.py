@@ -15,10 +15,8 @@ from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split, read_corpora
 from probing.errors import UserError, out_of_range
 from probing.runs.call import Call, Measured
-from probing.runs.continued import check_several, continuable, folder_of_trainings
-from probing.runs.folder import free_name
-from probing.runs.registry import study_of
-from probing.runs.study import Result
+from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
+from probing.runs.study import Result, study_of
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.finetune.options import STARTS, TuningGroup, TuningOptions

@@ -24,8 +24,7 @@ from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuro
 from probing.results.rows import Table
 from probing.results.schema import Row, layers_named
 from probing.runs.call import say_where, writable_folder
-from probing.runs.loading import load_fit_of_classes
-from probing.runs.of_run import tracked_like
+from probing.runs.loading import load_fit_of_classes, tracked_like
 from probing.runs.rankings import (
     RANKING_KEY,
     Ranked,
@@ -34,8 +33,8 @@ from probing.runs.rankings import (
     write_tables,
     writing,
 )
-from probing.runs.registry import refuse_several
 from probing.runs.run import Run
+from probing.runs.study import refuse_several
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.progress import expect, messages, stage
 from probing.runtime.stages import BRIEF

@@ -29,8 +29,7 @@ from probing.models import layer_numbers
 from probing.readouts.names import TASK, WORDS
 from probing.results.schema import layers_named
 from probing.runs.call import Call, Measured
-from probing.runs.registry import study_of
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage

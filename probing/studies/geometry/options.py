@@ -10,7 +10,7 @@ from probing.cli.option_types import chosen, chosen_with_data
 from probing.corpus.splits import read_couples
 from probing.errors import UserError, out_of_range, refuse
 from probing.readouts.names import POSITION, READOUTS_OF_RUN, STS, TASK, WIC, WORDS
-from probing.runs.of_run import read_as_run
+from probing.runs.loading import read_as_run
 from probing.runs.run import Run, load_fit, of_text
 from probing.tasks import short_name
 

@@ -9,8 +9,7 @@ from probing.cli.option_types import FIGURE_FORMAT, Dtype, FigureFormat, Layers,
 from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.errors import out_of_range
 from probing.runs.call import Call
-from probing.runs.registry import study_of
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.hierarchy.tables import CONTROLS, LINEAR

@@ -11,10 +11,8 @@ from probing.cli.options import WandbOptions
 from probing.corpus import load_corpus
 from probing.errors import out_of_range
 from probing.runs.call import Call, Measured
-from probing.runs.continued import check_several, continuable, folder_of_trainings
-from probing.runs.folder import free_name
-from probing.runs.registry import study_of
-from probing.runs.study import Result
+from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
+from probing.runs.study import Result, study_of
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.pretrain.options import (

@@ -13,8 +13,7 @@ from probing.errors import about_option, out_of_range
 from probing.models import check_revision
 from probing.runs.call import Call, keep_inputs
 from probing.runs.folder import RunFolder
-from probing.runs.registry import study_of
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runtime import terminal
 from probing.runtime.libraries import quiet_libraries
 

@@ -15,8 +15,7 @@ from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer
 from probing.results.schema import layers_named
 from probing.runs.call import Call, Measured
-from probing.runs.registry import study_of
-from probing.runs.study import Result
+from probing.runs.study import Result, study_of
 from probing.runtime.libraries import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage

@@ -22,9 +22,8 @@ from probing.page.sources import option_words
 from probing.results.rows import write_csv
 from probing.results.schema import count
 from probing.runs.call import places, say_results
-from probing.runs.registry import refuse_several, study_of
 from probing.runs.run import load_fit
-from probing.runs.study import Result
+from probing.runs.study import Result, refuse_several, study_of
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.installation import started_as
 from probing.runtime.libraries import quiet_libraries

@@ -15,7 +15,7 @@ from planted_claims import paper
 from probing.cli.commandline import converted, unchecked
 from probing.cli.option_types import defaults
 from probing.errors import UserError
-from probing.runs.registry import study_of
+from probing.runs.study import study_of
 from probing.studies.claims import claim as module
 from probing.studies.claims.claim import chosen_claims, paper_of, papers, read_paper
 from probing.studies.claims.command import DATA

@@ -21,7 +21,7 @@ from probing.corpus import Corpus, from_sentences, load_corpus
 from probing.errors import UserError
 from probing.models import load_config, resolve_model
 from probing.models.loading import Blocks
-from probing.runs.registry import study_of
+from probing.runs.study import study_of
 from probing.studies.attention.command import attention
 from probing.studies.claims.claim import read_paper
 from probing.studies.claims.estimate import seconds

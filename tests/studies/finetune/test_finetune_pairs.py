@@ -21,7 +21,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.downstream.sentence_vectors import spearman
 from probing.downstream.sts_dataset import read_sts
-from probing.runs.registry import study_of
+from probing.runs.study import study_of
 from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

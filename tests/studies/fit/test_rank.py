@@ -22,7 +22,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.rankings.methods import METHODS
-from probing.runs.of_run import tracked_like
+from probing.runs.loading import tracked_like
 from probing.runs.run import Run, load_fit
 from probing.runtime.terminal import render
 from probing.tables.schema import CURVES, EVALUATION
