@@ -36,7 +36,7 @@ from probing.disabling.subject import Subject
 from probing.readouts.forward import draw_text
 from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.runs.run import load_fit
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.studies.geometry.neurons.sets import Line, NeuronSet, drawn_sets, effect_rows
 from probing.studies.geometry.neurons.stream import NeuronPasses, Values
 

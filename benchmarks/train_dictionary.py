@@ -30,7 +30,7 @@ from probing.errors import UserError
 from probing.models.dictionaries import Dictionary, highest
 from probing.models.layers import CONFIG, SAELENS_WEIGHTS
 from probing.runtime import terminal
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 
 BATCH, LEARNING_RATE = 1024, 1e-3
 # Tokens without which a feature counts as dead, the number of dead ones that explain the rest, and their weight.

@@ -20,7 +20,7 @@ def main() -> int:
     from probing.cli.commandline import USER_ERROR, run_process
     from probing.errors import UserError, one_line
     from probing.runs.study import added_studies
-    from probing.runtime.installation import refuse_mixed_files
+    from probing.runtime.machine import refuse_mixed_files
     from probing.runtime.terminal import complain
 
     try:

@@ -263,7 +263,7 @@ def builtin_cache(part_of_builtin: Path, tmp_path_factory: pytest.TempPathFactor
     from probing.cache import Request, activations
     from probing.corpus import load_corpus
     from probing.models import resolve_model
-    from probing.runtime.libraries import quiet_libraries
+    from probing.runtime.machine import quiet_libraries
 
     own = tmp_path_factory.getbasetemp()
     cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "builtin-cache"

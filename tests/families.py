@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from family_tokenizers import MAX_LENGTH, make_tokenizer
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 
 D_MODEL, N_HEADS = 16, 2
 

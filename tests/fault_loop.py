@@ -121,7 +121,7 @@ def extract_with_small_shards(
     from probing.cache import Request, activations
     from probing.corpus import from_sentences
     from probing.models import resolve_model
-    from probing.runtime.libraries import quiet_libraries
+    from probing.runtime.machine import quiet_libraries
 
     small_shards(shard_tokens)
     with quiet_libraries():

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
 
 from conftest import make_sentences
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 
 SENTENCES = make_sentences(110, seed=5, longest=16)
 # What a probe of a model of 16 neurons needs to be trained in few passes.

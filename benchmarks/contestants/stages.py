@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.contestants.files import size
 from probing.runtime import progress
-from probing.runtime.stages import Overview, Stage
+from probing.runtime.progress import Overview, Stage
 
 # Seconds between two readings of the memory.
 LOOK_S = 0.02

@@ -261,7 +261,7 @@ def description(request: Request, site: Site | None = None) -> dict[str, Any]:
     import torch
     import transformers
 
-    from probing.runtime.installation import own_version
+    from probing.runtime.machine import own_version
 
     return {
         "model": request.source.name,

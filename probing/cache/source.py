@@ -21,8 +21,7 @@ from probing.models import ModelSource, SiteName, find_model, load_config, load_
 from probing.models.layers import PREFIX, Layout, folder_of, is_dictionary, layout_at
 from probing.models.loading import Blocks, weight_bytes
 from probing.results.schema import layers_named
-from probing.runtime.logger_names import without_logger
-from probing.runtime.machine import undisturbed_rate
+from probing.runtime.machine import undisturbed_rate, without_logger
 from probing.runtime.progress import stage
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import check_trainer_options

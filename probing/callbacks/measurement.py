@@ -35,8 +35,7 @@ from probing.probes.closed_forms import NumberFit
 from probing.probes.training import LayerFit
 from probing.probes.transforms import centred, of_neurons
 from probing.runs.measuring import Asked, measure
-from probing.runtime.libraries import quiet_libraries
-from probing.runtime.machine import Stopwatch, drop_garbage, heap_set_aside
+from probing.runtime.machine import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import algorithms_kept
 from probing.statistics.bootstrap import weights

@@ -26,8 +26,7 @@ def ls(cache: str | None = None) -> list[Path]:
     Returns:
         The folders of the entries.
     """
-    from probing.runtime.plain_tables import plain_table
-    from probing.runtime.terminal import show
+    from probing.runtime.terminal import plain_table, show
 
     folder = cache_folder(cache)
     found = entries(folder)

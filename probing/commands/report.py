@@ -12,7 +12,7 @@ from probing.cli.option_types import Folders
 from probing.errors import UserError, as_clause
 from probing.runs.folder import PARTIAL
 from probing.runtime.files import open_file
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 
 
 @command

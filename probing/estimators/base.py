@@ -34,7 +34,7 @@ from probing.probes.transforms import centred, moments_with_constant, of_neurons
 from probing.rankings.methods import class_magnitudes, mean_contribution
 from probing.results.rows import Table
 from probing.results.schema import Schema, number, text, whole
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.trainer import algorithms_kept
 from probing.statistics.moments import Moments
 from probing.statistics.rank_similarity import ranked

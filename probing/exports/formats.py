@@ -25,8 +25,7 @@ from probing.runs.neuron_page import sides_and_text
 from probing.runs.run import Run, of_text
 from probing.runs.study import Result
 from probing.runtime.files import replacing_folder
-from probing.runtime.installation import own_version
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import own_version, quiet_libraries
 from probing.tasks import short_name
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from probing.page.terms import ACCURACY, BASES, CLASSES, HEADS, NEURONS, NUMBERS
 from probing.results.rows import MARK, Html, element, joined
 from probing.runs.checks import reading
 from probing.runs.study import Result, SectionPlace
-from probing.runtime.installation import own_version
+from probing.runtime.machine import own_version
 from probing.tables.columns import R2
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from probing.runtime.plain_tables import plain_table
+from probing.runtime.terminal import plain_table
 
 # --------------------------------------------------------------------------------------------------------------------
 # A number as text.

@@ -20,12 +20,9 @@ from probing.results.schema import Row
 from probing.runs.folder import ResumableFolder, RunFolder, check_name
 from probing.runs.study import Result, Study, refuse_several, several
 from probing.runtime import terminal
-from probing.runtime.installation import versions
-from probing.runtime.logger_names import logger_problems
-from probing.runtime.machine import Stopwatch
+from probing.runtime.machine import Stopwatch, logger_problems, versions
 from probing.runtime.processes import interrupt_behind
-from probing.runtime.progress import expect, messages, stage
-from probing.runtime.stages import BRIEF
+from probing.runtime.progress import BRIEF, expect, messages, stage
 from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:

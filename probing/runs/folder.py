@@ -15,8 +15,7 @@ from typing import Any
 
 from probing.corpus import Corpus
 from probing.errors import RunError, UserError, as_clause
-from probing.runtime.files import check_yaml, parse_json, read_text
-from probing.runtime.owner import RUNNING, Owner, take_over
+from probing.runtime.files import RUNNING, Owner, check_yaml, parse_json, read_text, take_over
 from probing.runtime.processes import interrupt_behind, launched
 
 # Most values of a document: the largest that is written has some ten thousand.

@@ -16,7 +16,7 @@ from probing.results.schema import Row, layer_cells, layers_named, shown_table
 from probing.runs.checks import read_tensor, reading
 from probing.runs.results import contexts_of
 from probing.runtime import terminal
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.tables.neuron import classes_table, positions_of, positions_table, profile_sentences, rank_sentence
 from probing.tables.schema import CONTEXTS, NEURON_CLASSES, PROFILES
 

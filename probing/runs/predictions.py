@@ -30,9 +30,8 @@ from probing.runs.finished import site_read
 from probing.runs.places import model_of, task_of
 from probing.runs.study import refuse_several
 from probing.runtime import terminal
-from probing.runtime.libraries import quiet_libraries
-from probing.runtime.plain_tables import plain_table
-from probing.runtime.terminal import render
+from probing.runtime.machine import quiet_libraries
+from probing.runtime.terminal import plain_table, render
 from probing.statistics.rank_similarity import ranked
 from probing.tables.schema import EXPLANATIONS, PREDICTIONS
 from probing.tasks import SentenceTask, TokenTask

@@ -42,8 +42,7 @@ from probing.rankings.methods import class_contributions, class_rows, mean_contr
 from probing.results.rows import write_tables
 from probing.results.schema import Row, count, layers_named, with_layer_name, without_nan
 from probing.runtime.files import write_tensors
-from probing.runtime.installation import versions
-from probing.runtime.machine import Stopwatch
+from probing.runtime.machine import Stopwatch, versions
 from probing.runtime.progress import stage
 from probing.statistics.chance import correlation_of_neighbours
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval, ratio_interval, widened

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -179,3 +180,19 @@ def to_float64(tensor: Tensor) -> Tensor:
     """Return a tensor in float64, on the processor if its device has none."""
     # First moved, then converted: MPS refuses to copy into a float64 tensor of the processor.
     return on_float64_device(tensor).double()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Seeds and generators that depend on what they are named by, and on nothing that was drawn before.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def seed_of(*parts: int | str) -> int:
+    """Return a seed that depends on these parts alone."""
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator_of(*parts: int | str) -> torch.Generator:
+    """Return a generator whose draws depend on these parts alone."""
+    return torch.Generator().manual_seed(seed_of(*parts))

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
+import platform
+import sys
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
-from probing.errors import UserError
+from probing.errors import UserError, did_you_mean
+from probing.runtime.progress import counted
 
 # Limits that Linux sets to a group of processes, such as those of a container or of a SLURM job.
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -164,3 +173,192 @@ class Stopwatch:
     def timings(self) -> dict[str, float]:
         """Return the seconds of each stage, and of all stages together, as in `results.json`."""
         return {**self._stages, "total_s": self._last - self._start}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Libraries that take seconds to import: loaded where they are first needed, shown, and silenced.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection during imports, which create no garbage: it took a quarter of their time.
+
+    Where the process is a command's own, which sets all objects aside, what was imported is set aside too: later
+    collections do not read it. In a notebook, that would keep the user's garbage as well.
+    """
+    was_enabled, n_modules = gc.isenabled(), len(sys.modules)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if len(sys.modules) > n_modules and heap_is_set_aside():
+            set_heap_aside()
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Silence the logs and warnings of Lightning and transformers; their exceptions still raise."""
+    with counted("loading PyTorch, Lightning and transformers", None), _without_garbage_collection():
+        import pytorch_lightning  # noqa: F401  importing it sets the log levels that are changed here
+        import transformers.utils.logging  # noqa: F401  the same
+
+    names = (
+        "pytorch_lightning",
+        "pytorch_lightning.utilities.rank_zero",
+        "lightning_fabric",
+        "lightning_fabric.utilities.distributed",
+    )
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with _quiet_transformers(), warnings.catch_warnings():
+            for module in ("pytorch_lightning", "lightning_fabric", "torch", "torchmetrics"):
+                warnings.filterwarnings("ignore", module=rf"{module}(\..*)?$")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence transformers, whose switch of progress bars is also that of the hub's client; restore both switches."""
+    from huggingface_hub import utils as hub
+    from transformers.utils import logging as transformers_logging
+
+    def set_bars(of_transformers: bool, of_hub: bool) -> None:
+        with warnings.catch_warnings():
+            # $HF_HUB_DISABLE_PROGRESS_BARS goes before both switches; the hub's client warns of it.
+            warnings.simplefilter("ignore")
+            (
+                transformers_logging.enable_progress_bar
+                if of_transformers
+                else transformers_logging.disable_progress_bar
+            )()
+            (hub.enable_progress_bars if of_hub else hub.disable_progress_bars)()
+
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    transformers_logging.set_verbosity_error()
+    set_bars(False, False)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        set_bars(*bars)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# `--trainer.logger`: the loggers that a run can have beside W&B, by name.
+# --------------------------------------------------------------------------------------------------------------------
+
+# By name: the packages without which it does not work, and which the extra of the same name installs.
+LOGGERS: Mapping[str, tuple[str, ...]] = {
+    "csv": (),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow", "pandas", "sqlalchemy", "alembic"),
+}
+
+
+def logger_names(trainer: Mapping[str, Any]) -> list[str]:
+    """Return the loggers that the Trainer's arguments name, in the order of `LOGGERS`; `false` names none."""
+    named = _typed(trainer.get("logger"))
+    return [name for name in LOGGERS if name in named]
+
+
+def without_logger(trainer: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the Trainer's other arguments."""
+    return {name: value for name, value in (trainer or {}).items() if name != "logger"}
+
+
+def logger_problems(trainer: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with `--trainer.logger`: an unknown name, or a package that is not installed."""
+    value = trainer.get("logger")
+    problems = []
+    for name in _typed(value):
+        if name in LOGGERS:
+            missing = [package for package in LOGGERS[name] if find_spec(package) is None]
+            problems += [
+                f"`--trainer.logger {name}` needs {', '.join(missing)}, which is not installed; "
+                f"`pip install 'neuron-probing[{name}]'`"
+            ][: len(missing)]
+        else:
+            problems.append(
+                f"`--trainer.logger {name}`: expected some of {', '.join(LOGGERS)}, separated by commas"
+                f"{did_you_mean(name, LOGGERS)}; W&B is set by `--wandb.mode`"
+            )
+    return problems
+
+
+def _typed(value: Any) -> list[str]:
+    if value is None or value is False or value == "":
+        return []
+    names = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    return list(dict.fromkeys(str(name).strip() if not isinstance(name, bool) else str(name).lower() for name in names))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How this package was started, whether its files are its own, and the versions that results depend on.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Name of this distribution.
+PACKAGE = "neuron-probing"
+_LIBRARIES = ("torch", "pytorch-lightning", "transformers", "torchmetrics", "numpy", "safetensors", "wandb")
+
+
+# Each version is read from a file, which does not change while the process runs.
+_version = cache(version)
+
+
+def own_version() -> str:
+    """Return this package's version."""
+    return _version(PACKAGE)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of this package, and of the libraries that results depend on."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in (PACKAGE, *_LIBRARIES)}}
+
+
+# An unrelated distribution of the package index, whose import name is also `probing`.
+OTHER = "probing"
+
+
+def started_as() -> str:
+    """Return what the user typed before the command: the installed script, or else what works in every installation."""
+    return PACKAGE if Path(sys.argv[0]).stem == PACKAGE else "python -m probing"
+
+
+def refuse_mixed_files() -> None:
+    """Refuse to start where the files of the other distribution lie among ours: each overwrites some of the other.
+
+    Raises:
+        UserError: If the other distribution has files in this package's folder, or this package's `__init__.py` is not
+            its own, as after the other one was installed later or was removed.
+    """
+    package = Path(__file__).resolve().parent.parent
+    version = _other_in(package)
+    names = getattr(sys.modules["probing"], "__all__", ())
+    if version is None and "load_run" in names:
+        return
+    other = f"{OTHER} {version}" if version else OTHER
+    raise UserError(
+        f"files of the unrelated distribution `{other}` are mixed with those of `{PACKAGE}` in {package}, since both "
+        f"have the import name `probing`; remove both with `pip uninstall {OTHER} {PACKAGE}`, then install `{PACKAGE}` "
+        "again, the other one in another environment"
+    )
+
+
+def _other_in(package: Path) -> str | None:
+    """Return the version of the other distribution if it has files in this folder, or None."""
+    try:
+        other = distribution(OTHER)
+    except PackageNotFoundError:
+        return None
+    files = (Path(str(other.locate_file(file))) for file in other.files or ())
+    return other.version if any(package in file.resolve().parents for file in files) else None

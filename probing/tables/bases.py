@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.results.schema import Row, interval, layers_named, listed
-from probing.runtime.plain_tables import plain_table
+from probing.runtime.terminal import plain_table
 from probing.tables.columns import BASIS_KINDS, CENTRED, FIRST, PLAIN, UNINFORMATIVE
 from probing.tables.evidence_sentences import ALPHA, say
 

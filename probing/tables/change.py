@@ -30,7 +30,7 @@ def of_heads(rows: Sequence[Row], measure: str, of: str = SAME) -> list[Row]:
 
 def change_table(rows: Sequence[Row]) -> Any:
     """Return what changes in each layer as a rich table; None if nothing was compared."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     found = {heading: of_layers(rows, *which) for heading, *which in _COLUMNS}
     there = {heading: {row["layer"]: row["value"] for row in here} for heading, here in found.items() if here}

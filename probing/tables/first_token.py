@@ -17,7 +17,7 @@ _NAMES = {_NORM: "norm", _COSINE: "mean cosine"}
 
 def first_token_tables(rows: Sequence[Row]) -> list[Any]:
     """Return as a rich table which neurons have an outlying mean without the first token, with it, and on it alone."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     if not rows:
         return []

@@ -17,7 +17,7 @@ _BASELINES = {"last layer": "last layer", "best layer": "best layer", "equal": "
 
 def fusion_tables(rows: Sequence[Row]) -> list[Any]:
     """Return the accuracies of layers and fusions, and how they differ, as rich tables; none without rows."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     if not rows:
         return []

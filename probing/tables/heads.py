@@ -107,7 +107,7 @@ def largest_move(made: Tables) -> tuple[str, float] | None:
 
 
 def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     table = plain_table(title)
     for heading in headings:

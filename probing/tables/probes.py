@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.models.layers import what_is_a_neuron
 from probing.results.schema import RANGE, Row, in_brackets, interval, shown
-from probing.runtime.plain_tables import plain_table
+from probing.runtime.terminal import plain_table
 from probing.statistics.sample_size import label, size_lines
 from probing.tables.classes import are_unequal
 from probing.tables.columns import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from probing.results.schema import Row, interval
-from probing.runtime.plain_tables import plain_table
+from probing.runtime.terminal import plain_table
 from probing.tables.columns import FIRST
 from probing.tables.evidence_sentences import say
 

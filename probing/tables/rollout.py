@@ -21,7 +21,7 @@ _SHARES = {
 
 def rollout_table(rows: Sequence[Row]) -> Any:
     """Return what the vectors of words are composed of after each layer, as a rich table; None without rows."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     found = {(row["layer"], row["measure"]): row for row in _of_words(rows)}
     if not found:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import as_clause
-from probing.runtime.logger_names import LOGGERS
+from probing.runtime.machine import LOGGERS
 from probing.tracking.client import variables
 from probing.tracking.results import Logged, of_lightning, points
 from probing.tracking.wandb_run import PROJECT

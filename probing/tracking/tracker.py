@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.cli.options import WandbOptions
-from probing.runtime.logger_names import logger_names
+from probing.runtime.machine import logger_names
 from probing.tracking.file_loggers import RUNS, LoggerRun
 from probing.tracking.mode import Mode
 from probing.tracking.results import LAYER, Logged, Rows, by_layer

@@ -13,7 +13,7 @@ import pytest
 from probing.errors import UserError
 from probing.results.rows import Table, booktabs, escaped
 from probing.results.schema import Schema, measured, number, text, whole
-from probing.runtime.plain_tables import plain_table
+from probing.runtime.terminal import plain_table
 
 SCHEMA = Schema("made", "a row per thing", (
     whole("layer", "Its layer."), text("token", "Its text.", "what it is"), measured("accuracy", "Its accuracy."),

@@ -15,7 +15,7 @@ import pytest
 from probing.errors import UserError
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.loading import load_run
-from probing.runtime.owner import RUNNING, Owner, take_over
+from probing.runtime.files import RUNNING, Owner, take_over
 from probing.tables.schema import ACCURACY
 from written import read_csv, write_csv
 

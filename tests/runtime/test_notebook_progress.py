@@ -12,7 +12,7 @@ import pytest
 
 from conftest import BARE
 from probing import fit
-from probing.runtime import notebook, terminal
+from probing.runtime import progress, terminal
 
 
 @pytest.fixture
@@ -42,8 +42,8 @@ def test_a_notebook_shows_bars_in_one_output_that_is_empty_at_the_end(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, shown: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(notebook, "PAUSE_S", 0.0)
-    monkeypatch.setattr(notebook, "_outputs", set())
+    monkeypatch.setattr(progress, "PAUSE_S", 0.0)
+    monkeypatch.setattr(progress, "_outputs", set())
     fitted(checkpoints, corpus_file, tmp_path, quiet=False)
     bars = [one for one in shown if (one.get("transient") or {}).get("display_id", "").startswith("probing-progress-")]
     assert [one["update"] for one in bars] == [False] + [True] * (len(bars) - 1)

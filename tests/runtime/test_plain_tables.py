@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from probing.runtime.plain_tables import plain_table
-from probing.runtime.terminal import render, show
+from probing.runtime.terminal import plain_table, render, show
 
 
 def shown(table: Any, width: int) -> list[str]:

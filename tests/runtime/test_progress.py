@@ -14,9 +14,21 @@ from pathlib import Path
 import pytest
 
 from conftest import BARE_ARGS, ROOT
-from probing.runtime import stages
-from probing.runtime.progress import counted, expect, hush, messages, note, overview, remark, stage
-from probing.runtime.stages import BRIEF, Cost, duration, spent
+from probing.runtime import progress
+from probing.runtime.progress import (
+    BRIEF,
+    Cost,
+    counted,
+    duration,
+    expect,
+    hush,
+    messages,
+    note,
+    overview,
+    remark,
+    spent,
+    stage,
+)
 from typed import PROGRAM
 
 LINE = re.compile(r"\[(\d)/(\d)\] (.+): (\d.*)")
@@ -138,8 +150,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
             if self.due in made.waiting:
                 made.waiting.remove(self.due)
 
-    monkeypatch.setattr(stages, "Timer", Timer)
-    monkeypatch.setattr(stages.time, "monotonic", made.monotonic)
+    monkeypatch.setattr(progress, "Timer", Timer)
+    monkeypatch.setattr(progress.time, "monotonic", made.monotonic)
     yield made
     assert made.waiting == []
 
@@ -274,7 +286,7 @@ def test_nothing_is_said(
 
 
 def test_timers_of_the_clock_speak(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "PAUSES_S", (0.01, 60.0))
+    monkeypatch.setattr(progress, "PAUSES_S", (0.01, 60.0))
     with overview(quiet=False), stage("passes"):
         deadline = time.monotonic() + 20
         said = ""

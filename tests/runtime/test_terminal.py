@@ -20,11 +20,11 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.commands.cache import ls
 from probing.errors import UserError
-from probing.runtime.libraries import quiet_libraries
-from probing.runtime.plain_tables import plain_table
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.terminal import (
     complain,
     escaped_output,
+    plain_table,
     render,
     say,
     show,
@@ -95,7 +95,7 @@ FREEZING = """
 import gc
 from importlib import import_module
 from probing.runtime.machine import set_heap_aside
-from probing.runtime.libraries import _without_garbage_collection
+from probing.runtime.machine import _without_garbage_collection
 
 def n_frozen_after(*modules):
     with _without_garbage_collection():

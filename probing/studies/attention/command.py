@@ -28,7 +28,7 @@ from probing.runs.call import Call
 from probing.runs.run import load_fit, of_text
 from probing.runs.study import Result, study_of
 from probing.runs.tuned import Tuned, is_tuned, read_as_tuned, tuned_of
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
 
 _ALONE = ["`--as_published` needs another checkpoint, given as --against MODEL"]

@@ -13,7 +13,7 @@ from probing.errors import UserError, about_option, out_of_range
 from probing.runs.call import Call
 from probing.runs.study import Result, study_of
 from probing.runtime import terminal
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.studies.changes.tables import OF_CHECKPOINTS, OF_PAIRS, PUBLISHED
 
 

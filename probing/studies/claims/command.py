@@ -20,10 +20,9 @@ from probing.runs.folder import RunFolder
 from probing.runs.loading import load_run
 from probing.runs.study import Result, study_of
 from probing.runtime import terminal
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import interrupt_behind
-from probing.runtime.progress import expect
-from probing.runtime.stages import BRIEF, Cost
+from probing.runtime.progress import BRIEF, Cost, expect
 from probing.studies.claims.tables import plan_tables
 
 # The commands whose runs claims may need.

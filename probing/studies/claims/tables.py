@@ -55,7 +55,7 @@ def outcome(row: Row) -> str:
 
 def tables(rows: Sequence[Row]) -> list[Any]:
     """Return the tables of the terminal: the claims that were measured, and the others by what they need."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     found = [_measured_table(model, rows) for model in dict.fromkeys(row["model"] for row in rows)]
     missing = plain_table("Claims that are not testable here, by what that needs")
@@ -68,7 +68,7 @@ def tables(rows: Sequence[Row]) -> list[Any]:
 
 def _measured_table(model: str, rows: Sequence[Row]) -> Any:
     """Return what was measured of a model."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     here = [row for row in rows if row["model"] == model and "measured" in row]
     is_other = any(row["verdict"] == "analogue" for row in here)
@@ -88,7 +88,7 @@ def plan_tables(planned: Any) -> list[Any]:
     Args:
         planned: The `probing.studies.claims.session.Plan`.
     """
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     to_run = planned.to_run
     total, size = sum(one.seconds for one in to_run), planned.n_bytes

@@ -12,7 +12,7 @@ from probing.errors import out_of_range
 from probing.models import find_model
 from probing.runs.call import Call
 from probing.runs.study import Result, study_of
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 
 
 @configured

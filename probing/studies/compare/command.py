@@ -20,7 +20,7 @@ from probing.runs.loading import load_fit_of_classes, load_run
 from probing.runs.run import Run
 from probing.runs.study import Result, study_of
 from probing.runs.tuned import is_of_tunings
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.progress import stage
 from probing.studies.compare.tables import (
     everywhere_sentence,

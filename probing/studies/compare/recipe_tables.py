@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.results.schema import Row, Schema, ends, listed, number, shown, shown_table, text, whole
-from probing.runtime.plain_tables import plain_table
+from probing.runtime.terminal import plain_table
 from probing.statistics.intervals import LEVEL, MIN_SENTENCES, few_sentences
 from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED
 from probing.studies.finetune.tables import SHORT, score_words

@@ -21,7 +21,7 @@ from probing.results.schema import (
     two_decimals,
     whole,
 )
-from probing.runtime.plain_tables import plain_table
+from probing.runtime.terminal import plain_table
 from probing.tables.columns import UNINFORMATIVE
 from probing.tables.evidence_sentences import ALPHA, SAME, say
 from probing.tables.schema import layer_column, value

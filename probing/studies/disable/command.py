@@ -32,7 +32,7 @@ from probing.runs.places import task_of
 from probing.runs.run import Run
 from probing.runs.study import Result, study_of
 from probing.runs.tuned import Tuned, read_as_tuned, tuned_of
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
 
 # Options whose values are those of `--run`, where it is given.

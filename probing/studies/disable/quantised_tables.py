@@ -30,7 +30,7 @@ def _of(made: Tables, readout: str) -> list[Row]:
 
 
 def _table(rows: Sequence[Row]) -> Any:
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     first = rows[0]
     title = f"{named(first['readout'], first['layer'])} with numbers rounded, and its change in "

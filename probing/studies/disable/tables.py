@@ -107,7 +107,7 @@ def _first(rows: Sequence[Row]) -> list[Row]:
 
 def _table(rows: Sequence[Row], what: str, of: str) -> Any:
     """Return the effect of each unit, a column for each kind of replacement."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     if not rows:
         return None
@@ -125,7 +125,7 @@ def _table(rows: Sequence[Row], what: str, of: str) -> Any:
 
 def _retrained_table(made: Tables) -> Any:
     """Return the effect of each unit on probes as they were, and on probes that were trained again, in points."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     rows = at_last_layer(made, RETRAINED)
     if not rows:

@@ -28,7 +28,7 @@ def weight_tables(made: Tables) -> list[Any]:
 
 
 def _table(rows: Mapping[str, Sequence[Row]]) -> Any:
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     first, random = rows[MAGNITUDE][0], {row["share"]: row for row in rows[MEAN]}
     n_draws = len({row["draw"] for row in rows[RANDOM]})

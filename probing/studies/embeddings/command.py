@@ -31,7 +31,7 @@ from probing.runs.call import Call, Measured
 from probing.runs.loading import load_fit_of_classes, read_as_run
 from probing.runs.run import Run
 from probing.runs.study import Result, study_of
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.embeddings.tables import EDITS, INSERT
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from probing.cache.store import batches as by_length
 from probing.data.labelling import is_target, nothing
-from probing.runtime.draws import generator_of
+from probing.runtime.arithmetic import generator_of
 from probing.studies.finetune.examples import Batch, Side
 
 # Sentences of similar length are batched together among this many batches' worth of tokens, drawn at random.

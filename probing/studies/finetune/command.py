@@ -17,7 +17,7 @@ from probing.errors import UserError, out_of_range
 from probing.runs.call import Call, Measured
 from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
 from probing.runs.study import Result, study_of
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.finetune.options import STARTS, TuningGroup, TuningOptions
 from probing.tasks import TokenTask, described, load_task, reader_of
@@ -75,8 +75,7 @@ def finetune(
     with quiet_libraries():
         from probing.downstream.labelled_pairs import about_pairs
         from probing.models import find_model
-        from probing.runtime.kept_training import Places
-        from probing.runtime.trainer import check_trainer_options
+        from probing.runtime.trainer import Places, check_trainer_options
         from probing.studies.finetune.experiment import Asked, carry_out, jobs_of
         from probing.studies.finetune.results import measured
 

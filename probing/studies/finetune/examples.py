@@ -24,7 +24,7 @@ from probing.data.examples import Examples, Sides
 from probing.data.labelling import Standard, example_checks, is_target, label_sides, nothing, targets_of
 from probing.models import ModelSource, load_config, load_tokenizer
 from probing.models.loading import HeadOf
-from probing.runtime.draws import generator_of
+from probing.runtime.arithmetic import generator_of
 from probing.tasks import SentenceTask, TokenTask
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split
 from probing.models import ModelSource
-from probing.runtime.kept_training import Places, Row
 from probing.runtime.progress import remark, stage
+from probing.runtime.trainer import Places, Row
 from probing.studies.finetune.baselines import baselines
 from probing.studies.finetune.examples import Task, labelled
 from probing.studies.finetune.options import TuningOptions

@@ -15,7 +15,7 @@ from torch.nn import functional
 from probing.data.labelling import is_target
 from probing.errors import UserError
 from probing.models.anatomy import examine
-from probing.runtime.kept_training import ContinuedModule, share_of_rate
+from probing.runtime.trainer import ContinuedModule, share_of_rate
 from probing.studies.finetune.examples import Batch
 from probing.studies.finetune.options import TuningOptions
 

@@ -246,7 +246,7 @@ def _variance(row: Row, examples: str) -> str:
 
 def tables(made: Tables) -> list[Any]:
     """Return the scores of starts and baselines as a rich table."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     ranked = any(known(row, "spearman") for row in made["scores"])
     correlation = ["Spearman"] * ranked

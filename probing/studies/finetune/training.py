@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from probing.models import ModelSource
 from probing.models.loading import load_with_head
 from probing.runs.tuned import checkpoint_name
-from probing.runtime.draws import seed_of
+from probing.runtime.arithmetic import seed_of
 from probing.runtime.files import regular, replacing
-from probing.runtime.kept_training import KeptTraining, Places, Row, save_model
 from probing.runtime.processes import interrupts_pass
 from probing.runtime.progress import steps_counted
-from probing.runtime.trainer import build_trainer
+from probing.runtime.trainer import KeptTraining, Places, Row, build_trainer, save_model
 from probing.studies.finetune.batches import TuningData, in_batches
 from probing.studies.finetune.examples import Side, Task
 from probing.studies.finetune.module import Answers, TunedModel

@@ -18,9 +18,7 @@ from probing.errors import UserError, refuse
 from probing.runs.call import runs_folder, say_where, tracking
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.run import Run, load_fit, read_run
-from probing.runtime.libraries import quiet_libraries
-from probing.runtime.logger_names import logger_names
-from probing.runtime.machine import Stopwatch
+from probing.runtime.machine import Stopwatch, logger_names, quiet_libraries
 from probing.runtime.progress import expect, messages, overview, stage
 from probing.tracking import resolve_mode
 

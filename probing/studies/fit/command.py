@@ -35,11 +35,9 @@ from probing.runs.call import keep_inputs, places, say_where, tracking
 from probing.runs.folder import RunFolder
 from probing.runs.run import Run, load_fit, read_run
 from probing.runtime import terminal
-from probing.runtime.libraries import quiet_libraries
-from probing.runtime.machine import Stopwatch
+from probing.runtime.machine import Stopwatch, quiet_libraries
 from probing.runtime.processes import is_main_process
-from probing.runtime.progress import expect, messages, stage
-from probing.runtime.stages import Cost
+from probing.runtime.progress import Cost, expect, messages, stage
 from probing.tables.columns import Order, controls_of
 from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, reader_of, task_in_words
 from probing.tasks.given import HeldFixed

@@ -26,8 +26,7 @@ from probing.probes.objective import cross_entropy_sums, fits
 from probing.probes.solvers import LONGEST
 from probing.results.schema import count
 from probing.runtime.machine import check_memory, gigabytes, undisturbed_rate
-from probing.runtime.progress import remark
-from probing.runtime.stages import BRIEF, Cost, duration
+from probing.runtime.progress import BRIEF, Cost, duration, remark
 
 # A run whose cache is larger than this, in bytes, says what it takes before it begins.
 LARGE = 10**9

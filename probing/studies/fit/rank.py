@@ -35,9 +35,8 @@ from probing.runs.rankings import (
 )
 from probing.runs.run import Run
 from probing.runs.study import refuse_several
-from probing.runtime.libraries import quiet_libraries
-from probing.runtime.progress import expect, messages, stage
-from probing.runtime.stages import BRIEF
+from probing.runtime.machine import quiet_libraries
+from probing.runtime.progress import BRIEF, expect, messages, stage
 from probing.tables.columns import has_intercept
 from probing.tables.rankings import curves_lines, rankings_lines
 from probing.tables.schema import RANKING

@@ -30,7 +30,7 @@ from probing.readouts.names import TASK, WORDS
 from probing.results.schema import layers_named
 from probing.runs.call import Call, Measured
 from probing.runs.study import Result, study_of
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
 from probing.studies.geometry.options import Stream, compared_run, stream_of

@@ -169,7 +169,7 @@ def _alike(found: Mapping[tuple[int, str, str], Row], layers: Sequence[int]) -> 
 
 
 def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     table = plain_table(title)
     for heading in headings:

@@ -10,7 +10,7 @@ from probing.cli.options import ProbeOptions, WandbOptions, as_options
 from probing.errors import out_of_range
 from probing.runs.call import Call
 from probing.runs.study import Result, study_of
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.hierarchy.tables import CONTROLS, LINEAR
 

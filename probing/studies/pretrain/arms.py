@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from probing.runtime.draws import seed_of
-from probing.runtime.kept_training import save_model
+from probing.runtime.arithmetic import seed_of
+from probing.runtime.trainer import save_model
 from probing.studies.pretrain.options import CAUSAL_LM, Encoder
 
 _TABLE = "embeddings.position_embeddings.weight"

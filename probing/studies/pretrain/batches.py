@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from probing.corpus import Corpus
 from probing.corpus.splits import side_of, split_key
 from probing.errors import UserError
-from probing.runtime.draws import generator_of
+from probing.runtime.arithmetic import generator_of
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Documents are held out as a whole if there are at least this many, otherwise sentences are.

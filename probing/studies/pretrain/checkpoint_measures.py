@@ -21,7 +21,7 @@ from probing.data.labelling import read_sides
 from probing.data.module import layer_moments
 from probing.models import load_encoder
 from probing.probes.training import CONTROL_TOLERANCE, Training, train_controls, train_probes, training_of
-from probing.runtime.draws import generator_of
+from probing.runtime.arithmetic import generator_of
 from probing.runtime.processes import is_main_process, sum_over_ranks
 from probing.statistics.outliers import Profile, ProfileAccumulator, by_mean_profile
 from probing.tasks import load_task

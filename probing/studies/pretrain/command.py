@@ -13,7 +13,7 @@ from probing.errors import out_of_range
 from probing.runs.call import Call, Measured
 from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
 from probing.runs.study import Result, study_of
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.pretrain.options import (
     ARMS,
@@ -80,8 +80,7 @@ def pretrain(
     wanted = chosen("--arms", arms, ARMS)
     text = load_corpus(corpus)
     with quiet_libraries():
-        from probing.runtime.kept_training import Places
-        from probing.runtime.trainer import check_trainer_options
+        from probing.runtime.trainer import Places, check_trainer_options
         from probing.studies.pretrain.experiment import Asked, measure_all, packed_text, train_all
         from probing.studies.pretrain.longer_rows import measure_lengths
         from probing.studies.pretrain.results import measured

@@ -13,9 +13,9 @@ import pytorch_lightning as pl
 from probing.corpus import Corpus
 from probing.results.schema import count
 from probing.runtime.files import parse_json, read_text, replacing
-from probing.runtime.kept_training import Places
 from probing.runtime.progress import remark, stage
 from probing.runtime.terminal import silence
+from probing.runtime.trainer import Places
 from probing.studies.pretrain.arms import checkpoint_folder, checkpoint_steps
 from probing.studies.pretrain.batches import PackedText, as_fast, prepare
 from probing.studies.pretrain.checkpoint_measures import Subject, measure

@@ -17,10 +17,10 @@ from probing.errors import UserError, as_clause
 from probing.models.source import ModelSource
 from probing.results.schema import count
 from probing.runtime.files import parse_json, read_text, replacing
-from probing.runtime.kept_training import Places, Row
 from probing.runtime.processes import sum_over_ranks
 from probing.runtime.progress import stage
 from probing.runtime.terminal import silence
+from probing.runtime.trainer import Places, Row
 from probing.studies.pretrain.arms import (
     LEARNED_TABLES,
     checkpoint_folder,

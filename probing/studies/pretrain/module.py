@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from probing.runtime.kept_training import ContinuedModule, share_of_rate
+from probing.runtime.trainer import ContinuedModule, share_of_rate
 from probing.studies.pretrain.arms import head_of, told
 from probing.studies.pretrain.batches import Batch
 from probing.studies.pretrain.options import Recipe

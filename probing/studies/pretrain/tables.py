@@ -131,7 +131,7 @@ def predicted_in(rows: Iterable[Row]) -> str:
 
 def tables(made: Tables) -> list[Any]:
     """Return the table of the terminal: each arm after its last step, with the range over seeds."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     end = last_rows(made["arms"])
     table = plain_table("After the last step: mean over seeds (lowest to highest)")
@@ -151,7 +151,7 @@ def tables(made: Tables) -> list[Any]:
 
 def _of_lengths(rows: Sequence[Row]) -> Any:
     """Return the table of rows longer than those of the training, by the last layer."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     table = plain_table("Rows longer than those of the training, after the last step, in the last layer")
     for heading in (

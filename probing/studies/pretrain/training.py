@@ -9,10 +9,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from probing.runtime.kept_training import KeptTraining, Places, Row
 from probing.runtime.processes import interrupts_pass
 from probing.runtime.progress import steps_counted
-from probing.runtime.trainer import build_trainer
+from probing.runtime.trainer import KeptTraining, Places, Row, build_trainer
 from probing.studies.pretrain.arms import build, checkpoint_folder, checkpoint_steps, save_checkpoint
 from probing.studies.pretrain.batches import PackedRows, PackedText
 from probing.studies.pretrain.module import LanguageModel

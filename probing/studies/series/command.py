@@ -15,7 +15,7 @@ from probing.runs.call import Call, keep_inputs
 from probing.runs.folder import RunFolder
 from probing.runs.study import Result, study_of
 from probing.runtime import terminal
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 
 
 @configured

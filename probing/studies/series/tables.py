@@ -149,7 +149,7 @@ def tables(made: Tables) -> list[Any]:
 
 
 def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     table = plain_table(title)
     for heading in headings:

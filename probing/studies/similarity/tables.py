@@ -172,7 +172,7 @@ def _spearman(row: Row) -> str:
 
 
 def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     table = plain_table(title, collapse_padding=True)
     for heading in headings:

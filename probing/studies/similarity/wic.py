@@ -15,7 +15,7 @@ from probing.models import load_tokenizer
 from probing.results.schema import layers_named
 from probing.runs.call import Call, Measured
 from probing.runs.study import Result, study_of
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import stage
 

@@ -25,11 +25,9 @@ from probing.runs.call import places, say_results
 from probing.runs.run import load_fit
 from probing.runs.study import Result, refuse_several, study_of
 from probing.runtime.files import parse_json, read_text
-from probing.runtime.installation import started_as
-from probing.runtime.libraries import quiet_libraries
+from probing.runtime.machine import quiet_libraries, started_as
 from probing.runtime.processes import interrupt_behind
-from probing.runtime.progress import Advance, expect, hush, messages, remark, stage
-from probing.runtime.stages import BRIEF
+from probing.runtime.progress import BRIEF, Advance, expect, hush, messages, remark, stage
 from probing.studies.fit.command import fit as fit_command
 from probing.studies.sweep.definition import Sweep, parse_sweep
 from probing.studies.sweep.folder import SweepFolder
@@ -297,7 +295,7 @@ def _conclude(
     """Write the results of all trials, with what the terminal says of them, and log them."""
     import yaml
 
-    from probing.runtime.installation import versions
+    from probing.runtime.machine import versions
     from probing.studies.sweep import rows as table
     from probing.studies.sweep.figures import write_sweep_figure
 

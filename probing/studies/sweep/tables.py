@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.results.schema import Schema, Type, interval, text
-from probing.runtime.plain_tables import plain_table
+from probing.runtime.terminal import plain_table
 from probing.studies.sweep.metric import column_of
 from probing.tables.schema import ACCURACY, NUMBERS
 

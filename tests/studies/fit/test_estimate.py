@@ -22,7 +22,7 @@ from probing.errors import UserError
 from probing.models import resolve_model
 from probing.models.loading import Blocks
 from probing.runtime import machine as memory
-from probing.runtime.stages import duration
+from probing.runtime.progress import duration
 from probing.studies.fit import estimate
 from probing.studies.fit.estimate import Estimate, Probes
 from synthetic import LIGHTNING_WARNINGS

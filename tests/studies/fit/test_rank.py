@@ -258,7 +258,7 @@ def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeyp
     from probing.rankings.evaluation import Chosen, linear
     from probing.rankings.methods import read_layer
     from probing.runs.finished import Extraction, open_runs, sides_of
-    from probing.runtime.libraries import quiet_libraries
+    from probing.runtime.machine import quiet_libraries
 
     own = load_run(plain)
     (finished,) = open_runs([own], "index")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from probing.runtime.draws import generator_of, seed_of
+from probing.runtime.arithmetic import generator_of, seed_of
 
 pytestmark = pytest.mark.numeric
 

@@ -13,7 +13,7 @@ import torch
 
 from conftest import make_sentences
 from probing.corpus import from_sentences
-from probing.runtime.kept_training import Places
+from probing.runtime.trainer import Places
 from probing.studies.pretrain.checkpoint_measures import equivariance
 from probing.studies.pretrain.experiment import Asked, packed_text, train_all
 from probing.studies.pretrain.options import Encoder, Recipe

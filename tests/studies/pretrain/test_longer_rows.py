@@ -10,7 +10,7 @@ import torch
 
 from conftest import make_sentences
 from probing.corpus import from_sentences
-from probing.runtime.kept_training import Places
+from probing.runtime.trainer import Places
 from probing.studies.pretrain.arms import LEARNED_TABLES, build, position_table
 from probing.studies.pretrain.batches import train_tokenizer
 from probing.studies.pretrain.experiment import Asked, packed_text, train_all

@@ -10,7 +10,7 @@ import torch
 
 from conftest import make_sentences
 from probing.corpus import from_sentences
-from probing.runtime.kept_training import share_of_rate
+from probing.runtime.trainer import share_of_rate
 from probing.studies.pretrain.arms import build
 from probing.studies.pretrain.batches import Batch, PackedRows, PackedText, prepare
 from probing.studies.pretrain.module import LanguageModel

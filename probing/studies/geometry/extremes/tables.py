@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.results.schema import ALL_LAYERS, count, in_brackets, interval, listed, shown_table
-from probing.runtime.plain_tables import plain_table
+from probing.runtime.terminal import plain_table
 from probing.studies.geometry.extremes.names import (
     ABSOLUTE,
     ALL,

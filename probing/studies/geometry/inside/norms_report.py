@@ -236,7 +236,7 @@ def _draw_effects(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     table = plain_table(title)
     for heading in headings:

@@ -80,7 +80,7 @@ def course(path: Sequence[Row], neuron: int, tokens: str) -> Course | None:
 
 def path_table(path: Sequence[Row]) -> Any:
     """Return where outliers are on the residual stream, on the first token and on words, as a rich table."""
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     table = plain_table(f"Outliers on the residual stream: where they are more than {MEAN_DEVIATIONS:g} sd from others")
     for heading in ("neuron", "tokens", "first position", "places", "from", "to", "farthest", "below at"):

@@ -286,7 +286,7 @@ def _draw(draw: Drawing, rows: Sequence[Row], model: str, figure: Figure) -> Non
 
 
 def _table(title: str, *headings: str) -> Any:
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     table = plain_table(title)
     for heading in headings:

@@ -102,7 +102,7 @@ def tables(rows: Sequence[Row]) -> list[Any]:
 
 
 def _table(rows: Sequence[Row], all_sizes: bool) -> Any:
-    from probing.runtime.plain_tables import plain_table
+    from probing.runtime.terminal import plain_table
 
     first = rows[0]
     table = plain_table(f"k neurons of layer {first['changed_layer']} {kind_of(first)}: points, or logits of contrasts")
