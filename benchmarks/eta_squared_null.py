@@ -31,8 +31,7 @@ from probing.data.module import layer_moments
 from probing.evidence.table import separation_of
 from probing.models import resolve_model
 from probing.statistics.chance import discovery_rates, permute_within_sentences
-from probing.statistics.label_scores import LabelCodes
-from probing.statistics.separation import SeparationAccumulator
+from probing.statistics.label_scores import LabelCodes, SeparationAccumulator
 from probing.tables.schema import FALSE_DISCOVERIES
 
 Array = NDArray[np.float64]

@@ -38,8 +38,8 @@ from probing.runs.measuring import Asked, measure
 from probing.runtime.machine import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import algorithms_kept
-from probing.statistics.bootstrap import weights
-from probing.statistics.outliers import ProfileAccumulator, by_mean_profile
+from probing.statistics.chance import weights
+from probing.statistics.moments import ProfileAccumulator, by_mean_profile
 from probing.studies.fit.command import controls_of_call
 from probing.studies.geometry.anisotropy import MeanCosineAccumulator, normalise, sum_by_sentence
 from probing.studies.geometry.survey import check_tokens

@@ -10,7 +10,7 @@ the p-value are raised by the difference; the lower end stays. Chance is never l
 
 **The interval** of a value is not the interval of chance. The sampling unit is the sentence: the neurons of a layer are
 not a sample of a larger set, and a bootstrap of neurons would count duplicates as agreement. The interval is therefore
-computed from scorings on resampled sentences (`probing.statistics.bootstrap.resampled_means`), and is NaN if none are
+computed from scorings on resampled sentences (`probing.statistics.chance.resampled_means`), and is NaN if none are
 given. Resampling adds sampling noise a second time, which lowers every agreement. So only the deviations of the
 resampled values from their mean are used, and they are added to the value. The interval covers the mean agreement of
 runs on as many sentences (in trials 88 to 99 times of 100); more sentences would raise that agreement.
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from probing.data.examples import Examples, read
 from probing.probes.objective import centre_over_classes
-from probing.statistics.bootstrap import percentiles
+from probing.statistics.chance import percentiles
 from probing.statistics.intervals import ENDS
 from probing.statistics.rank_similarity import Array, kendall, neuron_ranks, rank_biased_overlap, spearman, top_overlap
 

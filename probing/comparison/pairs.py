@@ -29,7 +29,7 @@ from probing.errors import UserError
 from probing.models.layers import aligned
 from probing.rankings.methods import sentence_contributions
 from probing.runtime.machine import check_memory
-from probing.statistics.bootstrap import percentiles, resampled_means
+from probing.statistics.chance import percentiles, resampled_means
 from probing.statistics.intervals import MIN_SENTENCES
 from probing.statistics.moments import ROWS, RunningMean, hardly_vary
 

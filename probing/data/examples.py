@@ -18,8 +18,7 @@ from probing.corpus import Corpus
 from probing.errors import UserError
 from probing.runtime.processes import rank_and_world_size
 from probing.statistics.chance import mix
-from probing.statistics.label_scores import LabelCodes
-from probing.statistics.separation import strata_with_several
+from probing.statistics.label_scores import LabelCodes, strata_with_several
 from probing.tasks import Labels, Pooling, TokenTask, has_label, labels_of, labels_words, unit_of
 from probing.tasks.given import HeldFixed
 

@@ -24,9 +24,8 @@ from probing.errors import UserError
 from probing.probes import transforms as of
 from probing.probes.transforms import Transform
 from probing.results.schema import Row as ReadonlyRow
-from probing.statistics.bootstrap import DRAWS, percentile_interval
-from probing.statistics.moments import Covariance, CovarianceAccumulator
-from probing.statistics.outliers import ProfileAccumulator, outliers_of
+from probing.statistics.chance import DRAWS, percentile_interval
+from probing.statistics.moments import Covariance, CovarianceAccumulator, ProfileAccumulator, outliers_of
 from probing.statistics.sample_size import size_columns
 
 # --------------------------------------------------------------------------------------------------------------------

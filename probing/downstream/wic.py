@@ -27,7 +27,7 @@ from probing.downstream.sentence_vectors import (
     word_vectors,
 )
 from probing.errors import UserError
-from probing.statistics.bootstrap import DRAWS, percentile_interval
+from probing.statistics.chance import DRAWS, percentile_interval
 from probing.statistics.intervals import MIN_SENTENCES, NO_INTERVAL, binomial_interval, difference_interval
 from probing.statistics.sample_size import size_columns
 

@@ -15,8 +15,8 @@ from probing.data.examples import Batch, Examples, Sides, read_share
 from probing.data.module import are_columns
 from probing.results.schema import Row, layer_cells
 from probing.runtime.processes import most_over_ranks, rank_and_world_size, sum_over_ranks
+from probing.statistics.chance import CosineSums, normalise, shares_of
 from probing.statistics.intervals import NO_INTERVAL, accuracy_interval, mean_interval
-from probing.statistics.mean_cosine import CosineSums, normalise, shares_of
 from probing.statistics.moments import ROWS, RunningMean, hardly_vary
 from probing.tables.evidence_sentences import say
 

@@ -32,12 +32,9 @@ from probing.probes.objective import centre_over_classes
 from probing.probes.training import LayerFit
 from probing.rankings.methods import ClassMagnitudes, class_magnitudes, mean_contribution
 from probing.runtime.processes import sum_over_ranks
-from probing.statistics.chance import discovery_rates
+from probing.statistics.chance import discovery_rates, random_rotation
 from probing.statistics.intervals import ratio_interval, ratio_p_value
-from probing.statistics.moments import Moments, PenaltySpace, Scaling
-from probing.statistics.rank_similarity import ranked
-from probing.statistics.rotations import random_rotation
-from probing.statistics.separation import (
+from probing.statistics.label_scores import (
     ConditionalAccumulator,
     Separation,
     SeparationAccumulator,
@@ -46,6 +43,8 @@ from probing.statistics.separation import (
     neurons_at_a_time,
     strata_with_several,
 )
+from probing.statistics.moments import Moments, PenaltySpace, Scaling
+from probing.statistics.rank_similarity import ranked
 from probing.tables.columns import BASIS_KINDS, CONCENTRATION, FAR, FIRST, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
 from probing.tables.evidence_sentences import ALPHA
 from probing.tables.schema import FALSE_DISCOVERIES, GIVEN, NEURONS

@@ -14,7 +14,7 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.heads.accumulation import Attention, Batch, BlockMeasure
 from probing.results.schema import ALL_LAYERS
-from probing.statistics.bootstrap import percentiles, sentence_counts
+from probing.statistics.chance import percentiles, sentence_counts
 from probing.statistics.intervals import ENDS, MIN_SENTENCES
 
 # --------------------------------------------------------------------------------------------------------------------

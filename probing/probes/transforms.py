@@ -25,8 +25,15 @@ from probing.data.module import are_columns
 from probing.probes.training import LayerFit
 from probing.runtime.files import parse_json, regular, write_tensors
 from probing.runtime.processes import most_over_ranks, sum_over_ranks
-from probing.statistics.moments import ROWS, Covariance, CovarianceAccumulator, Moments, Scaling, subtract_
-from probing.statistics.outliers import by_mean_profile
+from probing.statistics.moments import (
+    ROWS,
+    Covariance,
+    CovarianceAccumulator,
+    Moments,
+    Scaling,
+    by_mean_profile,
+    subtract_,
+)
 
 Kind = Literal["clip", "whiten", "standardise", "center", "all_but_the_top"]
 KINDS: tuple[Kind, ...] = ("clip", "whiten", "standardise", "center", "all_but_the_top")

@@ -34,8 +34,8 @@ from probing.probes.transforms import Changed, centred, with_constant
 from probing.rankings.evaluation import BY_CHANCE, TOLERANCE, of_views
 from probing.rankings.methods import SELECTED, LayerData, mean_differences
 from probing.runtime.progress import note
+from probing.statistics.chance import random_rotation
 from probing.statistics.intervals import accuracy_interval, difference_interval
-from probing.statistics.rotations import random_rotation
 
 # Numbers of units; those that exceed the width of the layer or the number of features are left out.
 COUNTS = (1, 4, 16, 64)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.fft import dct
 from torch import Tensor
 
+from probing.statistics.intervals import ENDS, MIN_SENTENCES, NO_INTERVAL
 from probing.statistics.label_scores import LabelCodes
 
 Drawn = Sequence[float] | NDArray[np.float64]
@@ -147,3 +150,243 @@ def correlation_of_neighbours(labels: NDArray[np.int32], units: NDArray[np.int32
     products = same * value[1:] * value[:-1] - of_mean[1:] - of_mean[:-1] + (mean**2).sum()
     correlation = float(products.sum() / squares.sum()) if squares.sum() > 0 else 0.0
     return correlation if correlation > max(LEAST, STANDARD_ERRORS / len(first) ** 0.5) else None
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Bootstrap over sentences, of statistics in memory and of streamed ones, where no closed form has an interval.
+# --------------------------------------------------------------------------------------------------------------------
+
+DRAWS = 1000
+
+
+def resampled_means(
+    sums: NDArray[np.float64], n_tokens: NDArray[np.int64] | NDArray[np.float64], seed: int, n_draws: int = DRAWS
+) -> NDArray[np.float64]:
+    """Return means over tokens in bootstrap draws of the sentences, shape (n_draws, n).
+
+    Args:
+        sums: Sums over the tokens of each sentence, shape (n_sentences, n).
+        n_tokens: Number of tokens of each sentence, or whatever else sums are divided by, shape (n_sentences,).
+        seed: Seed of the generator; equal seeds and numbers of sentences give the same draws.
+        n_draws: Number of bootstrap draws.
+    """
+    times = sentence_counts(len(n_tokens), seed, n_draws)
+    return (times @ sums) / (times @ n_tokens)[:, None]
+
+
+def sentence_counts(n_sentences: int, seed: int, n_draws: int = DRAWS) -> NDArray[np.int64]:
+    """Return how often each sentence is in each bootstrap draw, shape (n_draws, n_sentences).
+
+    Args:
+        n_sentences: Number of sentences.
+        seed: Seed of the generator; equal seeds and numbers of sentences give the same draws.
+        n_draws: Number of bootstrap draws.
+    """
+    generator = np.random.default_rng(seed)
+    draws = (generator.integers(n_sentences, size=n_sentences) for _ in range(n_draws))
+    return np.stack([np.bincount(draw, minlength=n_sentences) for draw in draws])
+
+
+def percentiles(draws: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the 2.5% and 97.5% quantiles of the draws that are finite; NaN if none is finite.
+
+    Args:
+        draws: The statistic of each draw, shape (n_draws,).
+    """
+    finite = draws[np.isfinite(draws)]
+    if not len(finite):
+        return NO_INTERVAL
+    low, high = np.quantile(finite, ENDS)
+    return float(low), float(high)
+
+
+def percentile_interval(draws: NDArray[np.float64], n_clusters: int) -> tuple[float, float]:
+    """Return the percentile interval (Efron 1979) of a bootstrapped statistic; NaN below `MIN_SENTENCES` clusters.
+
+    Args:
+        draws: The statistic of each draw, shape (n_draws,).
+        n_clusters: Number of sentences, or of pairs of sentences, that were resampled.
+    """
+    return percentiles(draws) if n_clusters >= MIN_SENTENCES else NO_INTERVAL
+
+
+# Fewer draws than if the sentences were in memory, because here each draw needs d_model sums for every layer and
+# transform.
+N_DRAWS = 400
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its interval.
+
+    Args:
+        value: The number; NaN where it is not defined.
+        low: Lower end of the 95% percentile interval over resampled sentences; NaN where there is none.
+        high: Upper end.
+        n: Number of tokens, sentences or words that the number is taken over.
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def undefined(n: int) -> Estimate:
+    """Return an estimate whose value and interval are NaN."""
+    return Estimate(float("nan"), float("nan"), float("nan"), n)
+
+
+def estimate(value: float, draws: Tensor, n: int, n_clusters: int) -> Estimate:
+    """Return a number with the percentile interval of its draws; draws that are not finite are left out.
+
+    Args:
+        value: The number.
+        draws: The number in each bootstrap draw, shape (n_draws,).
+        n: Number of tokens, sentences or words that the number is taken over.
+        n_clusters: Number of sentences or words that are resampled.
+    """
+    return Estimate(value, *percentile_interval(draws.double().numpy(), n_clusters), n)
+
+
+def weights(first_sentence: int, n_sentences: int, seed: int, n_draws: int = N_DRAWS) -> Tensor:
+    """Return how often each of some consecutive sentences counts in each draw, shape (n_draws, n_sentences), float32.
+
+    Poisson numbers of mean 1 replace drawing with replacement, so that a sentence's weight does not depend on the other
+    sentences (the Poisson bootstrap: Chamandy et al. 2012). The weights are the same for every layer and transform, so
+    that these can be compared.
+
+    Args:
+        first_sentence: Index of the first sentence in the corpus. The weights depend on it, so a corpus must always be
+            read in the same blocks.
+        n_sentences: Number of sentences.
+        seed: Seed of all draws.
+        n_draws: Number of draws.
+    """
+    generator = np.random.default_rng([seed, first_sentence])
+    return torch.from_numpy(generator.poisson(1.0, (n_draws, n_sentences)).astype(np.float32))
+
+
+class MeanOverSentences:
+    """Takes one number per sentence and returns their mean with its interval; NaN is ignored."""
+
+    def __init__(self, n_draws: int = N_DRAWS) -> None:
+        self.n = 0
+        self.total = torch.zeros((), dtype=torch.float64)
+        self.drawn = torch.zeros(2, n_draws, dtype=torch.float64)
+
+    def update(self, values: Tensor, weights: Tensor) -> None:
+        """Add sentences: their numbers, shape (n,), NaN where undefined, and their weights, shape (n_draws, n)."""
+        defined = ~values.isnan()
+        kept = values[defined].double()
+        self.n += len(kept)
+        self.total += kept.sum()
+        counts = weights[:, defined].double()
+        self.drawn += torch.stack([counts @ kept, counts.sum(1)])
+
+    def result(self) -> Estimate:
+        """Return the mean; NaN if no sentence has the number."""
+        value = float(self.total / self.n) if self.n else float("nan")
+        return estimate(value, self.drawn[0] / self.drawn[1], self.n, self.n)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The mean cosine over all pairs of vectors, and what each neuron adds to it, from sums alone.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Mean cosines closer to 0 have no shares.
+NO_COSINE = 1e-6
+
+
+def normalise(vectors: Tensor) -> Tensor:
+    """Divide vectors, shape (..., d), by their lengths; vectors of length 0, which have no cosine, become 0."""
+    lengths = vectors.norm(dim=-1, keepdim=True)
+    return vectors * torch.where(lengths > torch.finfo(lengths.dtype).tiny, 1 / lengths, 0.0)
+
+
+class CosineSums:
+    """Takes unit vectors and returns what each neuron contributes to the mean cosine of two different ones.
+
+    With u_i = x_i / |x_i|, the mean cosine is (|sum_i u_i|^2 - N) / (N (N - 1)), so that no pairs need be drawn. The
+    contribution of neuron k is cc_k = ((sum_i u_ik)^2 - sum_i u_ik^2) / (N (N - 1)), the closed form of Timkey & van
+    Schijndel's (2021).
+
+    Args:
+        d: Width of the vectors.
+    """
+
+    def __init__(self, d: int) -> None:
+        self.n = 0
+        self.total = torch.zeros(d, dtype=torch.float64)
+        self.squares = torch.zeros(d, dtype=torch.float64)
+
+    def update(self, units: Tensor, sums: Tensor) -> None:
+        """Add unit vectors, shape (n, d), and sums of them, shape (m, d), such as those of sentences or themselves."""
+        self.n += len(units)
+        self.total += sums.double().sum(0)
+        rows = units.numpy()
+        # This is thirty times as fast as a norm along the first axis.
+        self.squares += torch.from_numpy(np.einsum("nd,nd->d", rows, rows)).double()
+
+    def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """All-reduce the sums of all processes.
+
+        Args:
+            sum_over_ranks: Returns the sum of a tensor over all processes.
+        """
+        self.n = int(sum_over_ranks(torch.tensor(self.n)))
+        self.total, self.squares = sum_over_ranks(self.total), sum_over_ranks(self.squares)
+
+    def by_neuron(self) -> Tensor:
+        """Return each neuron's contribution, shape (d,), whose sum is the mean cosine; NaN below two vectors."""
+        n_pairs = self.n * (self.n - 1)
+        return (self.total.square() - self.squares) / n_pairs if n_pairs else torch.full_like(self.total, torch.nan)
+
+
+def shares_of(by_neuron: Tensor, mean_cosine: float) -> Tensor:
+    """Return the share of each neuron, shape (d,); it can be above 1 or below 0, as contributions have both signs.
+
+    NaN where the mean cosine is within `NO_COSINE` of 0, so that a share of it has no meaning.
+    """
+    return by_neuron / mean_cosine if abs(mean_cosine) > NO_COSINE else by_neuron * torch.nan
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Random rotations of neurons: bases that have nothing to do with the neurons, and the same distances and products.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Most neurons of which a rotation is drawn as a matrix. Of more, drawing the matrix takes longer than multiplying by
+# it, and sign changes with cosine transforms take its place.
+MOST_DRAWN = 1024
+# Number of sign changes, each with a cosine transform: after three, a direction has a part of every neuron.
+TRANSFORMS = 3
+
+
+def random_rotation(n: int, *seeds: int) -> Callable[[Tensor], Tensor]:
+    """Draw a rotation or reflection, and return what expresses rows by its directions.
+
+    Of up to `MOST_DRAWN` neurons it is uniform (Haar): the orthogonal factor of a matrix of normal numbers, with the
+    signs that make the triangular factor's diagonal positive. Of more it is the product of random sign changes and
+    cosine transforms, which are orthogonal, too (Yu et al. 2016, arXiv 1610.09072).
+
+    Args:
+        n: Number of neurons.
+        seeds: Numbers that the draw depends on, and on nothing else.
+
+    Returns:
+        Takes rows of shape (n_rows, n), float64, and returns their products with each direction, of the same shape.
+    """
+    generator = np.random.default_rng(seeds)
+    if n > MOST_DRAWN:
+        signs = generator.choice([-1.0, 1.0], (TRANSFORMS, n))
+        return lambda rows: _mixed(rows, signs)
+    q, r = torch.linalg.qr(torch.from_numpy(generator.standard_normal((n, n))))
+    directions = q * r.diagonal().sign()
+    return lambda rows: rows @ directions
+
+
+def _mixed(rows: Tensor, signs: np.ndarray) -> Tensor:
+    mixed = rows.numpy()
+    for own in signs:
+        mixed = dct(mixed * own, norm="ortho", axis=1)
+    return torch.from_numpy(mixed)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -294,3 +295,367 @@ class ExchangedSums:
         slope = torch.where(level < 0, self.squares / squared, slope)
         among = level.clamp(min=0) * by_length + slope * by_square
         return self.within + between**2 * among * n / (n - 1)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How neurons go with labels, beyond what independent sentences, or documents, give by chance.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Lower bound of p-values, so that none is 0.
+SMALLEST_P = 1e-300
+# The tail's formula needs a skewness above 0; so small a one makes no difference.
+LEAST_SKEWNESS = 1e-3
+# How many numbers the products of scores may hold, and how many the scores that are computed at a time.
+PRODUCTS, SCORES = 2**23, 2**21
+
+
+@dataclass(frozen=True)
+class Separation:
+    """Share of a neuron's variance explained by the label, beyond chance.
+
+    Args:
+        eta_squared: The share minus the share expected by chance, shape (d_model,).
+        z: By how much the arrangement of the labels explains more than chance does, in standard deviations, shape
+            (d_model,).
+        p: Probability that chance explains as much, shape (d_model,).
+    """
+
+    eta_squared: Tensor
+    z: Tensor
+    p: Tensor
+
+    @classmethod
+    def of_all(cls, parts: list[Separation]) -> Separation:
+        """Concatenate the neurons of several parts."""
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in ("eta_squared", "z", "p")))
+
+
+def neurons_at_a_time(n_columns: int) -> int:
+    """Return the number of neurons whose products of scores fit into memory at once."""
+    return max(PRODUCTS // (2 * n_columns**2), 1)
+
+
+class SeparationAccumulator:
+    """Takes batches of whole clusters (sentences or documents) of one layer; says how its neurons go with the labels.
+
+    A token's label is a vector. Subtracted from it is a mixture of the mean vector of all tokens and that of its
+    sentence: the latter where sentences' means differ no more than by chance, so that such labels are compared within
+    sentences. The product with the neuron's deviation from its mean, summed over a cluster, is the
+    cluster's score, and the statistic the squared length of the sum of scores. If labels say nothing of the neuron,
+    scores have the mean 0, whatever the dependence within clusters, and their signs are as good as random. Mean,
+    variance and skewness over all signs are exact; the tail is that of the Pearson type III distribution (a shifted
+    gamma) with these moments. Where exchangeable labels would give a larger mean, mean and standard deviation are
+    multiplied accordingly. `docs/notes/eta_squared.md` derives this and says how well it holds.
+
+    Args:
+        mean: Mean of the training tokens, shape (d_model,), float64.
+        sd: Standard deviation of the training tokens, shape (d_model,), float64.
+        codes: The vectors of the labels.
+        between: How much of the differences between sentences' mean labels is no chance; see
+            `LabelCodes.excess_between`. It is the weight of the mean of all tokens.
+    """
+
+    def __init__(self, mean: Tensor, sd: Tensor, codes: LabelCodes, between: float) -> None:
+        self.mean, self.sd, self.codes, self.between = mean, sd, codes, between
+        self.sums = ScoreSums.empty(len(codes.mean), len(mean))
+        # Of clusters with one label: by label, sums of the deviations' sums and of their powers (see `ScoreSums`).
+        self.powers = torch.zeros(4, len(codes.values), len(mean), dtype=torch.float64)
+        # Products of the vectors' means by sentence and the deviations, shape (n_columns, d_model).
+        self.of_means = torch.zeros_like(self.sums.scores)
+        self.exchanged = ExchangedSums.empty(len(mean))
+        # Number of tokens, of clusters with one label, and of others.
+        self.counts = torch.zeros(3, dtype=torch.float64)
+
+    def update(self, hidden_states: Tensor, labels: Tensor, sentences: Tensor, clusters: Tensor | None = None) -> None:
+        """Add tokens. Those of a cluster, and in it those of a sentence, must be adjacent and in one batch.
+
+        Args:
+            hidden_states: Hidden states of the tokens, shape (n, d_model).
+            labels: Label of each token, shape (n,); tokens labelled -1 are ignored.
+            sentences: Sentence of each token, shape (n,).
+            clusters: Cluster of each token, shape (n,); None if sentences are the clusters.
+        """
+        rows = (labels >= 0).nonzero().squeeze(1)
+        for part in self._parts((sentences if clusters is None else clusters)[rows]):
+            here = rows[part]
+            states = hidden_states.index_select(0, here).double() - self.mean
+            own, units = labels[here], sentences[here]
+            cluster = (units if clusters is None else clusters[here]).unique_consecutive(return_inverse=True)[1]
+            changes = torch.diff(own, prepend=own[:1]).ne(0) & torch.diff(cluster, prepend=cluster[:1]).eq(0)
+            is_mixed = torch.zeros(int(cluster[-1]) + 1).index_add_(0, cluster, changes.float())[cluster] > 0
+            for mixed, add in ((True, self._add_mixed), (False, self._add_single)):
+                of_kind = (is_mixed == mixed).nonzero().squeeze(1)
+                if len(of_kind):
+                    add(states[of_kind], Divided.of(own[of_kind], units[of_kind], cluster[of_kind]))
+
+    def _parts(self, clusters: Tensor) -> Iterator[Tensor]:
+        """Yield the indices of the tokens of whole clusters, about `SCORES` numbers of scores at a time."""
+        if len(clusters):
+            lengths = clusters.unique_consecutive(return_counts=True)[1]
+            n = max(SCORES // (len(self.mean) * len(self.codes.mean)), 1)
+            yield from torch.arange(len(clusters)).split([int(part.sum()) for part in lengths.split(n)])
+
+    def _add_mixed(self, states: Tensor, tokens: Divided) -> None:
+        """Add clusters with several labels."""
+        sums, codes, n_columns = tokens.by_sentence(states), self.codes, len(self.codes.mean)
+        self.exchanged.add(states, sums, tokens, codes)
+        mean = tokens.codes_by_sentence(codes) / tokens.lengths[:, None]
+        subtracted = mean + self.between * (codes.mean - mean)
+        products = states.new_zeros(len(mean) * n_columns, states.shape[1])
+        products.index_add_(
+            0, tokens.sentence * n_columns + codes.columns[tokens.labels], states * codes.values[tokens.labels][:, None]
+        )
+        scores = products.view(len(mean), n_columns, -1).addcmul_(subtracted[:, :, None], sums[:, None], value=-1)
+        self.sums.add(tokens.by_cluster(scores))
+        self.of_means += (mean - codes.mean).T @ sums
+        self.counts += torch.tensor([len(states), 0, int(tokens.cluster[-1]) + 1])
+
+    def _add_single(self, states: Tensor, tokens: Divided) -> None:
+        """Add clusters with one label each: their scores are multiples of one vector for each label."""
+        sums = tokens.by_sentence(states)
+        self.exchanged.add(states, sums, tokens, self.codes)
+        factors = tokens.by_cluster(sums)
+        of_cluster = tokens.by_cluster(torch.ones_like(tokens.lengths))
+        label = tokens.labels[(tokens.lengths.cumsum(0).long() - 1)[of_cluster.cumsum(0).long() - 1]]
+        for total, power in zip(self.powers, (1, 2, 4, 6), strict=True):
+            total.index_add_(0, label, factors.pow(power))
+        self.counts += torch.tensor([len(states), len(factors), 0])
+
+    def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """All-reduce the sums of all processes.
+
+        Args:
+            sum_over_ranks: Returns the sum of a tensor over all processes.
+        """
+        for part in (self, self.sums, self.exchanged):
+            for name, value in list(vars(part).items()):
+                if isinstance(value, Tensor) and name not in ("mean", "sd"):
+                    setattr(part, name, sum_over_ranks(value))
+
+    def result(self) -> Separation:
+        """Return eta squared, its z and its p-value for all tokens added.
+
+        A neuron that does not vary, or whose score is 0 in every cluster, such as one that is constant within each
+        sentence where labels are compared within these, has a z of 0 and a p-value of 1.
+        """
+        sums = self.sums.with_multiples(self.codes, self.between, self.powers)
+        n_clusters = self.counts[2] + (self.counts[1] if self.between else 0)
+        # Scores have lost all but a share of the products of means, whose square is in the mean only by that share's.
+        of_means = self.of_means + self.codes.sums(self.powers[0])
+        whole = (sums.scores + (1 - self.between) * of_means).square().sum(0)
+        whole -= (1 - self.between**2) * of_means.square().sum(0)
+        squares = torch.where(self.sd > ROUNDING * self.mean.abs(), self.counts[0] * self.sd.square(), 0.0)
+        return beyond_chance(sums, whole, squares, n_clusters, self.exchanged.mean(self.between))
+
+
+def beyond_chance(
+    sums: ScoreSums, whole: Tensor, squares: Tensor, n_clusters: Tensor, exchanged: Tensor | None = None
+) -> Separation:
+    """Return eta squared, its z and its p-value, given the scores of clusters.
+
+    Args:
+        sums: Sums over the clusters' scores.
+        whole: What the labels explain of each neuron's sum of squares, with what they explain by chance, shape
+            (d_model,).
+        squares: That sum of squares, 0 where it is rounding error, shape (d_model,).
+        n_clusters: Number of clusters with a score.
+        exchanged: Mean of the statistic if labels were exchangeable, shape (d_model,): random signs give at least that.
+    """
+    signs = sums.under_random_signs()
+    spread = signs.variance.sqrt()
+    varies = (squares > 0) & (spread > ROUNDING * squares)
+    raised = torch.ones_like(spread)
+    if exchanged is not None:
+        raised = torch.where(varies, (exchanged / signs.mean).clamp(min=1), 1.0)
+    mean = raised * signs.mean
+    z = torch.where(varies, (sums.scores.square().sum(0) - mean) / (raised * spread), 0.0)
+    skewness = torch.where(varies, signs.third / spread**3, 1.0).clamp(min=LEAST_SKEWNESS)
+    # The true signs are one of all, and the opposite ones give the same.
+    least = torch.exp2(1 - n_clusters).clamp(min=SMALLEST_P, max=1)
+    p = torch.where(varies, upper_tail(z, skewness), 1.0).clamp(min=least)
+    return Separation(torch.where(squares > 0, (whole - mean) / squares, 0.0), z, p)
+
+
+def upper_tail(z: Tensor, skewness: Tensor) -> Tensor:
+    """Return the probability that a standardised Pearson type III variable is at least z.
+
+    Args:
+        z: Value of the standardised variable, float64.
+        skewness: Skewness of the distribution, positive, of the same shape as z.
+    """
+    shape = 4 / skewness.square()
+    return torch.special.gammaincc(shape, (shape + z * shape.sqrt()).clamp(min=0))
+
+
+def strata_with_several(values: NDArray[np.int64], labels: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return the stratum of each token, numbered from 0; -1 where its stratum has a single label, shape (n_tokens,).
+
+    Args:
+        values: Number of each token's value of the confound, -1 without one, shape (n_tokens,).
+        labels: Label of each token, -1 without one, shape (n_tokens,).
+    """
+    strata = np.full(len(values), -1)
+    both = (values >= 0) & (labels >= 0)
+    pairs = np.unique(np.stack([values[both], labels[both]]), axis=1)
+    several, n_labels = np.unique(pairs[0], return_counts=True)
+    several = several[n_labels > 1]
+    both &= np.isin(values, several)
+    strata[both] = np.searchsorted(several, values[both])
+    return strata
+
+
+@dataclass(frozen=True)
+class WithinStrata:
+    """Labels as vectors, less the mean vector of the token's stratum.
+
+    They are rotated and scaled so that the sum over all tokens of their outer products is the identity. The squared
+    length of the sum of vector times deviation is then what the labels explain of a neuron's sum of squares within
+    strata: the numerator of the partial eta squared.
+
+    Args:
+        labels: Vector of each label, shape (n_labels, n_columns), float64.
+        means: Mean vector of each stratum, shape (n_strata, n_columns), float64.
+        sizes: Number of tokens of each stratum, shape (n_strata,), float64.
+    """
+
+    labels: Tensor
+    means: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def of(cls, codes: LabelCodes, labels: Tensor, strata: Tensor) -> WithinStrata:
+        """Return the vectors.
+
+        Args:
+            codes: The labels as vectors.
+            labels: Label of each token, shape (n_tokens,).
+            strata: Stratum of each token, shape (n_tokens,).
+        """
+        vectors = torch.zeros(len(codes.values), len(codes.mean), dtype=torch.float64)
+        vectors[torch.arange(len(vectors)), codes.columns] = codes.values
+        sizes = strata.bincount().double()
+        sums = torch.zeros(len(sizes), vectors.shape[1], dtype=torch.float64)
+        sums.index_put_((strata, codes.columns[labels]), codes.values[labels], accumulate=True)
+        counts = labels.bincount(minlength=len(vectors)).double()
+        total = (vectors * counts[:, None]).T @ vectors
+        values, directions = torch.linalg.eigh(total - (sums / sizes[:, None]).T @ sums)
+        kept = values > ROUNDING * total.diagonal().max()
+        turn = directions[:, kept] * values[kept].rsqrt()
+        return cls(vectors @ turn, (sums / sizes[:, None]) @ turn, sizes)
+
+
+@dataclass
+class StratumMeans:
+    """Means of each stratum, by sums over the tokens of whole sentences.
+
+    Args:
+        states: Sum of the tokens' hidden states, later their mean, shape (n_strata, d_model), float64.
+        of_sentences: The same of the mean hidden states of their sentences.
+    """
+
+    states: Tensor
+    of_sentences: Tensor
+
+    @classmethod
+    def empty(cls, n_strata: int, d_model: int) -> StratumMeans:
+        """Return sums over nothing."""
+        return cls(*(torch.zeros(n_strata, d_model, dtype=torch.float64) for _ in range(2)))
+
+    def add(self, states: Tensor, strata: Tensor, sentences: Tensor) -> None:
+        """Add tokens: hidden states of shape (n, d_model), float64, their strata and sentences, of shape (n,)."""
+        self.states.index_add_(0, strata, states)
+        self.of_sentences.index_add_(0, strata, sentence_means(states, sentences))
+
+    def over(self, sizes: Tensor) -> StratumMeans:
+        """Return the means, given the number of tokens of each stratum."""
+        return StratumMeans(self.states / sizes[:, None], self.of_sentences / sizes[:, None])
+
+
+def sentence_means(values: Tensor, sentences: Tensor) -> Tensor:
+    """Return the mean of each token's sentence, shape (n, d) as the values; the tokens of a sentence are adjacent."""
+    _, sentence, lengths = sentences.unique_consecutive(return_inverse=True, return_counts=True)
+    sums = values.new_zeros(len(lengths), values.shape[1]).index_add_(0, sentence, values)
+    return (sums / lengths[:, None])[sentence]
+
+
+class ConditionalAccumulator:
+    """Takes batches of whole clusters of one layer; says how its neurons go with the labels within strata.
+
+    As `SeparationAccumulator`, with deviations from the mean of the stratum in the place of deviations from that of all
+    tokens, for vectors and neurons alike; so far as sentences are not to be compared with each other, these are
+    deviations within sentences, too. Tokens that share a stratum's mean make the scores of their clusters smaller, and
+    dependent. So, for the moments under random signs, a cluster's part of a stratum is divided by the root of 1 less
+    its share of the stratum's tokens (MacKinnon & White 1985, HC2): by no less than the root of 1/2, as a cluster with
+    most of a stratum is mainly compared within itself, and by 1 if it has all.
+
+    Args:
+        means: Means of each stratum.
+        vectors: The labels as vectors.
+        between: How much of the differences between sentences' mean labels is no chance; see
+            `LabelCodes.excess_between`.
+    """
+
+    def __init__(self, means: StratumMeans, vectors: WithinStrata, between: float) -> None:
+        self.means, self.vectors, self.between = means, vectors, between
+        n_columns, d_model = vectors.labels.shape[1], means.states.shape[1]
+        self.raised = ScoreSums.empty(n_columns, d_model)
+        # Sums of vector times deviation: over tokens, of means by sentence, and of what is compared.
+        self.products, self.of_means, self.scores = torch.zeros(3, n_columns, d_model, dtype=torch.float64)
+        self.squares = torch.zeros(d_model, dtype=torch.float64)
+        self.n_clusters = torch.zeros((), dtype=torch.float64)
+
+    def update(
+        self, hidden_states: Tensor, strata: Tensor, labels: Tensor, sentences: Tensor, clusters: Tensor
+    ) -> None:
+        """Add tokens. Those of a cluster, and in it those of a sentence, must be adjacent and in one batch.
+
+        Args:
+            hidden_states: Hidden states of the tokens, shape (n, d_model).
+            strata: Stratum of each token, shape (n,).
+            labels: Label of each token, shape (n,).
+            sentences: Sentence of each token, shape (n,).
+            clusters: Cluster of each token, shape (n,).
+        """
+        lengths = clusters.unique_consecutive(return_counts=True)[1]
+        start = 0
+        for part in lengths.split(max(SCORES // self.scores.numel(), 1)):
+            here = slice(start, start := start + int(part.sum()))
+            self._add(hidden_states[here].double(), strata[here], labels[here], sentences[here], part)
+
+    def _add(self, states: Tensor, strata: Tensor, labels: Tensor, sentences: Tensor, lengths: Tensor) -> None:
+        """Add whole clusters of these lengths."""
+        vectors = self.vectors.labels[labels] - self.vectors.means[strata]
+        own, mean = states - self.means.states[strata], sentence_means(vectors, sentences)
+        self.products += vectors.T @ own
+        self.of_means += mean.T @ own
+        self.squares += own.square().sum(0)
+        # Products of means by sentence keep the weight `between`: its root for either factor.
+        less = 1 - self.between**0.5
+        own -= less * (sentence_means(states, sentences) - self.means.of_sentences[strata])
+        self.scores += (vectors - less * mean).T @ own
+        cluster = torch.arange(len(lengths)).repeat_interleave(lengths)
+        _, part, n_of_part = torch.stack([cluster, strata]).unique(dim=1, return_inverse=True, return_counts=True)
+        share = n_of_part[part] / self.vectors.sizes[strata]
+        vectors *= torch.where(share < 1, 1 - share.clamp(max=0.5), 1.0).rsqrt()[:, None]
+        vectors -= less * sentence_means(vectors, sentences)
+        pairs = zip(vectors.split(lengths.tolist()), own.split(lengths.tolist()), strict=True)
+        self.raised.add(torch.stack([of_labels.T @ of_states for of_labels, of_states in pairs]))
+        self.n_clusters += len(lengths)
+
+    def all_reduce(self, sum_over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """All-reduce the sums of all processes.
+
+        Args:
+            sum_over_ranks: Returns the sum of a tensor over all processes.
+        """
+        for part in (self, self.raised):
+            for name, value in list(vars(part).items()):
+                if isinstance(value, Tensor):
+                    setattr(part, name, sum_over_ranks(value))
+
+    def result(self) -> Separation:
+        """Return the partial eta squared less that by chance, its z and its p-value, for all tokens added."""
+        whole = self.products.square().sum(0) - (1 - self.between**2) * self.of_means.square().sum(0)
+        size = self.vectors.sizes @ self.means.states.square()
+        squares = torch.where(self.squares > ROUNDING**2 * size, self.squares, 0.0)
+        return beyond_chance(replace(self.raised, scores=self.scores), whole, squares, self.n_clusters)

@@ -21,7 +21,7 @@ from probing.comparison.agreement import (
     permutations_for,
     similarities,
 )
-from probing.statistics.bootstrap import resampled_means
+from probing.statistics.chance import resampled_means
 from probing.statistics.rank_similarity import neuron_ranks, rank_biased_overlap
 
 pytestmark = pytest.mark.numeric

@@ -10,7 +10,7 @@ import torch
 
 from probing.comparison.pairs import rank_on_clusters
 from probing.rankings.methods import neuron_contributions
-from probing.statistics.bootstrap import sentence_counts
+from probing.statistics.chance import sentence_counts
 from synthetic import Data, make_store, make_tokens, positional, sides
 
 

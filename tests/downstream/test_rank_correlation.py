@@ -15,7 +15,7 @@ from probing.downstream.sentence_vectors import (
     spearman,
     weighted_spearman,
 )
-from probing.statistics.bootstrap import percentiles
+from probing.statistics.chance import percentiles
 
 pytestmark = pytest.mark.numeric
 

@@ -22,7 +22,7 @@ from probing.probes.training import STRONGEST_PENALTY as STRONGEST
 from probing.probes.training import WEAKEST_PENALTY as WEAKEST
 from probing.probes.training import strength
 from probing.rankings.methods import neuron_contributions
-from probing.statistics.rotations import random_rotation
+from probing.statistics.chance import random_rotation
 
 pytestmark = pytest.mark.numeric
 

@@ -19,9 +19,9 @@ from probing.data.module import layer_moments
 from probing.errors import UserError
 from probing.evidence import table as directions_module
 from probing.evidence.table import Directions, basis_table, measure_directions
-from probing.statistics import rotations
+from probing.statistics import chance
+from probing.statistics.chance import random_rotation
 from probing.statistics.moments import PenaltySpace
-from probing.statistics.rotations import random_rotation
 from probing.tables.bases import basis
 from synthetic import LIGHTNING_WARNINGS, Array, optimum
 
@@ -197,7 +197,7 @@ def test_p_values_count_rotations_whose_largest_direction_contributes_as_much() 
 @pytest.mark.parametrize("most", [1024, 4])
 def test_rotations_are_orthogonal_seeded_and_alike(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of sign changes and cosine transforms spread a neuron as evenly as uniform rotations do."""
-    monkeypatch.setattr(rotations, "MOST_DRAWN", most)
+    monkeypatch.setattr(chance, "MOST_DRAWN", most)
     eye = torch.eye(96, dtype=torch.float64)
     drawn = [random_rotation(96, 0, 3, draw)(eye) for draw in range(30)]
     for one in drawn:
@@ -212,7 +212,7 @@ def test_rotations_are_orthogonal_seeded_and_alike(most: int, monkeypatch: pytes
 
 
 def test_a_wide_layer_tells_planted_from_rotated_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotations, "MOST_DRAWN", 4)
+    monkeypatch.setattr(chance, "MOST_DRAWN", 4)
     monkeypatch.setattr(directions_module, "AT_A_TIME", 1000)  # and in parts
     assert above(measured(*planted())) == PLANTED
 

@@ -12,7 +12,7 @@ import torch
 from probing.data.examples import with_given
 from probing.evidence import table as module
 from probing.evidence.table import compared_with, separation_given
-from probing.statistics.separation import ConditionalAccumulator, StratumMeans, WithinStrata, strata_with_several
+from probing.statistics.label_scores import ConditionalAccumulator, StratumMeans, WithinStrata, strata_with_several
 from synthetic import Data, make_store, make_tokens, positional, sides
 
 pytestmark = pytest.mark.numeric

@@ -21,9 +21,9 @@ from probing.data import examples as examples_module
 from probing.data.examples import Examples
 from probing.data.module import layer_moments
 from probing.evidence.table import collect_evidence, flags, neuron_table, order
-from probing.statistics import separation
+from probing.statistics import label_scores
 from probing.statistics.chance import permute_within_sentences
-from probing.statistics.separation import SeparationAccumulator
+from probing.statistics.label_scores import SeparationAccumulator
 from probing.tables.conclusions import conclusion
 from synthetic import LIGHTNING_WARNINGS, Array, Data, make_splits, make_store, make_tokens, sides
 
@@ -242,7 +242,7 @@ def test_so_many_classes_that_neurons_are_taken_in_parts_change_nothing(
     data = sides(make_store(tmp_path / "store", [states], tokens))
     moments = layer_moments(data.train, [0])
     (whole,) = collect_evidence(data.train, data.test, [0], moments, len(data.classes))
-    monkeypatch.setattr(separation, "PRODUCTS", 14 * len(data.classes) ** 2)
+    monkeypatch.setattr(label_scores, "PRODUCTS", 14 * len(data.classes) ** 2)
     (parts,) = collect_evidence(data.train, data.test, [0], moments, len(data.classes))
     torch.testing.assert_close(parts.separation.p, whole.separation.p)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from probing.heads.rows import CLASSES, Sentences, class_rows, measure_rows, type_rows
-from probing.statistics.bootstrap import percentile_interval, resampled_means
+from probing.statistics.chance import percentile_interval, resampled_means
 
 LENGTHS = np.arange(5, 45)
 

@@ -7,7 +7,7 @@ import pytest
 
 from probing.heads import rows as means
 from probing.heads.rows import Sentences
-from probing.statistics.bootstrap import sentence_counts
+from probing.statistics.chance import sentence_counts
 from probing.statistics.intervals import ENDS, MIN_SENTENCES
 
 pytestmark = pytest.mark.numeric

@@ -15,7 +15,7 @@ from probing.probes.closed_forms import FLOOR, GaussianProbe, choose_shared, inf
 from probing.probes.solvers import Penalty
 from probing.rankings.bases import SCORES, rotated_scores
 from probing.rankings.methods import METHODS, SELECTED, LayerData, read_layer
-from probing.statistics.rotations import random_rotation
+from probing.statistics.chance import random_rotation
 from synthetic import LIGHTNING_WARNINGS, Array, make_store, make_tokens, sides
 
 pytestmark = [pytest.mark.numeric, *map(pytest.mark.filterwarnings, LIGHTNING_WARNINGS)]

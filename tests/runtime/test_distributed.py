@@ -13,9 +13,8 @@ from torch import Tensor
 
 from probing.rankings.methods import MagnitudeAccumulator
 from probing.runtime.processes import lost_rank, rank_and_world_size, sum_over_ranks
-from probing.statistics.label_scores import LabelCodes
+from probing.statistics.label_scores import LabelCodes, SeparationAccumulator
 from probing.statistics.moments import CovarianceAccumulator, MomentsAccumulator
-from probing.statistics.separation import SeparationAccumulator
 
 N, D, CLASSES = 300, 5, 4
 LABELS = torch.randint(-1, CLASSES, (N,), generator=torch.Generator().manual_seed(1))

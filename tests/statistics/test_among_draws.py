@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from probing.statistics.chance import percentile_of, rank_p
-from probing.statistics.outliers import deviations_of
+from probing.statistics.moments import deviations_of
 from probing.statistics.rank_similarity import kendall, neuron_ranks, spearman
 
 pytestmark = pytest.mark.numeric

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from probing.statistics.bootstrap import percentile_interval, percentiles, resampled_means
+from probing.statistics.chance import percentile_interval, percentiles, resampled_means
 from probing.statistics.intervals import MIN_SENTENCES
 
 pytestmark = pytest.mark.numeric

@@ -10,10 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from probing.statistics import separation as conditional_separation
-from probing.statistics.label_scores import LabelCodes
-from probing.statistics.separation import (
+from probing.statistics import label_scores as conditional_separation
+from probing.statistics.label_scores import (
     ConditionalAccumulator,
+    LabelCodes,
     Separation,
     SeparationAccumulator,
     StratumMeans,

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_ind
 
 from probing.statistics.chance import holm
-from probing.statistics.group_difference import common_share, times, welch
+from probing.statistics.intervals import common_share, times, welch
 
 pytestmark = pytest.mark.numeric
 

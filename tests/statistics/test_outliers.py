@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from probing.statistics import outliers
-from probing.statistics.outliers import Outlier, Profile, ProfileAccumulator
+from probing.statistics import moments
+from probing.statistics.moments import Outlier, Profile, ProfileAccumulator
 
 pytestmark = pytest.mark.numeric
 
@@ -26,8 +26,8 @@ def noise(n: int = 2000, d: int = D, seed: int = 0) -> torch.Tensor:
 
 
 def found(states: torch.Tensor) -> dict[str, list[int]]:
-    named: dict[str, list[int]] = {name: [] for name in outliers.DEFINITIONS}
-    for outlier in outliers.outliers_of(profile(states)):
+    named: dict[str, list[int]] = {name: [] for name in moments.DEFINITIONS}
+    for outlier in moments.outliers_of(profile(states)):
         named[outlier.definition].append(outlier.neuron)
     return named
 
@@ -56,14 +56,14 @@ def test_tokens_are_counted_in_which_a_neuron_is_far_from_that_tokens_own_mean()
 
 def test_pooled_profiles_are_that_of_all_tokens() -> None:
     states = noise(300, 7) * torch.arange(1, 8)
-    got, expected = outliers.pooled([profile(states[:40]), profile(states[40:])]), profile(states)
+    got, expected = moments.pooled([profile(states[:40]), profile(states[40:])]), profile(states)
     assert got.n_tokens == 300
     for name in ("mean", "variance", "argmin_share", "argmax_share", "beyond_share"):
         np.testing.assert_allclose(getattr(got, name), getattr(expected, name), rtol=1e-10)
 
 
 def test_in_noise_there_is_none() -> None:
-    assert found(noise()) == {name: [] for name in outliers.DEFINITIONS}
+    assert found(noise()) == {name: [] for name in moments.DEFINITIONS}
 
 
 def test_a_large_constant_neuron_is_an_outlier_of_the_mean_and_not_of_the_variance() -> None:
@@ -72,7 +72,7 @@ def test_a_large_constant_neuron_is_an_outlier_of_the_mean_and_not_of_the_varian
     assert found(states) == {
         "argmin_share": [31], "argmax_share": [], "mean_profile": [31], "variance": [], "layer_norm": [],
     }  # fmt: skip
-    (by_mean,) = outliers.by_mean_profile(profile(states).mean)
+    (by_mean,) = moments.by_mean_profile(profile(states).mean)
     assert by_mean.value == pytest.approx(-np.sqrt(D - 1), rel=0.01)  # one of d neurons is never further
 
 
@@ -91,7 +91,7 @@ def test_special_tokens_may_hide_what_the_others_show() -> None:
     special = noise(2500, seed=1)
     special[:, 9] += 15
     assert found(states)["argmax_share"] == [8]
-    assert [o.neuron for o in outliers.by_share("argmax_share", outliers.pooled([profile(states), profile(special)]))] \
+    assert [o.neuron for o in moments.by_share("argmax_share", moments.pooled([profile(states), profile(special)]))] \
         == [9]  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def norms(n_layers: int, planted: dict[int, int], seed: int = 0) -> list[torch.T
 def test_layer_norm_names_those_that_deviate_in_more_than_three_layers_gains_and_biases_in_turn() -> None:
     gains, biases = norms(12, {10: 12, 11: 5, 12: 3}), norms(12, {20: 4, 10: 6}, seed=50)
     # Gains: 10 (12 layers), 11 (5). Biases: 10 (6), 20 (4). In turn: 10, 10, 11, 20.
-    assert outliers.by_layer_norm(gains, biases) == [
+    assert moments.by_layer_norm(gains, biases) == [
         Outlier("layer_norm", 10, 12.0), Outlier("layer_norm", 11, 5.0), Outlier("layer_norm", 20, 4.0),
     ]  # fmt: skip
 
@@ -122,13 +122,13 @@ def test_layer_norm_takes_the_first_six_entries_and_does_without_biases() -> Non
     # Seven at once would hide each other: an sd counts them all.
     gains = norms(20, {30: 20, 31: 19, 32: 18, 33: 17, 34: 16})
     biases = norms(20, {40: 20, 41: 19, 42: 18, 43: 17}, seed=50)
-    assert [o.neuron for o in outliers.by_layer_norm(gains, biases)] == [30, 40, 31, 41, 32, 42]
-    assert [o.neuron for o in outliers.by_layer_norm(gains, [])] == [30, 31, 32, 33, 34]
-    assert outliers.by_layer_norm([], []) == []
+    assert [o.neuron for o in moments.by_layer_norm(gains, biases)] == [30, 40, 31, 41, 32, 42]
+    assert [o.neuron for o in moments.by_layer_norm(gains, [])] == [30, 31, 32, 33, 34]
+    assert moments.by_layer_norm([], []) == []
 
 
 def test_layers_that_do_not_vary_have_none() -> None:
-    assert outliers.outliers_of(profile(torch.ones(10, 50))) == [
+    assert moments.outliers_of(profile(torch.ones(10, 50))) == [
         Outlier("argmin_share", 0, 1.0), Outlier("argmax_share", 0, 1.0),  # of equal neurons the first
     ]  # fmt: skip
     with pytest.raises(ValueError, match="no tokens"):

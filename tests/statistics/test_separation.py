@@ -11,9 +11,8 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import pearson3, pearsonr
 
-from probing.statistics import separation
-from probing.statistics.label_scores import LabelCodes
-from probing.statistics.separation import Separation, SeparationAccumulator, neurons_at_a_time, upper_tail
+from probing.statistics import label_scores
+from probing.statistics.label_scores import LabelCodes, Separation, SeparationAccumulator, neurons_at_a_time, upper_tail
 
 pytestmark = pytest.mark.numeric
 
@@ -281,7 +280,7 @@ def test_many_batches_and_parts_of_any_size_give_what_one_gives(
     data: tuple[Rows, Rows, Rows], scores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = separate(*data)
-    monkeypatch.setattr(separation, "SCORES", scores)
+    monkeypatch.setattr(label_scores, "SCORES", scores)
     parts = separate(*data, 3, 3, 40, 79)
     for name in ("eta_squared", "z", "p"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-8, atol=1e-10)

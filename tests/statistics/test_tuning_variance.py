@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from probing.statistics.tuning_variance import independent_difference, paired_difference, spread
+from probing.statistics.intervals import independent_difference, paired_difference, spread
 from probing.studies.finetune.tables import _variance
 
 pytestmark = pytest.mark.numeric

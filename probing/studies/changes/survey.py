@@ -13,7 +13,7 @@ from probing.results.schema import count, without_nan
 from probing.runtime.machine import drop_garbage
 from probing.runtime.progress import note, stage
 from probing.statistics.chance import holm
-from probing.statistics.group_difference import common_share, times, welch
+from probing.statistics.intervals import common_share, times, welch
 from probing.studies.changes.measures import Rows, check_members, of_checkpoint, of_pair
 from probing.studies.changes.members import SHUFFLED, START, TRUE, Family, Member
 from probing.studies.changes.tables import LEVEL, MEASURES, OF_CHECKPOINTS, OF_PAIRS

@@ -19,7 +19,7 @@ from probing.runs.folder import NOT_OF_THE_RUN
 from probing.runs.study import Result
 from probing.runs.tuned import checkpoint_name
 from probing.runs.tuned_answers import TunedAnswers, read_answers_of
-from probing.statistics.tuning_variance import independent_difference, paired_difference
+from probing.statistics.intervals import independent_difference, paired_difference
 from probing.studies.compare.recipe_figures import write_recipe_figures
 from probing.studies.compare.recipe_tables import (
     INDEPENDENT,

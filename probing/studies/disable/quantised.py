@@ -29,7 +29,7 @@ from probing.readouts.forward import Forward, Padded, ReadableText, Readers, Rea
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.names import measure_of
 from probing.statistics.intervals import widened
-from probing.statistics.outliers import ProfileAccumulator, outliers_of
+from probing.statistics.moments import ProfileAccumulator, outliers_of
 from probing.studies.disable.schema import (
     ACTIVATIONS,
     BOTH,

@@ -16,7 +16,7 @@ from probing.downstream.names import Pooling
 from probing.downstream.sentence_vectors import Draws, cosines, weighted_spearman
 from probing.downstream.sts_dataset import SentencePairs
 from probing.runtime.progress import stage
-from probing.statistics.bootstrap import N_DRAWS, percentile_interval
+from probing.statistics.chance import N_DRAWS, percentile_interval
 from probing.studies.embeddings.documents import Texts
 from probing.studies.embeddings.measures import Values, bias, places, ratio, relative, values_of
 from probing.studies.embeddings.tables import AGAINST, BAG, CENTRED, MODEL, NEURONS, POSITION, RANDOM

@@ -17,8 +17,7 @@ from probing.models import ModelSource
 from probing.results.schema import without_nan
 from probing.runs.call import Measured
 from probing.runs.tuned_answers import ANSWERS, TunedAnswers
-from probing.statistics.intervals import accuracy_interval, ratio_interval
-from probing.statistics.tuning_variance import Spread, spread
+from probing.statistics.intervals import Spread, accuracy_interval, ratio_interval, spread
 from probing.studies.finetune.baselines import Baseline
 from probing.studies.finetune.examples import Task
 from probing.studies.finetune.figures import write_figures

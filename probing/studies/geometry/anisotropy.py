@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cache.tokens import Tokens
-from probing.statistics.bootstrap import N_DRAWS, Estimate, estimate, undefined
-from probing.statistics.mean_cosine import CosineSums, normalise, shares_of
+from probing.statistics.chance import N_DRAWS, CosineSums, Estimate, estimate, normalise, shares_of, undefined
 
 # Number of pairs whose products are taken at a time.
 _PAIRS = 20_000

@@ -21,10 +21,8 @@ from torch import Tensor
 from probing.cache.tokens import Tokens
 from probing.data.examples import Activations, pool_words
 from probing.probes.transforms import Transform
-from probing.statistics.bootstrap import Estimate, MeanOverSentences, weights
-from probing.statistics.mean_cosine import normalise
-from probing.statistics.moments import Covariance, CovarianceAccumulator
-from probing.statistics.outliers import Profile, ProfileAccumulator, pooled
+from probing.statistics.chance import Estimate, MeanOverSentences, normalise, weights
+from probing.statistics.moments import Covariance, CovarianceAccumulator, Profile, ProfileAccumulator, pooled
 from probing.studies.geometry import anisotropy
 from probing.studies.geometry.anisotropy import (
     ClippedCosines,

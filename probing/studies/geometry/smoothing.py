@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.statistics.outliers import Profile, deviations_of, outliers_of
+from probing.statistics.moments import Profile, deviations_of, outliers_of
 from probing.studies.geometry.anisotropy import sum_by_sentence
 
 

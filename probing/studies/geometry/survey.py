@@ -18,8 +18,8 @@ from probing.models.anatomy import examine
 from probing.probes.transforms import Fitting, Kind, Transform, fit_transform, identity, random_neurons
 from probing.results.schema import ALL_LAYERS, layers_named
 from probing.runtime.progress import stage
-from probing.statistics import outliers
-from probing.statistics.outliers import Definition, Outlier
+from probing.statistics import moments
+from probing.statistics.moments import Definition, Outlier
 from probing.statistics.sample_size import size_columns
 from probing.studies.geometry.explained import ExplainedAccumulator, Regressors, explained_rows, is_punctuation
 from probing.studies.geometry.inside.parameters import find_parameters, not_applicable, parameter_rows
@@ -165,7 +165,7 @@ def survey(
     """
     parameters = find_parameters(encoder, examine(encoder, tokenizer.pad_token_id or 0))
     norms = parameters.output_norms
-    by_norm = outliers.by_layer_norm(
+    by_norm = moments.by_layer_norm(
         [norm.gain for norm in norms], [norm.bias for norm in norms if norm.bias is not None]
     )
     sampled = Sampled(measured_on.tokens, plan.special_tokens, plan.seed)
@@ -215,7 +215,7 @@ def _of_layer(
     store, sampled, fitted = corpora.measured_on, corpora.sampled, corpora.fitted
     seen = look(corpora.fitted_on, layer, fitted)
     here = look(store, layer, sampled) if fitted is not sampled else seen
-    named = {which: outliers.outliers_of(profile) for which, profile in seen.profiles.items()}
+    named = {which: moments.outliers_of(profile) for which, profile in seen.profiles.items()}
     clipped = _clipped(plan, named, by_norm)
     all_named = sorted({o.neuron for those in named.values() for o in those} | {o.neuron for o in by_norm})
     transforms, d_model = _transforms(plan, seen, clipped), len(here.moments.mean)
@@ -282,8 +282,8 @@ def _pooled(looks: Sequence[Look], which: SpecialTokens) -> list[Outlier]:
     profiles = [seen.profiles[which] for seen in looks if seen.layer and which in seen.profiles]
     if not profiles:
         return []
-    together = outliers.pooled(profiles)
-    return outliers.by_share("argmin_share", together) + outliers.by_share("argmax_share", together)
+    together = moments.pooled(profiles)
+    return moments.by_share("argmin_share", together) + moments.by_share("argmax_share", together)
 
 
 def _dimension_rows(seen: Look, special_tokens: SpecialTokens, result: Measured) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from probing.models import load_encoder
 from probing.probes.training import CONTROL_TOLERANCE, Training, train_controls, train_probes, training_of
 from probing.runtime.arithmetic import generator_of
 from probing.runtime.processes import is_main_process, sum_over_ranks
-from probing.statistics.outliers import Profile, ProfileAccumulator, by_mean_profile
+from probing.statistics.moments import Profile, ProfileAccumulator, by_mean_profile
 from probing.tasks import load_task
 
 # Options of the probes, as in `disable`: at this tolerance accuracy no longer changes, and one penalty for all

@@ -20,7 +20,7 @@ BETTER_THAN_NONE, BETTER_THAN_UNIGRAM = 0.5, 1.0
 # Least number of seeds.
 SEEDS = 3
 CLAIM = "Position embeddings cause outliers (Luo, Kulmizev & Mao 2021)"
-# An outlier of the mean deviates by more than this, in sd; see `probing.statistics.outliers`.
+# An outlier of the mean deviates by more than this, in sd; see `probing.statistics.moments`.
 OUTLIER = 5.0
 # Most arms whose lines are told apart in one chart.
 MOST_ARMS = 6

@@ -36,7 +36,7 @@ from probing.runs.results import Measured
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.machine import Stopwatch
 from probing.runtime.terminal import silence
-from probing.statistics.outliers import deviations_of
+from probing.statistics.moments import deviations_of
 from probing.studies.geometry.survey import Plan, check_tokens, survey
 from probing.tables.heads import SPECIAL, of_measure
 from probing.tasks import load_task

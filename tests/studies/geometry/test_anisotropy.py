@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.statistics import bootstrap as redraws
-from probing.statistics.mean_cosine import normalise
+from probing.statistics import chance as redraws
+from probing.statistics.chance import normalise
 from probing.studies.geometry import anisotropy
 from probing.studies.geometry.anisotropy import (
     ClippedCosines,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probing.statistics import outliers
+from probing.statistics import moments
 from probing.studies.geometry.layers import Look, Sampled, look
 from probing.studies.geometry.smoothing import FARTHEST, NORM, first_token_rows
 from probing.tables.first_token import first_token_conclusions
@@ -55,8 +55,8 @@ def test_a_sinks_outlier_is_found_with_the_first_token_alone_and_one_of_all_toke
     found = looked(tmp_path, states(**planted))
     assert far(found) == {"exclude": without, "include": with_it, "only": alone}
     # What is measured, transforms included, is without the first token.
-    assert {one.neuron for one in outliers.by_mean_profile(found.profiles["exclude"].mean)} == without
-    assert {one.neuron for one in outliers.by_mean_profile(found.moments.mean.numpy())} == without
+    assert {one.neuron for one in moments.by_mean_profile(found.profiles["exclude"].mean)} == without
+    assert {one.neuron for one in moments.by_mean_profile(found.moments.mean.numpy())} == without
 
 
 def test_profiles_are_those_of_the_rows(tmp_path: Path) -> None:

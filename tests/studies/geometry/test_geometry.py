@@ -22,7 +22,7 @@ from probing.probes import transforms
 from probing.runs.loading import load_run
 from probing.runs.run import load_fit
 from probing.runs.study import Result
-from probing.statistics import outliers
+from probing.statistics import moments
 from probing.studies.geometry import results
 from probing.studies.geometry.command import geometry
 from probing.studies.geometry.explained import Regressors
@@ -388,4 +388,4 @@ def test_the_difference_that_a_transform_makes_is_printed(clipped_fit: Run) -> N
 
 
 def test_the_commands_definitions_are_all_that_there_are() -> None:
-    assert get_args(command.Definition) == outliers.DEFINITIONS
+    assert get_args(command.Definition) == moments.DEFINITIONS

@@ -12,7 +12,7 @@ import torch
 
 from probing.cache.store import ActivationStore
 from probing.probes import transforms
-from probing.statistics import outliers
+from probing.statistics import moments
 from probing.studies.geometry import layers
 from probing.studies.geometry.layers import Sampled, look, measure
 from synthetic import make_store, make_tokens
@@ -171,7 +171,7 @@ def test_a_look_sees_profiles_without_special_tokens_and_with_them(
         np.testing.assert_allclose(profile.mean, x[rows].mean(0), rtol=1e-4)
         assert profile.n_tokens == rows.sum()
     np.testing.assert_allclose(seen.moments.mean, x[~special].mean(0), rtol=1e-4)
-    assert [o.neuron for o in outliers.by_mean_profile(seen.profiles["exclude"].mean)] == [4]
+    assert [o.neuron for o in moments.by_mean_profile(seen.profiles["exclude"].mean)] == [4]
 
 
 def test_half_precision_is_measured_in_float32(states: np.ndarray[Any, Any], tmp_path: Path) -> None:

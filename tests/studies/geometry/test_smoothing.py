@@ -9,8 +9,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from probing.statistics.bootstrap import MeanOverSentences, weights
-from probing.statistics.mean_cosine import normalise
+from probing.statistics.chance import MeanOverSentences, normalise, weights
 from probing.studies.geometry.anisotropy import sum_by_sentence
 from probing.studies.geometry.smoothing import Smoothness, smoothness
 

@@ -10,7 +10,7 @@ import torch
 
 from conftest import make_sentences
 from probing.corpus import from_sentences
-from probing.statistics.outliers import ProfileAccumulator
+from probing.statistics.moments import ProfileAccumulator
 from probing.studies.pretrain.arms import build, position_table, save_checkpoint
 from probing.studies.pretrain.batches import packed, train_tokenizer
 from probing.studies.pretrain.checkpoint_measures import Subject, equivariance, measure, outlier_row

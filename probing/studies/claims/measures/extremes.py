@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.runs.study import Result
-from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of
+from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
 from probing.studies.claims.measures.registry import (
     SIGNS,
     NotMeasurable,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from probing.runs.study import Result
-from probing.statistics.outliers import MEAN_DEVIATIONS
+from probing.statistics.moments import MEAN_DEVIATIONS
 from probing.studies.claims.measures.extremes import above_embeddings, layers_of
 from probing.studies.claims.measures.registry import SIGNS, NotMeasurable, Role, Subject, measure
 from probing.studies.claims.verdict import Measured

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.runs.run import Run
-from probing.statistics.outliers import MEAN_DEVIATIONS
+from probing.statistics.moments import MEAN_DEVIATIONS
 from probing.studies.claims.measures.extremes import above_embeddings, layers_of
 from probing.studies.claims.measures.registry import (
     NotMeasurable,

@@ -26,7 +26,7 @@ from probing.heads.position_controls import HeldScores, matched_sets
 from probing.models.attention_heads import QueryKey
 from probing.results.schema import ALL_LAYERS
 from probing.statistics.chance import holm, rank_p
-from probing.statistics.outliers import ProfileAccumulator
+from probing.statistics.moments import ProfileAccumulator
 
 Array = NDArray[np.float64]
 Rows = list[dict[str, Any]]

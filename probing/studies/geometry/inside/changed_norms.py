@@ -17,7 +17,7 @@ from probing.probes.transforms import random_neurons
 from probing.readouts.later_blocks import Condition, Read, Where, among, effect_rows, replaced
 from probing.readouts.model_output import BATCH_TOKENS, token_batches
 from probing.runtime.machine import give_back_memory
-from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of
+from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
 from probing.studies.geometry.schema import FIRST_ROW
 
 # Numbers of the norms of a block that are changed.

@@ -9,7 +9,7 @@ import numpy as np
 
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars
 from probing.results.schema import in_brackets, interval, listed
-from probing.statistics.outliers import MEAN_DEVIATIONS
+from probing.statistics.moments import MEAN_DEVIATIONS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from probing.models.anatomy import Anatomy
 from probing.models.examination import run, vectors_given, vectors_in, vectors_of_tokens
 from probing.models.residual_stream import is_norm, word_table
-from probing.statistics.outliers import MEAN_DEVIATIONS
+from probing.statistics.moments import MEAN_DEVIATIONS
 
 # Length of the token sequence that the model is run on.
 _LENGTH = 7

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE
 from probing.results.schema import in_brackets
-from probing.statistics.outliers import MEAN_DEVIATIONS
+from probing.statistics.moments import MEAN_DEVIATIONS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -40,7 +40,7 @@ from probing.cache.store import Plan, batches
 from probing.cache.tokens import Tokens
 from probing.models.residual_stream import Block, run_with_attention
 from probing.runtime.arithmetic import float64_device, on_float64_device, to_float64
-from probing.statistics.bootstrap import MeanOverSentences, weights
+from probing.statistics.chance import MeanOverSentences, weights
 
 # Values of each sentence and block, in the order of `smoothing_sentences.csv`.
 BY_SENTENCE = (

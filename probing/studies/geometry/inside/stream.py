@@ -15,7 +15,7 @@ from probing.cache.tokens import Tokens
 from probing.models.anatomy import Anatomy
 from probing.models.residual_stream import BlockNorm, Seen, Site, Tap, watching
 from probing.readouts.model_output import BATCH_TOKENS, Batch, token_batches
-from probing.statistics.outliers import deviations_of
+from probing.statistics.moments import deviations_of
 
 # What an outlier may come from, in the order in which ties are broken.
 SOURCES = ("input", "gain", "bias")

@@ -22,7 +22,7 @@ from probing.probes.transforms import random_neurons
 from probing.readouts.later_blocks import Read
 from probing.readouts.model_output import PROBE_TOKENS, draw_sentences
 from probing.runtime.progress import note, stage
-from probing.statistics.outliers import MEAN_DEVIATIONS, deviations_of
+from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
 from probing.studies.geometry.inside.changed_norms import (
     PLACES,
     change_first_row,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from probing.statistics.rotations import random_rotation
+from probing.statistics.chance import random_rotation
 
 Array = NDArray[np.float64]
 
