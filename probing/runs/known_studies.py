@@ -10,7 +10,7 @@ STUDIES = {
     "compare": "probing.studies.compare.study:COMPARE",
     "sweep": "probing.studies.sweep.study:SWEEP",
     "geometry": "probing.studies.geometry.study:GEOMETRY",
-    "attention": "probing.studies.attention.study:ATTENTION",
+    "attention": "probing.studies.attention:ATTENTION",
     "disable": "probing.studies.disable.study:DISABLE",
     "hierarchy": "probing.studies.hierarchy.study:HIERARCHY",
     "cloze": "probing.studies.cloze.study:CLOZE",

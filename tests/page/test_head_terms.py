@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from probing.results.rows import Table
-from probing.studies.attention import schema as schemas
-from probing.studies.attention.terms import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
+from probing.studies.attention import command as schemas
+from probing.studies.attention.section import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
 from probing.studies.disable import tables as disabling
 from probing.studies.disable.schema import DISABLED as DISABLED_SCHEMA
 from probing.studies.disable.schema import WEIGHT_PRUNING

@@ -18,7 +18,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.heads import accumulation
 from probing.models import load_tokenizer, resolve_model
-from probing.studies.attention.schema import SCHEMAS
+from probing.studies.attention.command import SCHEMAS
 from probing.tables.heads import conclusions
 from rendering import rendered
 from wandb_reader import read_offline_runs

@@ -13,7 +13,7 @@ from conftest import N_LAYERS, make_sentences
 from probing import Result, WandbOptions, attention, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.studies.attention.schema import FUSION
+from probing.studies.attention.command import FUSION
 from probing.tables.fusion import fusion_lines
 from rendering import rendered
 
