@@ -16,7 +16,7 @@ STUDIES = {
     "cloze": "probing.studies.cloze.study:CLOZE",
     "pretrain": "probing.studies.pretrain.study:PRETRAIN",
     "finetune": "probing.studies.finetune.study:FINETUNE",
-    "changes": "probing.studies.changes.study:CHANGES",
+    "changes": "probing.studies.changes:CHANGES",
     "series": "probing.studies.series.study:SERIES",
     "wic": "probing.studies.similarity.study:WIC",
     "sts": "probing.studies.similarity.study:STS",

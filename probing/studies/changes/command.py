@@ -57,10 +57,8 @@ def changes(
     names = _wanted(measures)
     with quiet_libraries():
         from probing.cache.source import ActivationSource
-        from probing.studies.changes.members import of_names, of_run
         from probing.studies.changes.results import measured
-        from probing.studies.changes.survey import survey
-        from probing.studies.changes.text import text_of
+        from probing.studies.changes.survey import of_names, of_run, survey, text_of
         from probing.studies.series.measures import How, Text, without_new_entries
 
         _check_which(run, start, tuned, shuffled)

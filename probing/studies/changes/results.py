@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 from probing.cache.source import ActivationSource
 from probing.figures.style import BLUE, GREEN, GREY, USUAL, from_zero, name_layers, write_drawings
+from probing.page.lines import Line, Up, line_chart
+from probing.results.rows import Html, element
 from probing.runs.call import Measured
-from probing.studies.changes.members import SHUFFLED, TRUE, Family
+from probing.runs.study import Result, framed, section_of
+from probing.studies.changes.survey import SHUFFLED, TRUE, Family
 from probing.studies.changes.tables import MEASURES, Row, measures_of
 from probing.studies.series.measures import Text
 
@@ -102,3 +105,37 @@ def _draw(axes: Axes, rows: Sequence[Row]) -> None:
         for layer in layers:
             axes.plot([layer] * len(by_layer[layer]), by_layer[layer], marker, ms=2.5, color=color, alpha=0.7)
     name_layers(axes, sorted({row["layer"] for row in rows}))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What tuning changed, by layer, as the section of a page (`changes`).
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def changes_section(made: Result, anchor: str) -> Html:
+    """Return the sentences, a chart for each measure, and the tables.
+
+    Args:
+        made: The results of `changes`.
+        anchor: What the section is linked by.
+    """
+    shown = [*made.tables(), *made.study.more_tables(made)]
+    return section_of(
+        made,
+        anchor,
+        element("div", *(_chart(made, name) for name in measures_of(made.by_name)), class_="panels"),
+        *framed(shown),
+    )
+
+
+def _chart(made: Result, name: str) -> Html:
+    """Return the means of a measure by layer, with the range of all checkpoints."""
+    lines = []
+    for key, by_layer in grouped([row for row in made.checkpoint_changes if row["measure"] == name]).items():
+        layers = sorted(by_layer)
+        means = [sum(by_layer[layer]) / len(by_layer[layer]) for layer in layers]
+        lines.append(Line(GROUPS[key][0], layers, means, [(min(by_layer[k]), max(by_layer[k])) for k in layers]))
+    title = f"Change of {MEASURES[name].words} by layer: mean, and range of all checkpoints"
+    ends = [end for line in lines for range_ in line.ranges if range_ for end in range_]
+    up = Up.of(ends, MEASURES[name].is_distance)
+    return element("figure", element("figcaption", title), line_chart(lines, title, up=up))

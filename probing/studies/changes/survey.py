@@ -3,21 +3,430 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from probing.cache.source import ActivationSource
+from probing.cache.store import ActivationStore
+from probing.corpus import Corpus, load_corpus
+from probing.errors import UserError
+from probing.heads.accumulation import accumulate
+from probing.heads.change import (
+    COSINE,
+    SAME,
+    Change,
+    PublishedChange,
+    check_padding,
+    map_rows,
+    published_rows,
+    row_cosines,
+)
+from probing.heads.parts import PARTS
+from probing.heads.parts import measure as measure_heads
+from probing.heads.subject import Checkpoint, Subject, check_comparable
 from probing.results.schema import count, without_nan
+from probing.runs.loading import load_run
+from probing.runs.places import texts_of
+from probing.runs.tuned import CHECKPOINTS, Tuned, checkpoint_name
 from probing.runtime.machine import drop_garbage
 from probing.runtime.progress import note, stage
+from probing.runtime.terminal import silence
 from probing.statistics.chance import holm
 from probing.statistics.intervals import common_share, times, welch
-from probing.studies.changes.measures import Rows, check_members, of_checkpoint, of_pair
-from probing.studies.changes.members import SHUFFLED, START, TRUE, Family, Member
-from probing.studies.changes.tables import LEVEL, MEASURES, OF_CHECKPOINTS, OF_PAIRS
-from probing.studies.series.measures import How, Text
+from probing.studies.changes.tables import (
+    LEVEL,
+    MAPS,
+    MEASURES,
+    OF_CHECKPOINTS,
+    OF_PAIRS,
+    OUTLIERS,
+    POSITION,
+    PUBLISHED,
+    SPECIAL_MASS,
+    STATES,
+)
+from probing.studies.series.measures import MEASURES as SERIES_MEASURES
+from probing.studies.series.measures import Document, How, Text, kept, key_of
+from probing.tables.heads import SPECIAL, of_measure
+
+# --------------------------------------------------------------------------------------------------------------------
+# How far the hidden states of two checkpoints are from each other, on the same tokens, by three distances.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Rows in one product.
+_ROWS = 4096
+_TINY = torch.finfo(torch.float64).tiny
+
+
+@dataclass(frozen=True)
+class StateDistances:
+    """Distances of a layer's hidden states in two checkpoints, each 0 for equal ones.
+
+    Args:
+        cosine: One less the mean cosine of the same token's hidden states.
+        rotated: The same after the best rotation (or reflection) of one checkpoint, which is found on one half of the
+            sentences and measured on the other, and vice versa; never above `cosine` by more than what that costs.
+        cka: One less linear CKA (Kornblith et al. 2019).
+    """
+
+    cosine: float
+    rotated: float
+    cka: float
+
+
+def state_distances(a: ActivationStore, b: ActivationStore, layers: Sequence[int]) -> dict[int, StateDistances]:
+    """Return the distances of each layer; the tokens of both entries must be the same.
+
+    Args:
+        a: Hidden states of a checkpoint.
+        b: Those of another one.
+        layers: Layer numbers.
+    """
+    found = {}
+    for layer in layers:
+        sums = _Sums(a.plan.d_model)
+        for rows in _pairs(a, b, layer):
+            sums.add(*rows)
+        if sums.is_equal:
+            found[layer] = StateDistances(0.0, 0.0, 0.0)
+            continue
+        rotations = sums.rotations()
+        turned = sum(
+            float(row_cosines(first, second @ rotations[half]).sum()) for first, second, half in _pairs(a, b, layer)
+        )
+        found[layer] = StateDistances(1 - sums.cosines / sums.n, 1 - turned / sums.n, 1 - sums.cka())
+    return found
+
+
+def _pairs(a: ActivationStore, b: ActivationStore, layer: int) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """Yield the states of the same tokens in both entries, float64, and of which half their sentences are, 0 or 1."""
+    for shard in a.plan.shards:
+        first, second = (store.read(layer, shard.index).double() for store in (a, b))
+        halves = torch.from_numpy(a.tokens.sentences[a.shard_tokens(shard)] % 2)
+        for half in (0, 1):
+            here = halves == half
+            for pieces in zip(first[here].split(_ROWS), second[here].split(_ROWS), strict=True):
+                yield *pieces, half
+
+
+@dataclass
+class _Sums:
+    """Sums over tokens of what the distances are made of."""
+
+    d: int
+    n: int = 0
+    cosines: float = 0.0
+    is_equal: bool = True
+    products: list[Tensor] = field(default_factory=list)
+    means: list[Tensor] = field(default_factory=list)
+    turns: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.float64)
+
+        self.products = [zeros(self.d, self.d) for _ in range(3)]  # of a with b, of a with itself, of b with itself
+        self.means = [zeros(self.d) for _ in range(2)]
+        self.turns = [zeros(self.d, self.d) for _ in range(2)]  # of directions, for each half
+
+    def add(self, a: Tensor, b: Tensor, half: int) -> None:
+        self.n += len(a)
+        self.is_equal &= torch.equal(a, b)
+        self.cosines += float(row_cosines(a, b).sum())
+        for product, (x, y) in zip(self.products, ((a, b), (a, a), (b, b)), strict=True):
+            product.addmm_(x.T, y)
+        for mean, x in zip(self.means, (a, b), strict=True):
+            mean += x.sum(0)
+        units = (x / x.norm(dim=1, keepdim=True).clamp_min(_TINY) for x in (a, b))
+        first, second = units
+        self.turns[half].addmm_(second.T, first)
+
+    def rotations(self) -> list[Tensor]:
+        """Return what turns `b` onto `a` for the sentences of each half: the best one for those of the other half.
+
+        The sum of cosines of `a` and `b R` is trace(R' S), S the sum of outer products of directions, and is highest
+        for R = U V' of the singular value decomposition of S (Schoenemann 1966).
+        """
+        found = []
+        for turn in reversed(self.turns):
+            u, _, v = torch.linalg.svd(turn)
+            found.append(u @ v)
+        return found
+
+    def cka(self) -> float:
+        """Return |C_ab|^2 / (|C_aa| |C_bb|), Frobenius norms of covariances; NaN where a layer is constant."""
+        pairs = ((0, 1), (0, 0), (1, 1))
+        cross, *own = (
+            float((product - torch.outer(self.means[i], self.means[j]) / self.n).square().sum())
+            for product, (i, j) in zip(self.products, pairs, strict=True)
+        )
+        return cross / (own[0] * own[1]) ** 0.5 if own[0] * own[1] > 0 else float("nan")
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is measured of each checkpoint, and of pairs of checkpoints, layer by layer; each is kept in the cache.
+# --------------------------------------------------------------------------------------------------------------------
+
+Rows = list[dict[str, Any]]
+
+
+def of_checkpoint(name: str, source: ActivationSource, text: Text, how: How) -> Rows:
+    """Return a property of a checkpoint: a row for each layer with `measure` and `value`.
+
+    Args:
+        name: `position`, `outliers` or `special`.
+        source: The checkpoint.
+        text: What it reads.
+        how: How probes are trained.
+    """
+    command, read = _OF_CHECKPOINT[name]
+    source = replace(source, say=silence)  # what is said of the labels of positions has no remedy here
+    make = SERIES_MEASURES.get(command, _of_special)
+    document, _ = kept(source.cache, key_of(command, source, text, how), lambda: make(source, text, how), source.say)
+    return read(document)
+
+
+def _of_special(source: ActivationSource, text: Text, how: How) -> tuple[Document, ActivationStore]:
+    """Measure which share of the attention of each block goes to special tokens."""
+    blocks = [layer for layer in source.layers if layer > 0]
+    subject = Subject.of(source.request(text.corpora[0]), blocks, how.seed)
+    parts = [part for part in PARTS if part.name == "tokens"]
+    tables, stores = measure_heads(subject, parts, source.cache, source.trainer, source.say)
+    rows = of_measure(tables["attention_layers"], "mass", SPECIAL)
+    return {"rows": _values("special_mass", rows)}, subject.entry(stores)
+
+
+def _values(measure: str, rows: Sequence[Mapping[str, Any]]) -> Rows:
+    return [{"measure": measure, "layer": int(row["layer"]), "value": float(row["value"])} for row in rows]
+
+
+def _accuracies(document: Document) -> Rows:
+    return _values("position_accuracy", [row for row in document["rows"] if row["measure"] == "accuracy"])
+
+
+def _geometry(document: Document) -> Rows:
+    """Return the mean cosine of two tokens, and how far the mean of the farthest neuron is from those of the others."""
+    farthest = [
+        {"layer": layer, "value": float(np.abs(values).max())} for layer, values in document["deviations"].items()
+    ]
+    cosines = [row for row in document["rows"] if row["measure"] == "mean_cosine"]
+    return [*_values("mean_cosine", cosines), *_values("outlier_deviation", farthest)]
+
+
+_OF_CHECKPOINT: Mapping[str, tuple[str, Callable[[Document], Rows]]] = {
+    POSITION: ("fit", _accuracies),
+    OUTLIERS: ("geometry", _geometry),
+    SPECIAL_MASS: (SPECIAL_MASS, lambda document: document["rows"]),
+}
+
+
+def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, text: Text, how: How) -> Rows:
+    """Return distances of two checkpoints: a row for each layer with `measure` and `value`.
+
+    Args:
+        names: Some of `maps`, `published` and `states`.
+        a: A checkpoint.
+        b: The other one, with the same tokens.
+        text: What both read.
+        how: Nothing of it matters.
+    """
+    rows: Rows = []
+    for name in names:
+        key = {**key_of(f"change-{name}", a, text, how), "against": b.request(text.corpora[0]).key()}
+        make = _OF_PAIR[name]
+        document, _ = kept(a.cache, key, lambda make=make: make(a, b, text), a.say)  # type: ignore[misc]
+        rows += document["rows"]
+    return rows
+
+
+def _of_states(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
+    first, second = (one.read(text.corpora[:1])[0] for one in (a, b))
+    found = state_distances(first, second, a.layers)
+    rows: Rows = [
+        {"measure": f"states_{name}", "layer": layer, "value": value}
+        for layer, distances in found.items()
+        for name, value in vars(distances).items()
+    ]
+    return {"rows": rows}, first
+
+
+def _of_maps(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
+    request, against = _requests(a, b, text)
+    store = accumulate(request, [Change(against, alone=True)], a.cache, a.trainer, a.say)["change"]
+    rows = [row for row in map_rows(store, _blocks(a)) if row["of"] == SAME and row["head"] is None]
+    cosines, divergences = ([row for row in rows if row["measure"] == one] for one in ("cosine", "jensen_shannon"))
+    cosines = [{**row, "value": 1 - row["value"]} for row in cosines]
+    return {"rows": _values("maps_cosine", cosines) + _values("maps_jensen_shannon", divergences)}, store
+
+
+def _of_published(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
+    request, against = _requests(a, b, text)
+    own = Checkpoint(request)
+    check_padding(own)
+    store = accumulate(request, [PublishedChange(own, against)], a.cache, a.trainer, a.say)["change_as_published"]
+    rows = [row for row in published_rows(store, _blocks(a)) if row["measure"] == COSINE and row["head"] is None]
+    same = [{**row, "value": 1 - row["value"]} for row in rows if row["of"] == SAME]
+    return {"rows": _values("maps_as_published", same)}, store
+
+
+def _requests(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Any, Checkpoint]:
+    request, other = (one.request(text.corpora[0]) for one in (a, b))
+    return request, Checkpoint(other)
+
+
+def _blocks(source: ActivationSource) -> list[int]:
+    return [layer for layer in source.layers if layer > 0]
+
+
+_OF_PAIR: Mapping[str, Callable[[ActivationSource, ActivationSource, Text], tuple[Document, ActivationStore]]] = {
+    MAPS: _of_maps, PUBLISHED: _of_published, STATES: _of_states,
+}  # fmt: skip
+
+
+def check_members(
+    start: ActivationSource, others: Mapping[str, ActivationSource], options: Mapping[str, str], text: Text
+) -> None:  # fmt: skip
+    """Refuse checkpoints that are not of the start's architecture, or divide the text into other tokens.
+
+    Args:
+        start: The start.
+        others: The checkpoints by name.
+        options: The option that names each, by its name.
+        text: What all read.
+
+    Raises:
+        UserError: If one cannot be compared.
+    """
+    heads = Subject.of(start.request(text.corpora[0]), [], 0).heads
+    for name, other in others.items():
+        against = Checkpoint(other.request(text.corpora[0]))
+        check_comparable(start.request(text.corpora[0]), heads, against, options[name])
+        drop_garbage()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The start and the checkpoints that were tuned from it: those of a run of `finetune`, or those that a user names.
+# --------------------------------------------------------------------------------------------------------------------
+
+# With which checkpoint one is compared, in tables, where it is the start.
+START = "start"
+# From which weights a checkpoint was tuned, as `finetune` names it: the pretrained model, on true or shuffled labels.
+TRUE, SHUFFLED = "pretrained", "shuffled"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A checkpoint that was tuned from the start.
+
+    Args:
+        name: Its name, in tables.
+        model: Its folder, or another name of a model.
+        start: Whether it was tuned on the true labels (`pretrained`) or on labels that were shuffled (`shuffled`).
+        seed: Its seed; two checkpoints that differ in the seed alone have the same order.
+        order: The seed of the order of its data.
+    """
+
+    name: str
+    model: str
+    start: str
+    seed: int
+    order: int
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The columns that say which checkpoint a row is of."""
+        return {"checkpoint": self.name, "start": self.start, "seed": self.seed, "order_seed": self.order}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A start, and what was tuned from it.
+
+    Args:
+        start: Name or folder of the start.
+        revision: Its revision on the hub.
+        members: The checkpoints.
+        run: The run of `finetune` that has tuned them, if it was one.
+    """
+
+    start: str
+    revision: str | None
+    members: Sequence[Member]
+    run: Any = None
+
+    def of(self, start: str) -> list[Member]:
+        """Return the members that were tuned on true, or on shuffled labels."""
+        return [one for one in self.members if one.start == start]
+
+    def apart(self) -> Iterator[tuple[Member, Member]]:
+        """Yield the pairs of members tuned on true labels that differ in the seed alone."""
+        own = self.of(TRUE)
+        yield from ((a, b) for a, b in combinations(own, 2) if a.order == b.order)
+
+
+def of_run(folder: str) -> Family:
+    """Return what a run of `finetune` tuned from trained weights.
+
+    Raises:
+        UserError: If it is another run, tuned nothing from trained weights on true labels, or lacks a checkpoint.
+    """
+    run = load_run(folder)
+    typed = f"--run {folder}"
+    if run.study.name != "finetune":
+        raise UserError(f"`{typed}`: expected a run of `finetune`, found one of `{run.study.name}`; give another.")
+    rows = [row for row in run.tunings if row["start"] in (TRUE, SHUFFLED)]
+    if not any(row["start"] == TRUE for row in rows):
+        raise UserError(
+            f"`{typed}`: nothing in it was tuned from the pretrained model, whose change is measured; repeat "
+            "`finetune` with --starts pretrained,shuffled."
+        )
+    names = {checkpoint_name(row): row for row in rows}
+    folders = {name: run.folder / CHECKPOINTS / name for name in names}
+    if missing := next((path for path in folders.values() if not path.is_dir()), None):
+        raise UserError(f"`{typed}`: its checkpoint {missing} is not there any more; repeat `finetune`.")
+    members = [
+        Member(name, str(folders[name]), row["start"], row["seed"], row["order_seed"]) for name, row in names.items()
+    ]
+    return Family(run.config["model"], run.config["revision"], members, run)
+
+
+def of_names(start: str, tuned: Sequence[str], shuffled: Sequence[str]) -> Family:
+    """Return checkpoints that a user names; each is taken for one of another seed.
+
+    Raises:
+        UserError: If one is named twice.
+    """
+    groups = {TRUE: tuned, SHUFFLED: shuffled}
+    models = [start, *(name for names in groups.values() for name in names)]
+    places = [os.path.realpath(name) if os.path.isdir(name) else name for name in models]
+    if twice := next((name for i, name in enumerate(models) if places[i] in places[:i]), None):
+        raise UserError(f"{twice} is named twice among --start, --tuned and --shuffled; name each model once.")
+    ends = [Path(name).name for name in models]
+    # A folder whose name another has, or that stands for the start in tables, goes by its path.
+    called = {
+        name: end if ends.count(end) == 1 and end != START else place
+        for name, end, place in zip(models, ends, places, strict=True)
+    }
+    members = [
+        Member(called[name], name, group, i, 0) for group, names in groups.items() for i, name in enumerate(names)
+    ]
+    return Family(start, None, members)
+
+
+def tuned_on(family: Family) -> Tuned | None:
+    """Return the run as one whose text can be read again; None if it is not that of a run, or it is of pairs."""
+    if family.run is None or "corpus" not in family.run.results["corpora"]:
+        return None
+    return Tuned(family.run, Path(family.members[0].model), f"--run {family.run.folder}")
+
 
 # What was measured of one checkpoint or pair: values by measure and layer.
 _Found = dict[tuple[str, int], float]
@@ -147,3 +556,37 @@ def _by_seed(rows: Sequence[Mapping[str, Any]], start: str) -> list[float]:
     own = [row for row in rows if row["start"] == start and row["against"] == START]
     seeds = dict.fromkeys(row["seed"] for row in own)
     return [float(np.mean([row["change"] for row in own if row["seed"] == seed])) for seed in seeds]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The text on which checkpoints are compared.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def text_of(corpus: Any, family: Family, most: int, seed: int, say: Callable[[str], None]) -> Corpus:
+    """Return the text: what is given, or that of the run, or the built-in one; at most so many sentences of it.
+
+    Args:
+        corpus: The text, as given; None if it is not.
+        family: What is compared.
+        most: Most sentences that are read; 0 for all.
+        seed: Seed of their choice.
+        say: Takes messages.
+
+    Raises:
+        UserError: If it cannot be read, or the run was tuned on pairs and none is given.
+    """
+    if corpus is not None or family.run is None:
+        found = load_corpus("builtin" if corpus is None else corpus)
+    elif (tuned := tuned_on(family)) is None:
+        raise UserError(
+            f"`--run {family.run.folder}`: it was tuned on pairs, and single sentences are read here; give a text as "
+            "--corpus."
+        )
+    else:
+        found = texts_of(tuned).corpora[0]
+    if most and len(found.sentences) > most:
+        drawn = np.random.default_rng(seed).choice(len(found.sentences), most, replace=False)
+        say(f"{most} of {len(found.sentences):,} sentences are read (--sentences)")
+        found = found.subset(sorted(drawn.tolist()))
+    return replace(found, n_repeated=0, relabelled={}, n_without_text=0)

@@ -197,7 +197,7 @@ def test_hidden_states_of_a_run_that_was_killed_are_removed_once_it_is_run_again
     attention(model=planted["start"], corpus=planted["corpus"], parts="profile", **more)
     before = entries()
     with monkeypatch.context() as patch:
-        patch.setattr("probing.studies.changes.measures.state_distances", kill)
+        patch.setattr("probing.studies.changes.survey.state_distances", kill)
         with pytest.raises(KeyboardInterrupt):
             measured(planted, "killed", planted["task"], None, **options)
     assert len(entries() - before) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from probing import UserError
-from probing.studies.changes.members import START, TRUE, of_names
+from probing.studies.changes.survey import START, TRUE, of_names
 
 
 def test_each_checkpoint_has_a_name_of_its_own(tmp_path: Path) -> None:

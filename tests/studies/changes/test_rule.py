@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probing.studies.changes.members import START
-from probing.studies.changes.survey import layer_rows
+from probing.studies.changes.survey import START, layer_rows
 from probing.studies.changes.tables import MEASURES, Tables, answer, conclusions
 
 pytestmark = pytest.mark.numeric

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.linalg import orthogonal_procrustes
 
 from probing.cache.store import ActivationStore
-from probing.studies.changes.states import state_distances
+from probing.studies.changes.survey import state_distances
 from synthetic import make_store, make_tokens
 
 pytestmark = pytest.mark.numeric
