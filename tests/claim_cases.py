@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from probing.studies.claims.claim import Claim, Paper
-from probing.studies.claims.evaluation import Model, rows_of
+from probing.studies.claims.planning import Model, rows_of
 
 
 def measured(paper: Paper) -> list[tuple[Claim, str]]:

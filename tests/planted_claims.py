@@ -16,7 +16,7 @@ from probing.runs.run import Run
 from probing.runs.study import Result
 from probing.studies.claims.claim import Paper, read_paper
 from probing.studies.claims.measures import MEASURES
-from probing.studies.claims.measures.extremes import layers_of
+from probing.studies.claims.measures.position import layers_of
 from written import results_of
 
 N_SENTENCES = 20_000

@@ -12,7 +12,7 @@ import torch
 from conftest import BARE, ROOT
 from probing import ProbeOptions, WandbOptions, fit, reproduce
 from probing.models import resolve_model
-from probing.studies.claims.model_kinds import KINDS_OF_MODELS, kinds_of
+from probing.studies.claims.claim import KINDS_OF_MODELS, kinds_of
 from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = [pytest.mark.base, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]

@@ -21,5 +21,5 @@ STUDIES = {
     "wic": "probing.studies.similarity.study:WIC",
     "sts": "probing.studies.similarity.study:STS",
     "embeddings": "probing.studies.embeddings.study:EMBEDDINGS",
-    "reproduce": "probing.studies.claims.study:REPRODUCE",
+    "reproduce": "probing.studies.claims:REPRODUCE",
 }

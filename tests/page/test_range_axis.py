@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from probing.studies.claims.section import INSET, WIDTH, range_axis
-from probing.studies.claims.tables import expected
+from probing.studies.claims.tables import INSET, WIDTH, expected, range_axis
 
 
 def places(drawn: str) -> dict[str, float]:

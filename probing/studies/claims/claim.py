@@ -3,15 +3,126 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from probing.errors import UserError, did_you_mean, refuse
-from probing.studies.claims.model_kinds import KINDS_OF_MODELS
-from probing.studies.claims.references import runs_named
+from probing.models import load_config, load_encoder, load_masked_lm, load_tokenizer
+from probing.models.examination import examination_inputs, run
+from probing.models.source import ModelSource
 from probing.studies.claims.verdict import Range
+
+# --------------------------------------------------------------------------------------------------------------------
+# Names of other runs in the options of a run: an at sign and the run's name stand for the folder of that run.
+# --------------------------------------------------------------------------------------------------------------------
+
+# At the beginning of a value or behind the name of a readout, as in task=@tuned; a folder in that folder may follow.
+_OTHER_RUN = re.compile(r"(?:(?<=^)|(?<==))@(?P<name>\w+)")
+
+
+def runs_named(described: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the other runs that the options of a run name."""
+    found = (found["name"] for value in values_of(described) for found in _OTHER_RUN.finditer(value))
+    return tuple(dict.fromkeys(found))
+
+
+def values_of(described: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the values of the options of a run, also those in groups and those that may stand in place of others."""
+    for value in described.values():
+        yield from values_of(value) if isinstance(value, Mapping) else (str(value),)
+
+
+def with_folders(value: Any, folders: Mapping[str, Path]) -> Any:
+    """Return the value of an option with the folders of runs in the place of their names."""
+    return _OTHER_RUN.sub(lambda found: str(folders[found["name"]]), value) if isinstance(value, str) else value
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Kinds of models that claims are about: a model that is none of a paper's own is measured if it is of that kind.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Blocks from which a model is called large: those of BERT-large and RoBERTa-large.
+LARGE = 24
+# Largest change of a token's last hidden state, relative to its norm, that counts as rounding in float32.
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model.
+
+    Args:
+        words: What a model of this kind is, as the object of a sentence.
+        has: Returns whether a model is of this kind; it may load the model. None where the files do not tell.
+        datum: The data by which the user says that a model is of this kind; empty where the files tell.
+    """
+
+    words: str
+    has: Callable[[ModelSource], bool] | None = None
+    datum: str = ""
+
+
+def is_decoder(source: ModelSource) -> bool:
+    """Return whether no token attends to a later one: with another last token, all states before it are the same.
+
+    Raises:
+        UserError: If the model cannot be loaded.
+    """
+    import torch
+
+    encoder, tokenizer = load_encoder(source), load_tokenizer(source)
+    inputs = {name: values[:1] for name, values in examination_inputs(encoder, tokenizer.pad_token_id or 0).items()}
+    changed = inputs["input_ids"].clone()
+    changed[0, -1] = inputs["input_ids"][0, 0]
+    with torch.inference_mode():
+        one, other = (run(encoder, {**inputs, "input_ids": ids}).last for ids in (inputs["input_ids"], changed))
+    difference = (one - other)[:, :-1].norm(dim=-1) / one[:, :-1].norm(dim=-1)
+    return bool((difference < _ROUNDING).all())
+
+
+def has_mask_head(source: ModelSource) -> bool:
+    """Return whether a model has a mask token and a masked-language-model head with trained weights.
+
+    Raises:
+        UserError: If the model cannot be loaded.
+    """
+    return load_tokenizer(source).mask_token_id is not None and load_masked_lm(source) is not None
+
+
+def is_large(source: ModelSource) -> bool:
+    """Return whether a model has as many blocks as BERT-large."""
+    return bool(load_config(source).num_hidden_layers >= LARGE)
+
+
+KINDS_OF_MODELS: Mapping[str, Kind] = {
+    "decoder": Kind("a decoder, in which no token attends to a later one", is_decoder),
+    "masked language model": Kind("a model with a trained masked-language-model head", has_mask_head),
+    "large model": Kind(f"a model of {LARGE} blocks or more", is_large),
+    "tuned model": Kind("a tuned model, whose start `--untuned` names", datum="untuned"),
+}
+
+
+def kinds_of(source: ModelSource, asked: Collection[str], given: Collection[str] = ()) -> frozenset[str]:
+    """Return those of the asked kinds that a model is of; a model that cannot be read whole is of none.
+
+    Args:
+        source: The model's files.
+        asked: Names of kinds; only these are looked for, because that may load the model.
+        given: Names of the data that the user gave.
+    """
+    return frozenset(name for name in sorted(asked) if _has(KINDS_OF_MODELS[name], source, given))
+
+
+def _has(kind: Kind, source: ModelSource, given: Collection[str]) -> bool:
+    if kind.has is None:
+        return kind.datum in given
+    try:
+        return kind.has(source)
+    except UserError:  # which the runs of this model will say, in the words of their commands
+        return False
+
 
 _LONGEST = 120
 

@@ -83,9 +83,9 @@ def reproduce(
     call = Call.of(study_of("reproduce"), config, name, replace(wandb, group=wandb.group or paper))
     text, named = load_corpus(corpus), None if models is None else split_models(models)
     with quiet_libraries():
-        from probing.studies.claims.evaluation import rows_of
-        from probing.studies.claims.results import measured
+        from probing.studies.claims.planning import rows_of
         from probing.studies.claims.session import carry_out, plan
+        from probing.studies.claims.tables import measured_claims as measured
 
         given = Given(corpus, {name: config[name] for name in DATA} | {"size": None})
         usual = {name: defaults(study_of(name).command) for name in COMMANDS}

@@ -7,8 +7,8 @@ import pytest
 from claim_cases import measured, name, verdicts
 from planted_bertology import runs_of
 from probing.studies.claims.claim import Claim, read_paper
-from probing.studies.claims.evaluation import Model, rows_of
 from probing.studies.claims.measures import MEASURES
+from probing.studies.claims.planning import Model, rows_of
 
 PAPER = read_paper("bertology", MEASURES)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planted_claims import paper, runs_of
-from probing.studies.claims.claim import Claim
-from probing.studies.claims.evaluation import Model, rows_of
-from probing.studies.claims.model_kinds import KINDS_OF_MODELS
+from probing.studies.claims.claim import KINDS_OF_MODELS, Claim
+from probing.studies.claims.planning import Model, rows_of
 
 MEASURED = [(claim, model) for claim in paper().claims if claim.reading for model in claim.models]
 # No decoder has runs of its own here: what is measured of them is what is measured of others.

@@ -15,11 +15,9 @@ from probing.cli.option_types import defaults
 from probing.corpus import from_sentences
 from probing.models import resolve_model
 from probing.runs.loading import load_run
-from probing.studies.claims.claim import read_paper
-from probing.studies.claims.evaluation import rows_of
+from probing.studies.claims.claim import KINDS_OF_MODELS, LARGE, kinds_of, read_paper
 from probing.studies.claims.measures import MEASURES
-from probing.studies.claims.model_kinds import KINDS_OF_MODELS, LARGE, kinds_of
-from probing.studies.claims.planning import Given
+from probing.studies.claims.planning import Given, rows_of
 from probing.studies.claims.session import carry_out, plan
 from probing.studies.geometry.command import geometry
 
@@ -46,7 +44,7 @@ def test_only_what_is_asked_for_is_looked_for(checkpoints: dict[str, Path], monk
     def refuse(*_: object) -> None:
         raise AssertionError("the model is loaded")
 
-    monkeypatch.setattr("probing.studies.claims.model_kinds.load_encoder", refuse)
+    monkeypatch.setattr("probing.studies.claims.claim.load_encoder", refuse)
     assert kinds_of(resolve_model(str(checkpoints["gpt2"])), []) == frozenset()
     assert kinds_of(resolve_model(str(checkpoints["gpt2"])), ["large model"]) == frozenset()
 

@@ -24,7 +24,6 @@ from probing.models.loading import Blocks
 from probing.runs.study import study_of
 from probing.studies.attention.command import attention
 from probing.studies.claims.claim import read_paper
-from probing.studies.claims.estimate import seconds
 from probing.studies.claims.measures import MEASURES
 from probing.studies.claims.planning import (
     Fingerprints,
@@ -37,7 +36,7 @@ from probing.studies.claims.planning import (
     runs_of,
     split_models,
 )
-from probing.studies.claims.session import Plan, Planned, _compares, plan
+from probing.studies.claims.session import Plan, Planned, _compares, plan, seconds
 from probing.studies.cloze.texts import BUILTIN, fingerprint_of, read_pairs
 from probing.studies.fit.command import fit
 from probing.studies.geometry.command import geometry

@@ -23,10 +23,9 @@ from probing.models import load_config, resolve_model
 from probing.models.loading import Blocks
 from probing.runs.study import study_of
 from probing.studies.claims.claim import read_paper
-from probing.studies.claims.estimate import seconds
 from probing.studies.claims.measures import MEASURES
 from probing.studies.claims.planning import Given, Need, runs_of
-from probing.studies.claims.session import Plan, Planned, carry_out, plan
+from probing.studies.claims.session import Plan, Planned, carry_out, plan, seconds
 from probing.studies.finetune.options import TuningOptions
 
 PAPER = read_paper("kovaleva2019", MEASURES)

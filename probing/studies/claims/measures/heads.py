@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from probing.readouts.names import MLM, POSITION, measure_of
+from probing.results.schema import ends
+from probing.runs.run import Run
 from probing.runs.study import Result
-from probing.studies.claims.measures.registry import NotMeasurable, Subject, from_row, measure
+from probing.statistics.intervals import ENDS
+from probing.studies.claims.measures.position import above_embeddings
+from probing.studies.claims.measures.registry import NotMeasurable, Subject, difference, from_row, magnitude, measure
 from probing.studies.claims.verdict import Measured
 from probing.studies.disable.tables import at_last_layer, is_head
-from probing.tables.heads import name_of, of_measure
+from probing.tables.heads import SPECIAL, name_of, of_all_maps, of_measure
 
 # A head attends to a neighbour, as in Clark et al. (2019, section 3.2), if it gives it more than this attention.
 MOST = 0.5
@@ -236,3 +244,527 @@ def gained(row: Any, readout: str) -> Measured:
     if measure_of(readout).higher_is_better:
         return effect
     return Measured(-effect.value, -effect.high, -effect.low)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Which classes the maps of attention heads have, and which tokens the layers attend to.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Names that tokenizers give to the special tokens at the beginning and at the end of a sentence.
+FIRST, LAST = ("[CLS]", "<s>"), ("[SEP]", "</s>")
+
+
+@measure("attention", "pairs")
+def rarest_class(subject: Subject) -> Measured:
+    """Return the share of maps that have the rarest of the five classes, over single sentences and pairs of them.
+
+    Maps of single sentences cannot be of the class `block`. The control is the share of maps of pairs that would be of
+    this class if the boundary of each pair were moved, divided by the share that is: below 1, some heads depend on
+    where the boundary is.
+    """
+    of_pairs, of_sentences = (_shares(subject.run(name)) for name in ("pairs", "attention"))
+    rows = [*of_pairs.values(), *(row for name, row in of_sentences.items() if name != "block")]
+    rarest, block = min(rows, key=lambda row: row["share"]), of_pairs["block"]
+    control = block["share_moved"] / block["share"] if block["share"] else None
+    return from_row(rarest, "share", control=control)
+
+
+@measure("pairs")
+def heterogeneous_share(subject: Subject) -> Measured:
+    """Return the share of heterogeneous maps, which have none of the other classes, over pairs of sentences.
+
+    The control is the largest change of this share when all thresholds of the classes are 25% lower or higher.
+    """
+    run: Result = subject.run("pairs")
+    row = _shares(run)["heterogeneous"]
+    factors = {other["factor"] for other in run.attention_classes}
+    moved = [of_all_maps(run.by_name, factor)["heterogeneous"]["share"] for factor in factors]
+    return from_row(row, "share", control=max(abs(share - row["share"]) for share in moved))
+
+
+@measure("attention")
+def words_in_stripes(subject: Subject, types: Sequence[str]) -> Measured:
+    """Return the share of some types of words in the excess attention that they and special tokens get together.
+
+    The value is x / (x + s). A token of the type that gets most attention gets 1 + x times the attention to a mean
+    word, and a special token 1 + s times; a negative x or s counts as 0. All of these are means over all heads, and
+    words are all tokens that are not special. The covariance of the two means is not known, so the interval is the
+    widest that their intervals allow. The control is the lift of special tokens (1 under uniform attention) when
+    weights are multiplied by the norms of the vectors that heads read.
+
+    Args:
+        subject: The model.
+        types: The types of words, such as `NOUN` and `subject`.
+    """
+    run: Result = subject.run("attention")
+    if missing := [one for one in types if not of_measure(run.attention_layers, "lift", one)]:
+        raise NotMeasurable(f"a treebank as `--corpus`, with tokens of the types {', '.join(missing)}")
+    lift = max((_mean_over_layers(run, "lift", one) for one in types), key=lambda one: one.value)
+    mass, by_norm = (_mean_over_layers(run, name, SPECIAL) for name in ("mass", "norm_mass"))
+    share = mass.value / _mean_over_layers(run, "lift", SPECIAL).value  # of the tokens
+
+    def part(of_type: float, of_special: float) -> float:
+        of_mean_word = (1 - of_special) / (1 - share)
+        x, s = (max(one / of_mean_word - 1, 0.0) for one in (of_type, of_special / share))
+        return x / (x + s) if x + s else 0.0
+
+    ends = [part(*both) for both in product((lift.low, lift.high), (mass.low, mass.high))]
+    return Measured(part(lift.value, mass.value), min(ends), max(ends), control=by_norm.value / share)
+
+
+@measure("attention")
+def layers_from_first_to_last(subject: Subject) -> Measured:
+    """Return by how many layers attention to the last special token comes later than attention to the first one.
+
+    Both are mean layers, weighted by the attention to `[CLS]` and to `[SEP]`, or to what a tokenizer has in their
+    place. The interval is the widest that the intervals of the attention in each layer allow.
+    """
+    run: Result = subject.run("attention")
+    first, last = (_mean_layer(run, names) for names in (FIRST, LAST))
+    return difference(last, first)
+
+
+@measure("attention")
+def layers_from_last_to_punctuation(subject: Subject) -> Measured:
+    """Return by how many layers attention to punctuation comes later than that to the last special token.
+
+    The mean layers and their interval are those of `layers_from_first_to_last`.
+    """
+    run: Result = subject.run("attention")
+    last, punctuation = (_mean_layer(run, names) for names in (LAST, ("punctuation",)))
+    return difference(punctuation, last)
+
+
+def _shares(run: Result) -> dict[str, Mapping[str, Any]]:
+    """Return the row of each class over all maps."""
+    found = of_all_maps(run.by_name)
+    if not found:
+        raise NotMeasurable("the run sorted no maps into classes")
+    return found
+
+
+def _mean_layer(run: Result, names: Sequence[str]) -> Measured:
+    """Return the mean layer, weighted by the attention to a type of tokens, which has one of these names.
+
+    A weighted mean is monotone in each weight. It is therefore lowest if all layers up to a certain one have the upper
+    ends of their intervals as weights, and all later layers the lower ends; and highest the other way round.
+    """
+    rows = next((rows for name in names if (rows := of_measure(run.attention_layers, "mass", name))), None)
+    if rows is None:
+        raise NotMeasurable(f"a tokenizer with a special token {' or '.join(names)}")
+    masses = {row["layer"]: from_row(row) for row in sorted(rows, key=lambda row: row["layer"])}
+
+    def mean(ends: Sequence[str]) -> float:
+        weights = [getattr(mass, end) for mass, end in zip(masses.values(), ends, strict=True)]
+        return sum(layer * weight for layer, weight in zip(masses, weights, strict=True)) / sum(weights)
+
+    n = len(masses)
+    low = min(mean(["high"] * k + ["low"] * (n - k)) for k in range(n + 1))
+    high = max(mean(["low"] * k + ["high"] * (n - k)) for k in range(n + 1))
+    return Measured(mean(["value"] * n), low, high)
+
+
+def _mean_over_layers(run: Result, name: str, to: str) -> Measured:
+    rows = [from_row(row) for row in of_measure(run.attention_layers, name, to)]
+    value, low, high = (sum(getattr(row, end) for row in rows) / len(rows) for end in ("value", "low", "high"))
+    return Measured(value, low, high)
+
+
+# The first token of BERT's sequences and of RoBERTa's, as the survey of heads names it.
+_FIRST = ("[CLS]", "<s>")
+_SPECIAL = "special tokens"
+
+
+@measure("heads")
+def heads_idle_at_first_token(subject: Subject) -> Measured:
+    """Return the share of heads that attend much to the first token and read their shortest vectors there.
+
+    A head attends much to a token that gets more attention than its share of the tokens (`lift` above 1). The norm of
+    the vectors that are read from a type of tokens is its mass by norm divided by its mass by weight; that of the first
+    token is the least if words and every other type of tokens have a larger one. The control is the share of heads for
+    which both are true of the last special token.
+    """
+    by_head: dict[tuple[int, int], dict[str, dict[str, float]]] = {}
+    for row in subject.run("heads").heads:
+        if row["measure"] in ("lift", "mass", "norm_mass"):
+            of_type = by_head.setdefault((row["layer"], row["head"]), {}).setdefault(row["to"], {})
+            of_type[row["measure"]] = row["value"]
+    types = next(iter(by_head.values()), {})
+    first = next((name for name in _FIRST if name in types), None)
+    if first is None or _SPECIAL not in types:
+        raise NotMeasurable("its sequences have no [CLS] or <s>, or heads were not measured")
+    last = next((name for name in ("[SEP]", "</s>") if name in types), None)
+    found = [_is_idle(head, first) for head in by_head.values()]
+    others = [_is_idle(head, last) for head in by_head.values()] if last else []
+    control = sum(others) / len(others) if others else None
+    return Measured.exact(sum(found) / len(found), control=control)
+
+
+def _is_idle(head: Mapping[str, Mapping[str, float]], name: str) -> bool:
+    norms = {one: _ratio(of["norm_mass"], of["mass"]) for one, of in head.items() if one != _SPECIAL}
+    norms["words"] = _ratio(1 - head[_SPECIAL]["norm_mass"], 1 - head[_SPECIAL]["mass"])
+    own = norms.pop(name)
+    return head[name]["lift"] > 1 and all(own < other for other in norms.values())
+
+
+def _ratio(by_norm: float, by_weight: float) -> float:
+    return by_norm / by_weight if by_weight > 0 else 0.0
+
+
+@measure("attention")
+def attention_to_last_token(subject: Subject, from_depth: float, to_depth: float) -> Measured:
+    """Return the attention to the last special token, such as `[SEP]`, in the layer of a range where it is least.
+
+    The control is the largest such attention in any layer.
+
+    Args:
+        subject: The model.
+        from_depth: The share of the blocks at which the range begins.
+        to_depth: The share at which it ends.
+    """
+    rows = _of_last(subject, "mass")
+    depth = max(row["layer"] for row in rows)
+    inside = [row for row in rows if from_depth * depth <= row["layer"] <= to_depth * depth]
+    if not inside:
+        raise NotMeasurable("a model with more layers")
+    least = min(inside, key=lambda row: row["value"])
+    return from_row(least, control=max(row["value"] for row in rows))
+
+
+@measure("attention")
+def rise_at_last_token(subject: Subject, from_depth: float) -> Measured:
+    """Return how much more attention the last special token gets in upper layers than in lower ones: means of layers.
+
+    The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
+    control is the same when weights are multiplied by the norms of the vectors that heads read there.
+
+    Args:
+        subject: The model.
+        from_depth: The least depth of an upper layer, as a share of the number of blocks.
+    """
+    by_weight, by_norm = (_rise(_of_last(subject, name), from_depth) for name in ("mass", "norm_mass"))
+    return Measured(by_weight.value, by_weight.low, by_weight.high, by_norm.value)
+
+
+@measure("attention")
+def norm_over_weight(subject: Subject) -> Measured:
+    """Return the attention to special tokens by the norms of what is read, over that by weight: the most over layers.
+
+    The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
+    control is the least lift of special tokens by weight over the layers: above 1, they get more attention than under
+    uniform attention in every layer.
+    """
+    run: Result = subject.run("attention")
+    by_layer: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for name in ("mass", "norm_mass", "lift"):
+        for row in of_measure(run.attention_layers, name, SPECIAL):
+            by_layer.setdefault(row["layer"], {})[name] = row
+    if not by_layer or any(len(rows) < 3 for rows in by_layer.values()):
+        raise NotMeasurable("special tokens that are attended to")
+    ratios = []
+    for rows in by_layer.values():
+        norm, weight = from_row(rows["norm_mass"]), from_row(rows["mass"])
+        ratios.append(Measured(norm.value / weight.value, norm.low / weight.high, norm.high / weight.low))
+    most = max(ratios, key=lambda one: one.value)
+    lift = min(rows["lift"]["value"] for rows in by_layer.values())
+    return Measured(most.value, most.low, most.high, lift)
+
+
+def _of_last(subject: Subject, name: str) -> list[Mapping[str, Any]]:
+    """Return a measure of each layer for the last special token, by layer."""
+    run: Result = subject.run("attention")
+    rows = next((rows for to in LAST if (rows := of_measure(run.attention_layers, name, to))), None)
+    if rows is None:
+        raise NotMeasurable(f"a tokenizer with a special token {' or '.join(LAST)}")
+    return sorted(rows, key=lambda row: row["layer"])
+
+
+def _rise(rows: Sequence[Mapping[str, Any]], from_depth: float) -> Measured:
+    depth = max(row["layer"] for row in rows)
+    upper, lower = ([row for row in rows if (row["layer"] >= from_depth * depth) is wanted] for wanted in (True, False))
+    if not upper or not lower:
+        raise NotMeasurable("a model with more layers")
+    return difference(_mean(upper), _mean(lower))
+
+
+def _mean(rows: Sequence[Mapping[str, Any]]) -> Measured:
+    found = [from_row(row) for row in rows]
+    value, low, high = (sum(getattr(one, end) for one in found) / len(found) for end in ("value", "low", "high"))
+    return Measured(value, low, high)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Effects of clipping, whitening and static vectors on word senses, similarity of sentences, and sentence labels.
+# --------------------------------------------------------------------------------------------------------------------
+
+_NOTHING: Mapping[str, Sequence[float]] = MappingProxyType({})
+_NO_LEADS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+
+
+@measure("senses")
+def gain_on_senses(
+    subject: Subject, transform: str, published: Mapping[str, Sequence[float]] = _NOTHING
+) -> Measured:  # fmt: skip
+    """Return what a transform adds to the accuracy on WiC, on pairs on which neither layer nor threshold was chosen.
+
+    The interval is that of paired answers. The control is the largest difference from the published accuracies when
+    accuracies are computed as published, with layer and threshold chosen on the pairs on which they are reported.
+
+    Args:
+        subject: The model.
+        transform: The transform.
+        published: Of each model, the published accuracies: plain and transformed.
+    """
+    rows = subject.run("senses").chosen
+    control = None
+    if subject.model in published:
+        found = [_of_senses(rows, "published", space)["accuracy"] for space in ("none", transform)]
+        control = max(abs(a - b) for a, b in zip(found, published[subject.model], strict=True))
+    return from_row(_of_senses(rows, "held_out", transform), "gain", "gain", control)
+
+
+@measure("senses")
+def lead_on_senses(subject: Subject, transform: str, over: str) -> Measured:
+    """Return how much higher the accuracy on WiC is under one transform than another, on held-out pairs.
+
+    The covariance of the two gains is not known, so that the interval is wider than one of paired differences.
+    """
+    rows = subject.run("senses").chosen
+    one, other = (from_row(_of_senses(rows, "held_out", space), "gain", "gain") for space in (transform, over))
+    return difference(one, other)
+
+
+@measure("senses")
+def change_of_threshold(subject: Subject, transform: str) -> Measured:
+    """Return how much higher the best of the nine thresholds is under a transform, chosen in the published way."""
+    rows = subject.run("senses").chosen
+    plain, changed = (_of_senses(rows, "published", space)["threshold"] for space in ("none", transform))
+    return Measured.exact(round(changed - plain, 9))  # of tenths
+
+
+@measure("similarity")
+def least_gain_on_sets(
+    subject: Subject, transform: str, sets: Sequence[str], leads: Mapping[str, Mapping[str, Any]] = _NO_LEADS
+) -> Measured:  # fmt: skip
+    """Return what a transform adds to Spearman's correlation at layers chosen on other pairs: the least over sets.
+
+    All pairs of a set are taken together; the interval is that of pairs. The control is the number of sets that are
+    missing.
+
+    Args:
+        subject: The model.
+        transform: The transform.
+        sets: The sets.
+        leads: For single models, a lead of the transform that the paper also claims: `over` which other transform, `by`
+            how much, and on which `sets`. The measured lead minus the claimed one counts as a further gain; its
+            interval is the widest that the intervals of both transforms allow.
+    """
+    gains = _gains(subject, transform, sets)
+    least = _least([*gains.values()], len(sets))
+    said = leads.get(subject.model, {})
+    if there := [name for name in said.get("sets", ()) if name in gains]:
+        others, by = _gains(subject, said["over"], there), Measured.exact(said["by"])
+        left = [difference(difference(gains[name], other), by) for name, other in others.items()]
+        least = min([least, *(replace(one, control=least.control) for one in left)], key=lambda one: one.value)
+    return least
+
+
+def _gains(subject: Subject, transform: str, sets: Sequence[str]) -> dict[str, Measured]:
+    rows = _of_sets(subject, "mean", transform, sets)
+    return {name: from_row(row, "gain", "gain") for name, row in rows.items()}
+
+
+@measure("similarity")
+def least_lead_of_static(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
+    """Return by how much static vectors are better than a transform: the least over sets; see `least_gain_on_sets`.
+
+    The covariance of the two correlations is not known, so that the interval is the widest that their intervals allow.
+    """
+    return _least([difference(static, own) for own, static in _beside_static(subject, transform, sets)], len(sets))
+
+
+@measure("similarity")
+def least_lead_over_static(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
+    """Return by how much a transform is better than static vectors: the least over sets; see `least_gain_on_sets`."""
+    return _least([difference(own, static) for own, static in _beside_static(subject, transform, sets)], len(sets))
+
+
+@measure("labels")
+def change_of_accuracy_on_labels(subject: Subject) -> Measured:
+    """Return by how much clipping changes the accuracy on labels of sentences: the most over layers with outliers.
+
+    Probes read the mean of a sentence's tokens (Luo, Kulmizev & Mao 2021, table 3): one reads the unchanged states, the
+    other the states with the outliers clipped. The interval is that of paired answers. The control is how much better
+    the probe of the unchanged states is than the most frequent label, the least over layers: where this probe has
+    learned nothing, clipping can take nothing away.
+    """
+    rows = [row for row in above_embeddings(subject.run("labels").accuracy) if row["n_clipped"]]
+    if not rows:
+        raise NotMeasurable("no layer has an outlier that could be clipped")
+    found = [
+        Measured(row["accuracy"] - row["untransformed_accuracy"], *apart)
+        for row in rows
+        if (apart := ends(row, "above_untransformed")) is not None
+    ]
+    if not found:
+        raise NotMeasurable("the run has no interval, for which it would need more sentences")
+    learned = min(row["untransformed_accuracy"] - row["majority_accuracy"] for row in rows)
+    return replace(max(map(magnitude, found), key=lambda one: one.value), control=learned)
+
+
+def _of_senses(rows: Sequence[Mapping[str, Any]], protocol: str, transform: str) -> Mapping[str, Any]:
+    for row in rows:
+        if (row["protocol"], row.get("transform")) == (protocol, transform):
+            return row
+    raise NotMeasurable(f"the run has no {transform} vectors, such as where no layer has an outlier")
+
+
+def _of_sets(subject: Subject, pooling: str, transform: str, sets: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """Return the row of each set that is there, in all its pairs and at a layer chosen on other pairs.
+
+    If a set has several parts, such as `STS-B dev` and `STS-B test`, its test part counts.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for row in subject.run("similarity").chosen:
+        asked = (row["protocol"], row["pooling"], row["transform"], row["aggregation"])
+        name = row["set"].split(" ")[0]
+        is_asked = asked == ("held_out", pooling, transform, "all") and name in sets
+        if is_asked and (name not in found or row["set"].endswith(" test")):
+            found[name] = row
+    if not found:
+        needed = "`--static`" if pooling == "static" else "one of the sets: " + ", ".join(sets)
+        raise NotMeasurable(f"the run would need {needed}")
+    return found
+
+
+def _beside_static(subject: Subject, transform: str, sets: Sequence[str]) -> list[tuple[Measured, Measured]]:
+    own, static = (_of_sets(subject, *how, sets) for how in (("mean", transform), ("static", "none")))
+    return [(from_row(own[name], "spearman"), from_row(static[name], "spearman")) for name in own if name in static]
+
+
+def _least(found: Sequence[Measured], n_sets: int) -> Measured:
+    """Return the least value; the control is the number of sets that are missing."""
+    least = min(found, key=lambda one: one.value)
+    return Measured(least.value, least.low, least.high, control=n_sets - len(found))
+
+
+# The runs that the measures read.
+Task = Literal["parts_of_speech", "relations"]
+# Half the width of a 95% interval of a normal distribution, in sd.
+_HALF_WIDTH = 1.96
+_DRAWS = 2000
+
+
+@measure("parts_of_speech", "relations")
+def layers_from_speech_to_syntax(subject: Subject) -> Measured:
+    """Return by how many layers relations are read later than parts of speech: the difference of expected layers.
+
+    The expected layer is sum_l l d_l / sum_l d_l (Tenney et al. 2019, section 2), where d_l is what layer l adds to the
+    best accuracy of the layers below it, those of the embeddings included. Tenney et al. mix all layers up to l.
+
+    The ends of the interval are the quantiles 2.5% and 97.5% of the difference over 2,000 draws, in which each accuracy
+    is drawn from a normal distribution as wide as its interval. Layers are drawn independently, although all are tested
+    on the same words; this makes the interval too wide rather than too narrow.
+    """
+    draws = np.random.default_rng(0)
+    values, drawn = [], []
+    for task in ("parts_of_speech", "relations"):
+        rows = _rows(subject, task)
+        means = np.array([row["accuracy"] for row in rows])
+        widths = np.array([row["accuracy_high"] - row["accuracy_low"] for row in rows])
+        values.append(float(expected_layer(means)))
+        drawn.append(expected_layer(draws.normal(means, widths / (2 * _HALF_WIDTH), (_DRAWS, len(rows)))))
+    found = values[1] - values[0]
+    low, high = (float(np.quantile(drawn[1] - drawn[0], end)) for end in ENDS)
+    return Measured(found, min(low, found), max(high, found))
+
+
+@measure("parts_of_speech", "relations")
+def lead_of_middle_layers(subject: Subject, task: Task) -> Measured:
+    """Return by how much the accuracy of the best middle layer is above that of the best other layer.
+
+    Middle layers are the second third of the blocks; the other layers include the embeddings. The covariance of the two
+    accuracies is not known, so that the interval is the widest that their intervals allow. The control is the same
+    difference for a randomly initialised model.
+
+    Args:
+        subject: The model.
+        task: What is read.
+    """
+    rows = _rows(subject, task)
+    if "untrained_accuracy" not in rows[0]:
+        raise NotMeasurable("a run with the control `untrained`")
+    middle, others = _thirds(rows)
+    if not middle:
+        raise NotMeasurable("a model with a block in its second third")
+    best, other = (max(part, key=lambda row: row["accuracy"]) for part in (middle, others))
+    untrained = [max(row["untrained_accuracy"] for row in part) for part in (middle, others)]
+    lead = difference(*(from_row(row, "accuracy", "accuracy") for row in (best, other)))
+    return Measured(lead.value, lead.low, lead.high, untrained[0] - untrained[1])
+
+
+def expected_layer(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the expected layer, 0 where no layer adds anything to the embeddings.
+
+    Args:
+        accuracies: Accuracies of layers 0, 1, ..., shape (..., n_layers).
+
+    Returns:
+        The expected layers, shape (...,).
+    """
+    best = np.maximum.accumulate(accuracies, axis=-1)
+    added = np.diff(best, axis=-1)
+    total = added.sum(-1)
+    weighted = (added * np.arange(1, best.shape[-1])).sum(-1)
+    return np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
+
+
+def _rows(subject: Subject, task: str) -> list[Mapping[str, Any]]:
+    run: Run = subject.run(task)
+    rows: list[Mapping[str, Any]] = sorted(run.accuracy, key=lambda row: row["layer"])
+    if [row["layer"] for row in rows] != list(range(len(rows))) or len(rows) < 2:
+        raise NotMeasurable("a run of all layers")
+    return rows
+
+
+def _thirds(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return the rows of the middle third of the blocks, and the others."""
+    depth = rows[-1]["layer"]
+    is_middle = [depth < 3 * row["layer"] <= 2 * depth for row in rows]
+    middle, others = (
+        [row for row, inside in zip(rows, is_middle, strict=True) if inside is wanted] for wanted in (True, False)
+    )
+    return middle, others
+
+
+@measure("pooling")
+def least_lead_of_pooling(subject: Subject, pooling: str, over: str) -> Measured:
+    """Return how much higher Spearman's correlation is with one pooling than another, the least over the sets.
+
+    Both are of the last layer, over all pairs of a set together. The covariance of the two correlations is not known,
+    so that the interval is the widest that their intervals allow. The control is the least lead when the layer of each
+    pooling is chosen on other pairs; None if the run chose no layers.
+
+    Args:
+        subject: The model.
+        pooling: The pooling.
+        over: The other pooling.
+    """
+    run: Result = subject.run("pooling")
+    last = max(row["layer"] for row in run.sts if "layer" in row)
+    own = _leads((row for row in run.sts if row.get("layer") == last), pooling, over)
+    chosen = _leads((row for row in run.chosen if row["protocol"] == "held_out"), pooling, over)
+    if not own:
+        raise NotMeasurable(f"a run of `sts` with the poolings {pooling} and {over}")
+    least = min(own, key=lambda one: one.value)
+    return Measured(least.value, least.low, least.high, min(one.value for one in chosen) if chosen else None)
+
+
+def _leads(rows: Iterable[Mapping[str, Any]], pooling: str, over: str) -> list[Measured]:
+    """Return the lead of each set."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in rows:
+        if (row.get("transform"), row["aggregation"]) == ("none", "all"):
+            found.setdefault(row["set"], {})[row["pooling"]] = row
+    both = [of_set for of_set in found.values() if {pooling, over} <= set(of_set)]
+    return [difference(*(from_row(of_set[name], "spearman", "") for name in (pooling, over))) for of_set in both]

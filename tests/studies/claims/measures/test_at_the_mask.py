@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from probing.results.rows import Table
-from probing.studies.claims.measures import diagnostics as measures
+from probing.studies.claims.measures import registry as measures
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
 from written import results_of
 

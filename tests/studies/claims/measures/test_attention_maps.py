@@ -11,7 +11,7 @@ import pytest
 from planted_attention import classes, with_interval
 from probing.results.rows import Table
 from probing.runs.study import Result
-from probing.studies.claims.measures import attention_maps as measures
+from probing.studies.claims.measures import heads as measures
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
 from written import results_of
 

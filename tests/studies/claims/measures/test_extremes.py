@@ -11,7 +11,7 @@ import pytest
 
 from probing.results.rows import Table
 from probing.runs.study import Result
-from probing.studies.claims.measures.extremes import (
+from probing.studies.claims.measures.position import (
     _wilson,
     change_over_texts,
     extreme_share,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from probing.results.rows import Table
-from probing.studies.claims.measures.attention_maps import heads_idle_at_first_token
+from probing.studies.claims.measures.heads import heads_idle_at_first_token
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
 from written import results_of
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from probing.results.rows import Table
-from probing.studies.claims.measures import norms_and_tables as measures
+from probing.studies.claims.measures import position as measures
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
 from written import results_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from probing.results.rows import Table
+from probing.studies.claims.measures.heads import least_lead_of_pooling
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
-from probing.studies.claims.measures.tasks import least_lead_of_pooling
 from written import results_of
 
 

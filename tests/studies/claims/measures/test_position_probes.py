@@ -9,7 +9,7 @@ import pytest
 
 from probing.results.rows import Table
 from probing.runs.run import Run
-from probing.studies.claims.measures import positions as measures
+from probing.studies.claims.measures import position as measures
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
 from written import results_of
 

@@ -10,7 +10,7 @@ import pytest
 
 from probing.results.rows import Table
 from probing.runs.run import Run
-from probing.studies.claims.measures import tasks as measures
+from probing.studies.claims.measures import heads as measures
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
 
 pytestmark = pytest.mark.numeric

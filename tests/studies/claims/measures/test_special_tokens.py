@@ -9,8 +9,8 @@ import pytest
 
 from planted_attention import with_interval
 from probing.results.rows import Table
-from probing.studies.claims.measures import attention_maps
-from probing.studies.claims.measures import attention_maps as measures
+from probing.studies.claims.measures import heads
+from probing.studies.claims.measures import heads as measures
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
 from written import results_of
 
@@ -61,7 +61,7 @@ def test_the_layer_in_which_norms_take_away_least_counts() -> None:
 def test_punctuation_comes_after_the_last_special_token_by_mean_layers() -> None:
     punctuation = layers("mass", "punctuation", [0.0, 0.0, 0.0, 0.0, 0.4, 0.4])
     own = subject(*layers("mass", "[SEP]", [0.0, 0.0, 0.5, 0.5, 0.0, 0.0]), *punctuation)
-    found = attention_maps.layers_from_last_to_punctuation(own)
+    found = heads.layers_from_last_to_punctuation(own)
     assert found.value == pytest.approx(5.5 - 3.5)
     assert found.low < found.value < found.high
 

@@ -9,7 +9,7 @@ import pytest
 
 from probing.results.rows import Table
 from probing.runs.run import Run
-from probing.studies.claims.measures import tasks
+from probing.studies.claims.measures import heads
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
 from written import results_of
 
@@ -35,24 +35,24 @@ def senses(rows: list[dict[str, Any]] = SENSES) -> Subject:
 
 
 def test_the_gain_is_that_on_pairs_which_chose_nothing() -> None:
-    found = tasks.gain_on_senses(senses(), "clip")
+    found = heads.gain_on_senses(senses(), "clip")
     assert (found.value, found.low, found.high) == pytest.approx((0.01, 0.0, 0.02))
     assert found.control is None
 
 
 def test_the_control_is_the_distance_from_what_was_published() -> None:
-    found = tasks.gain_on_senses(senses(), "clip", {"m": [0.605, 0.63], "other": [0.1, 0.2]})
+    found = heads.gain_on_senses(senses(), "clip", {"m": [0.605, 0.63], "other": [0.1, 0.2]})
     assert found.control == pytest.approx(0.01)
-    assert tasks.gain_on_senses(senses(), "clip", {"other": [0.1, 0.2]}).control is None
+    assert heads.gain_on_senses(senses(), "clip", {"other": [0.1, 0.2]}).control is None
 
 
 def test_one_transform_leads_over_another_by_the_difference_of_their_gains() -> None:
-    found = tasks.lead_on_senses(senses(), "whiten", "clip")
+    found = heads.lead_on_senses(senses(), "whiten", "clip")
     assert (found.value, found.low, found.high) == pytest.approx((0.02, 0.0, 0.04))
 
 
 def test_thresholds_are_those_of_the_published_way() -> None:
-    assert tasks.change_of_threshold(senses(), "clip").value == pytest.approx(-0.3)
+    assert heads.change_of_threshold(senses(), "clip").value == pytest.approx(-0.3)
 
 
 def labels(*changes: tuple[float, float, float], plain: float = 0.8, clipped: int = 2) -> Subject:
@@ -66,25 +66,25 @@ def labels(*changes: tuple[float, float, float], plain: float = 0.8, clipped: in
 
 
 def test_the_change_on_labels_is_that_of_the_layer_with_most_and_above_the_embeddings() -> None:
-    found = tasks.change_of_accuracy_on_labels(labels((-0.3, -0.4, -0.2), (0.01, -0.01, 0.03), (-0.02, -0.05, 0.01)))
+    found = heads.change_of_accuracy_on_labels(labels((-0.3, -0.4, -0.2), (0.01, -0.01, 0.03), (-0.02, -0.05, 0.01)))
     assert (found.value, found.low, found.high) == pytest.approx((0.02, 0, 0.05))
     assert found.control == pytest.approx(0.8 - 0.7)
-    nothing = tasks.change_of_accuracy_on_labels(labels((0, 0, 0), (0.01, 0.005, 0.015), plain=0.4))
+    nothing = heads.change_of_accuracy_on_labels(labels((0, 0, 0), (0.01, 0.005, 0.015), plain=0.4))
     assert (nothing.low, nothing.control) == pytest.approx((0.005, -0.2))
 
 
 def test_where_nothing_was_clipped_or_there_is_no_interval_labels_tell_nothing() -> None:
     with pytest.raises(NotMeasurable, match="no layer has an outlier"):
-        tasks.change_of_accuracy_on_labels(labels((0, 0, 0), (0, -0.1, 0.1), clipped=0))
+        heads.change_of_accuracy_on_labels(labels((0, 0, 0), (0, -0.1, 0.1), clipped=0))
     few = {"layer": 1, "accuracy": 0.5, "untransformed_accuracy": 0.5, "majority_accuracy": 0.5, "n_clipped": 1}
     with pytest.raises(NotMeasurable, match="no interval"):
-        tasks.change_of_accuracy_on_labels(Subject("m", {"labels": Run(Path("r"), {}, {}, Table([few]), Table())}))
+        heads.change_of_accuracy_on_labels(Subject("m", {"labels": Run(Path("r"), {}, {}, Table([few]), Table())}))
 
 
 def test_without_outliers_there_is_nothing_clipped() -> None:
     rows = [row for row in SENSES if row.get("transform") != "clip"]
     with pytest.raises(NotMeasurable, match="the run has no clip vectors"):
-        tasks.gain_on_senses(senses(rows), "clip")
+        heads.gain_on_senses(senses(rows), "clip")
 
 
 def row(name: str, transform: str, value: float, pooling: str = "mean", **other: Any) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def similarity(rows: list[dict[str, Any]] = SETS) -> Subject:
 
 
 def test_the_least_gain_is_over_the_sets_that_are_there_and_the_control_counts_the_others() -> None:
-    found = tasks.least_gain_on_sets(similarity(), "clip", ["STS12", "STS13", "STS14", "STS-B"])
+    found = heads.least_gain_on_sets(similarity(), "clip", ["STS12", "STS13", "STS14", "STS-B"])
     assert (found.value, found.low, found.high) == pytest.approx((0.02, 0.01, 0.03))
     assert found.control == 1
 
@@ -119,7 +119,7 @@ def test_what_is_left_of_a_lead_counts_as_a_gain_where_it_is_claimed() -> None:
 
     def least(model: str, *claimed: str) -> Any:
         leads = {"m": {"over": "clip", "by": 0.25, "sets": claimed}}
-        return tasks.least_gain_on_sets(Subject(model, runs), "whiten", ["STS12", "STS13", "STS14"], leads)
+        return heads.least_gain_on_sets(Subject(model, runs), "whiten", ["STS12", "STS13", "STS14"], leads)
 
     found = least("m", "STS12", "STS13", "STS14")
     assert (found.value, found.low, found.high) == pytest.approx((0.3 - 0.02 - 0.25, 0.01, 0.05))
@@ -130,28 +130,28 @@ def test_what_is_left_of_a_lead_counts_as_a_gain_where_it_is_claimed() -> None:
 
 
 def test_of_a_set_of_several_parts_the_test_part_counts() -> None:
-    assert tasks.least_gain_on_sets(similarity(), "clip", ["STS-B"]).value == pytest.approx(0.1)
-    assert tasks.least_gain_on_sets(similarity(SETS[::-1]), "clip", ["STS-B"]).value == pytest.approx(0.1)
+    assert heads.least_gain_on_sets(similarity(), "clip", ["STS-B"]).value == pytest.approx(0.1)
+    assert heads.least_gain_on_sets(similarity(SETS[::-1]), "clip", ["STS-B"]).value == pytest.approx(0.1)
 
 
 def test_static_vectors_lead_by_the_difference() -> None:
-    found = tasks.least_lead_of_static(similarity(), "clip", ["STS12", "STS13", "STS14"])
+    found = heads.least_lead_of_static(similarity(), "clip", ["STS12", "STS13", "STS14"])
     assert (found.value, found.low, found.high) == pytest.approx((-0.05, -0.07, -0.03))
     assert found.control == 1
-    other = tasks.least_lead_over_static(similarity(), "clip", ["STS12", "STS13"])
+    other = heads.least_lead_over_static(similarity(), "clip", ["STS12", "STS13"])
     assert (other.value, other.control) == pytest.approx((-0.08, 0))
 
 
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(NotMeasurable, match="would need one of the sets: STS15, STS16"):
-        tasks.least_gain_on_sets(similarity(), "clip", ["STS15", "STS16"])
+        heads.least_gain_on_sets(similarity(), "clip", ["STS15", "STS16"])
     with pytest.raises(NotMeasurable, match="would need `--static`"):
-        tasks.least_lead_of_static(similarity(SETS[:4]), "clip", ["STS12"])
+        heads.least_lead_of_static(similarity(SETS[:4]), "clip", ["STS12"])
 
 
 def test_sets_that_are_too_small_for_an_interval_are_not_measured() -> None:
     nan = float("nan")
     with pytest.raises(NotMeasurable, match="the run has no interval"):
-        tasks.least_gain_on_sets(
+        heads.least_gain_on_sets(
             similarity([row("STS12", "clip", 0.55, gain_low=nan, gain_high=nan)]), "clip", ["STS12"]
         )

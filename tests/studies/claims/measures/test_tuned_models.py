@@ -9,7 +9,7 @@ import pytest
 
 from planted_tuned import disabled, pruned, runs_of, tuned
 from probing.results.rows import Table
-from probing.studies.claims.measures import tuned as measures
+from probing.studies.claims.measures import layers as measures
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
 from written import results_of
 
