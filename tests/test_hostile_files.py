@@ -44,7 +44,7 @@ from probing.models import load_config, load_encoder, load_tokenizer, resolve_mo
 from probing.models.source import sentence_model
 from probing.runs.loading import load_run
 from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, files_of, open_file, parse_json, regular
-from probing.studies.cloze.texts import read_pairs
+from probing.studies.cloze.predictor import read_pairs
 from probing.tasks import load_task
 
 SECRET = np.full((6, 4), 7, dtype=np.float32)

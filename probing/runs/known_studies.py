@@ -13,7 +13,7 @@ STUDIES = {
     "attention": "probing.studies.attention:ATTENTION",
     "disable": "probing.studies.disable.study:DISABLE",
     "hierarchy": "probing.studies.hierarchy.study:HIERARCHY",
-    "cloze": "probing.studies.cloze.study:CLOZE",
+    "cloze": "probing.studies.cloze:CLOZE",
     "pretrain": "probing.studies.pretrain.study:PRETRAIN",
     "finetune": "probing.studies.finetune.study:FINETUNE",
     "changes": "probing.studies.changes:CHANGES",

@@ -35,7 +35,7 @@ from probing.studies.claims.planning import (
     needs_of,
     runs_of,
 )
-from probing.studies.cloze import texts as minimal_pairs
+from probing.studies.cloze import predictor as minimal_pairs
 from probing.studies.disable.pruning import N_RANDOM
 from probing.studies.disable.weights import N_FILES
 from probing.studies.finetune.options import STARTS, TuningOptions

@@ -44,9 +44,7 @@ def cloze(
     """
     call = Call.of(study_of("cloze"), config, name, wandb, out_of_range("tokens", tokens, 1))
     with quiet_libraries():
-        from probing.studies.cloze.figures import measured
-        from probing.studies.cloze.predictor import Asked, Predictor, survey
-        from probing.studies.cloze.texts import BUILTIN, read_pairs
+        from probing.studies.cloze.predictor import BUILTIN, Asked, Predictor, measured, read_pairs, survey
 
         file = BUILTIN if file is None and corpus is None else file
         pairs, n_repeated = ([], 0) if file is None else read_pairs(file)

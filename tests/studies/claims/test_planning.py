@@ -37,7 +37,7 @@ from probing.studies.claims.planning import (
     split_models,
 )
 from probing.studies.claims.session import Plan, Planned, _compares, plan, seconds
-from probing.studies.cloze.texts import BUILTIN, fingerprint_of, read_pairs
+from probing.studies.cloze.predictor import BUILTIN, fingerprint_of, read_pairs
 from probing.studies.fit.command import fit
 from probing.studies.geometry.command import geometry
 from probing.studies.pretrain.command import pretrain

@@ -8,7 +8,7 @@ import pytest
 
 from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_words
-from probing.studies.cloze.texts import Masked, replaced, shuffled
+from probing.studies.cloze.predictor import Masked, replaced, shuffled
 
 pytestmark = pytest.mark.numeric
 

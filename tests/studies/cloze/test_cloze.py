@@ -13,7 +13,7 @@ from probing import Result, cloze, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.corpus import load_corpus
-from probing.studies.cloze.texts import fingerprint_of, read_pairs
+from probing.studies.cloze.predictor import fingerprint_of, read_pairs
 from rendering import rendered
 from wandb_reader import read_offline_runs
 from written import read_csv

@@ -8,7 +8,7 @@ import pytest
 from families import FAMILIES
 from family_tokenizers import make_tokenizer
 from probing.errors import UserError
-from probing.studies.cloze.texts import MASK, prompts_of, read_pairs
+from probing.studies.cloze.predictor import MASK, prompts_of, read_pairs
 
 pytestmark = pytest.mark.numeric
 

@@ -15,8 +15,7 @@ from probing.cache.tokens import tokenize
 from probing.models import resolve_model
 from probing.readouts.model_output import choose_masked
 from probing.statistics.intervals import binomial_interval
-from probing.studies.cloze.predictor import Predictor, group_rows, loss_row
-from probing.studies.cloze.texts import Masked, Pair, shuffled
+from probing.studies.cloze.predictor import Masked, Pair, Predictor, group_rows, loss_row, shuffled
 
 pytestmark = pytest.mark.numeric
 
