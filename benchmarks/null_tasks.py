@@ -40,7 +40,7 @@ from probing.models import resolve_model
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, Lbfgs, Training, penalised, train_probes
 from probing.rankings.methods import MagnitudeAccumulator, mean_contribution, null_rankings
-from probing.studies.compare.common_neurons import Common, top_everywhere
+from probing.studies.compare.recipes import Common, top_everywhere
 
 Kind = Literal["token", "word_type"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 STUDIES = {
     "fit": "probing.runs.run:FIT",
     "rank": "probing.runs.rankings:RANK",
-    "compare": "probing.studies.compare.study:COMPARE",
+    "compare": "probing.studies.compare:COMPARE",
     "sweep": "probing.studies.sweep.study:SWEEP",
     "geometry": "probing.studies.geometry.study:GEOMETRY",
     "attention": "probing.studies.attention:ATTENTION",

@@ -16,7 +16,7 @@ from probing.page.neurons import shaded_map
 from probing.page.run import LONGEST
 from probing.results.rows import Html, element, joined, table
 from probing.results.schema import shortened
-from probing.studies.compare.section import heat_map
+from probing.studies.compare.tables import heat_map
 from report_runs import make_page, make_survey
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

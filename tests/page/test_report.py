@@ -49,7 +49,7 @@ from probing.page.neurons import (
 from probing.page.run import script_data
 from probing.page.sources import Subject, command_line, read_sources
 from probing.results.rows import element
-from probing.studies.compare.section import heat_map
+from probing.studies.compare.tables import heat_map
 from probing.studies.geometry.inside.report import interventions_conclusion, interventions_tables
 from probing.studies.geometry.schema import GEOMETRY, INTERVENTIONS
 from probing.studies.similarity.tables import (

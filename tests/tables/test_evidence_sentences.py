@@ -659,7 +659,7 @@ SPEAKERS = {
         "agreement_tables",
         "_verdict",
     },
-    "probing/studies/compare/recipe_tables.py": {"conclusions", "_verdict", "_options"},
+    "probing/studies/compare/tables.py": {"conclusions", "_verdict", "_options"},
     "probing/tables/probes.py": {
         "neurons_table",
         "heads_table",

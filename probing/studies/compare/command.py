@@ -22,13 +22,7 @@ from probing.runs.study import Result, study_of
 from probing.runs.tuned import is_of_tunings
 from probing.runtime.machine import quiet_libraries
 from probing.runtime.progress import stage
-from probing.studies.compare.tables import (
-    everywhere_sentence,
-    sites_lines,
-    unpaired_lines,
-    unread_lines,
-    verdicts,
-)
+from probing.studies.compare.tables import everywhere_sentence, sites_lines, unpaired_lines, unread_lines, verdicts
 from probing.tasks import short_name
 
 # More draws than this would take long to train and hardly sharpen the p-values.
@@ -98,7 +92,7 @@ def compare(
         from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
         from probing.runs.places import given_texts
         from probing.runtime.trainer import check_trainer_options
-        from probing.studies.compare.common_neurons import top_everywhere
+        from probing.studies.compare.recipes import top_everywhere
 
         check_trainer_options(trainer or {}, "lbfgs")
         opened = open_runs(made, matching, given_texts(corpus))
@@ -150,7 +144,7 @@ def _said(opened: Sequence[Any], rows: Sequence[Row], common: Any, top: int) -> 
     Args:
         opened: The runs, each a `probing.runs.finished.Finished`.
         rows: Rows of `agreement.csv`.
-        common: The `probing.studies.compare.common_neurons.Common` of the runs.
+        common: The `probing.studies.compare.recipes.Common` of the runs.
         top: Number of first neurons that count as the top.
     """
     from probing.comparison.agreement import BASES

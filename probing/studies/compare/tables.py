@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from probing.models.layers import what_is_a_neuron
+from probing.page.terms import Terms
+from probing.results.rows import Html, element, table
 from probing.results.schema import (
     Column,
     Row,
@@ -14,14 +16,23 @@ from probing.results.schema import (
     Type,
     count,
     ends,
+    interval,
     layer_number,
     layers_named,
+    listed,
     number,
+    shortened,
+    shown,
+    shown_table,
     text,
     two_decimals,
     whole,
 )
+from probing.runs.study import Result
 from probing.runtime.terminal import plain_table
+from probing.statistics.intervals import LEVEL, MIN_SENTENCES, few_sentences
+from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED
+from probing.studies.finetune.tables import SHORT, score_words
 from probing.tables.columns import UNINFORMATIVE
 from probing.tables.evidence_sentences import ALPHA, SAME, say
 from probing.tables.schema import layer_column, value
@@ -257,3 +268,366 @@ TOP_EVERYWHERE = Schema("top_everywhere", "a row per neuron that is among the fi
     text("no_signal", "Runs in which the neuron has the flag no-signal.", may_be_empty=True),
     number("p_value", "Largest share, over the runs, of the rankings under shuffled labels that have it at the top."),
 ), further=_of_a_run)  # fmt: skip
+
+# --------------------------------------------------------------------------------------------------------------------
+# The agreement of the rankings of runs on a page, pair by pair, and what its headings mean.
+# --------------------------------------------------------------------------------------------------------------------
+
+TERMS: Terms = {
+    "layers": "A layer of the first run and a layer of the second, at the same relative depth.",
+    "top overlap": "Share of the first neurons of one ranking that are, or are matched to, first neurons of the other. "
+    "In the map: overlap of the top.",
+    "by chance": "The range in which the number to its left lies in 95 of 100 cases if the rankings have nothing in "
+    "common: one of them is permuted, or computed in a random basis of the same space.",
+    "Spearman": "Spearman's correlation of the two rankings over all neurons: 1 for the same order, 0 for "
+    "unrelated orders.",
+    "95% range": "Interval of Spearman's correlation over bootstrap samples of test sentences.",
+    "p": "Probability that chance gives a correlation at least as high, corrected for the number of pairs of layers "
+    "(Holm).",
+    "match": "Correlation of matched neurons on sentences that were not used for the matching.",
+    "CKA": "Linear centred kernel alignment: how alike the two layers are as a whole, whatever their neurons; 1 where "
+    "one is a rotation of the other.",
+    "layer, neuron, rank": "Layer, neuron and rank in the first run of a neuron that is at the top of every run; "
+    "with the name of a run, those of its match in that run.",
+}
+
+CELL_WIDTH, CELL_HEIGHT = 34, 24
+LEFT, BOTTOM = 46, 38
+# Width of a letter of a name, of which so many are shown at most.
+LETTER, LONGEST = 6.4, 24
+# From this shade on, numbers are written in the colour of the page's background.
+STRONG = 0.6
+
+
+def heat_map(
+    values: Mapping[tuple[int, int], float], titles: Mapping[tuple[int, int], str], names: tuple[str, str], title: str
+) -> Html:
+    """Return a grid of cells, the first run's layers upwards, shaded from 0 to 1.
+
+    Args:
+        values: Values by a layer of the first run and a layer of the second.
+        titles: Text shown for each cell.
+        names: Names of the two runs.
+        title: Title of the map.
+    """
+    down, across = (sorted({layers[side] for layers in values}) for side in (0, 1))
+    # Beside few cells the names of the axes are longer than these, and the map gets room for them.
+    upwards, along = (f"layer of {shortened(name, LONGEST)}" for name in names)
+    top = max(0.0, LETTER * len(upwards) - CELL_HEIGHT * len(down))
+    foot = top + CELL_HEIGHT * len(down)
+    long = max(CELL_WIDTH * len(across), LETTER * len(along))
+    width, height = LEFT + long + 4, foot + BOTTOM + 4
+    cells = [
+        _cell(values[layers], titles[layers], across.index(layers[1]), foot - CELL_HEIGHT * (1 + down.index(layers[0])))
+        for layers in sorted(values)
+    ]
+    rows = _labels(down, [(LEFT - 7, foot - (i + 0.5) * CELL_HEIGHT + 4) for i in range(len(down))], "end")
+    columns = _labels(across, [(LEFT + (j + 0.5) * CELL_WIDTH, foot + 15) for j in range(len(across))], "middle")
+    svg = element(
+        "svg", element("title", f"{title}, layers of {names[0]} by layers of {names[1]}"), *cells, *rows, *columns,
+        element("text", along, x=LEFT + long / 2, y=height - 4, text_anchor="middle"),
+        element("text", upwards, transform=f"translate(12 {foot / 2:g}) rotate(-90)", text_anchor="middle"),
+        viewBox=f"0 0 {width:g} {height:g}", role="img", class_="chart heat", style=f"width:{width:g}px",
+    )  # fmt: skip
+    return element("figure", element("figcaption", title), svg, class_="heat-map")
+
+
+def _cell(value: float, title: str, column: int, y: float) -> Html:
+    x = LEFT + column * CELL_WIDTH
+    shade = min(max(value, 0.0), 1.0)
+    text, look = two_decimals(value).replace("0.", ".", 1), "on-strong" if shade > STRONG else None
+    width, height = CELL_WIDTH - 1, CELL_HEIGHT - 1
+    return element(
+        "g",
+        element("title", title),
+        element("rect", x=x, y=y, width=width, height=height, fill_opacity=f"{shade:.2f}", class_="cell"),
+        element("text", text, x=x + width / 2, y=y + 16, text_anchor="middle", class_=look),
+    )
+
+
+def _labels(layers: Sequence[int], points: Sequence[tuple[float, float]], anchor: str) -> list[Html]:
+    return [
+        element("text", layer, x=point[0], y=point[1], text_anchor=anchor)
+        for layer, point in zip(layers, points, strict=True)
+    ]
+
+
+# Statistics that are drawn, and their names.
+MAPS = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
+
+
+def agreement_section(made: Result, anchor: str) -> Html:
+    """Return the section on the agreement of rankings, pair by pair."""
+    found = dict.fromkeys((row["model_a"], row["model_b"]) for row in made.agreement)
+    parts = [_pair([row for row in made.agreement if (row["model_a"], row["model_b"]) == pair]) for pair in found]
+    return element(
+        "section",
+        element("h2", "Agreement of the rankings"),
+        element(
+            "p",
+            "Each cell compares two layers; pointing at it shows the range by chance and the interval over bootstrap "
+            "samples of test sentences. Match is the correlation of matched neurons on sentences that were not used "
+            "for the matching.",
+        ),
+        *parts,
+        _everywhere(made),
+        id=anchor,
+    )
+
+
+def _pair(rows: Sequence[Row]) -> Html:
+    names = rows[0]["model_a"], rows[0]["model_b"]
+    drawn = []
+    for statistic, title in MAPS.items():
+        here = {(row["layer_a"], row["layer_b"]): row for row in rows if row["statistic"] == statistic}
+        if here:
+            titles = {layers: _said(row) for layers, row in here.items()}
+            drawn.append(heat_map({layers: row["value"] for layers, row in here.items()}, titles, names, title))
+    return element(
+        "section",
+        element("h3", f"{names[0]} and {names[1]}, neurons matched by {rows[0]['matching']}"),
+        element("div", *drawn, class_="heat-maps"),
+        element("details", element("summary", "Layers of the same relative depth, as numbers"), _aligned(rows)),
+    )
+
+
+def _said(row: Row) -> str:
+    """Return a cell's numbers in words."""
+    parts = [f"layers {row['layer_a']} and {row['layer_b']}: {row['value']:.3f}"]
+    for of, words in (("", "95% range"), ("chance", "by chance")):
+        if said := interval(row, of, " to "):
+            parts.append(f"{words} {said}")
+    if _has(row, "p_value"):
+        parts.append(f"p = {row['p_value']:.2g}")
+    return ", ".join(parts)
+
+
+def _aligned(rows: Sequence[Row]) -> Html:
+    found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
+    body = []
+    for layers in same_depth(rows):
+        overlap, spearman, match, cka = (
+            found.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
+        )
+        p_value = f"{spearman['p_value']:.1g}" if _has(spearman, "p_value") else ""
+        cells = [
+            _two_models(overlap),
+            _layer_range(overlap, "chance"),
+            _two_models(spearman),
+            _layer_range(spearman, ""),
+        ]
+        cells += [_layer_range(spearman, "chance"), p_value, _two_models(match), _two_models(cka)]
+        body.append([f"{layers[0]}, {layers[1]}", *cells])
+    head = ["layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA"]
+    return table(head, body)
+
+
+def _everywhere(made: Result) -> Html:
+    top = made.config.get("top", 10)
+    if not made.top_everywhere:
+        return element("p", f"No neuron is, together with its matches, among the first {top} of every run.")
+    head = list(made.top_everywhere[0])
+    body = [[row.get(name, "") for name in head] for row in made.top_everywhere]
+    said = f"{len(body)} neurons and their matches are among the first {top} of every run at the same relative depth"
+    if len(body) == 1:
+        said = f"One neuron and its matches are among the first {top} of every run at the same relative depth"
+    return element("details", element("summary", said), table(head, body))
+
+
+def _has(row: Row, column: str) -> bool:
+    return isinstance(row.get(column), int | float)
+
+
+def _two_models(row: Row) -> str:
+    return two_decimals(row["value"]) if _has(row, "value") else ""
+
+
+def _layer_range(row: Row, of: str) -> str:
+    return " to ".join(two_decimals(end) for end in ends(row, of) or ())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tables of `compare` of runs of `finetune`, and their sentences: scores of recipes, and options that differ.
+# --------------------------------------------------------------------------------------------------------------------
+
+# What `results.json` has under `compared` where the runs are of `finetune`.
+TUNINGS = "tunings"
+# Whether tunings are held against each other one by one, and which run is better.
+PAIRED, INDEPENDENT = "paired", "independent"
+FIRST, SECOND, EQUAL, UNRESOLVED, UNKNOWN = "a", "b", "equal", "unresolved", "unknown"
+
+_STARTS = {
+    PRETRAINED: "tuned from the pretrained model",
+    RANDOM: "tuned from the randomly initialised model",
+    SHUFFLED: "tuned on shuffled labels",
+}
+
+RECIPES = Schema("recipes", "a row per pair of runs of `finetune` and start", (
+    text("run_a", "The first run.", "first run (a)"), text("run_b", "The second run.", "second run (b)"),
+    text("start", "From where the models start, as in `tunings.csv` of the runs.", labels=SHORT),
+    text("draws", f"Whether tunings are compared at the same seed and order (`{PAIRED}`), or, where those of neither "
+         f"run are all among those of the other, as draws of their own (`{INDEPENDENT}`)."),
+    whole("tunings_a", "Number of tunings of the first run that are compared.", "tunings of a"),
+    whole("tunings_b", "The same of the second run.", "tunings of b"),
+    number("score_a", "Mean accuracy of these tunings of the first run on test examples; R² of numbers.", "score of a"),
+    number("score_b", "The same of the second run.", "score of b"),
+    number("difference", "The first score less the second, with its interval over other seeds, orders and test "
+           "sentences.", "a less b", form="+.3f", interval=""),
+    text("verdict", f"Which run is better: `{FIRST}` or `{SECOND}` where the interval leaves out 0; `{UNRESOLVED}` "
+         f"where it does not; `{EQUAL}` where both have the same score on every test cluster, a sentence or a "
+         f"document; `{UNKNOWN}` without an interval."),
+), optional=True)  # fmt: skip
+OPTIONS = Schema("options", "a row per option of `finetune` that differs, and run", (
+    text("option", "Name of the option. Of texts, only those count whose sentences differ, wherever they are."),
+    text("run", "The run."),
+    text("setting", "Its value there.", may_be_empty=True),
+), optional=True)  # fmt: skip
+
+_SHOWN = "start", "tunings_a", "tunings_b", "score_a", "score_b", "difference*", "verdict"
+RECIPE_TERMS = RECIPES.terms(_SHOWN) | OPTIONS.terms(("option",))
+
+
+def level_of(n_pairs: int) -> float:
+    """Return the level of the interval of a pair of runs with which all pairs hold together (Bonferroni)."""
+    return 1 - (1 - LEVEL) / n_pairs
+
+
+def verdict_of(row: Row, is_equal: bool) -> str:
+    """Return which run is better, by the interval of the difference.
+
+    Args:
+        row: A row of `recipes.csv` without its verdict.
+        is_equal: Whether both runs have the same score on every test cluster.
+    """
+    if is_equal:
+        return EQUAL
+    if (found := ends(row)) is None:
+        return UNKNOWN
+    return FIRST if found[0] > 0 else SECOND if found[1] < 0 else UNRESOLVED
+
+
+def answer(rows: Sequence[Row], results: Mapping[str, Any]) -> list[str]:
+    """Return for each pair of runs and start which run is better.
+
+    Args:
+        rows: Rows of `recipes.csv`.
+        results: The content of `results.json`.
+    """
+    return [_recipe_verdict(row, score_words(results["numbers"]), results["examples"]) for row in rows]
+
+
+def _recipe_verdict(row: Row, score: str, examples: str) -> str:
+    a, b, verdict, start = row["run_a"], row["run_b"], row["verdict"], _STARTS[row["start"]]
+    if verdict == EQUAL:
+        return say("equal_recipes", a=a, b=b, start=start)
+    difference, apart = row["difference"], ends(row)
+    if apart is None:
+        return say(
+            "unknown_recipes", a=a, b=b, start=start, difference=shown(difference, "+.3f"), score=score,
+            least=MIN_SENTENCES,
+        )  # fmt: skip
+    if verdict == SECOND:
+        difference, apart = -difference, (-apart[1], -apart[0])
+    values = {
+        "start": start, "score": score, "examples": examples, "difference": shown(difference, "+.3f"),
+        "low": shown(apart[0], "+.3f"), "high": shown(apart[1], "+.3f"),
+    }  # fmt: skip
+    if verdict == UNRESOLVED:
+        return say("unresolved_recipes", a=a, b=b, **values)
+    better, worse = (a, b) if verdict == FIRST else (b, a)
+    return say("better_recipe", better=better, worse=worse, **values)
+
+
+def conclusions(rows: Sequence[Row], options: Sequence[Row], results: Mapping[str, Any]) -> list[str]:
+    """Return in which options the runs differ, how their tunings are compared, and what intervals hold for.
+
+    Args:
+        rows: Rows of `recipes.csv`.
+        options: Rows of `options.csv`.
+        results: The content of `results.json`.
+    """
+    lines = [_options(options)]
+    pairs = _pairs(rows)
+    for a, b in pairs:
+        of_pair = [row for row in rows if (row["run_a"], row["run_b"]) == (a, b)]
+        lines.append(_draws(a, b, of_pair, results["n_tunings"]))
+    if len(pairs) > 1:
+        lines.append(say("several_recipes", level=level_of(len(pairs)), n=len(pairs)))
+    over = results["intervals_over"]
+    return [line for line in (*lines, few_sentences(over["n"], f"test {over['unit']}")) if line]
+
+
+def _options(rows: Sequence[Row]) -> str:
+    by_option: dict[str, list[str]] = {}
+    for row in rows:
+        by_option.setdefault(row["option"], []).append(f"{row['run']}: {row['setting'] or 'none'}")
+    if not by_option:
+        return say("options_same")
+    return say("options_differ", options=listed([f"{name} ({'; '.join(of)})" for name, of in by_option.items()]))
+
+
+def _draws(a: str, b: str, rows: Sequence[Row], n_tunings: Mapping[str, Mapping[str, int]]) -> str:
+    if rows[0]["draws"] == INDEPENDENT:
+        return say("independent_tunings", a=a, b=b)
+    left_out = [
+        f"{n} of {run}"
+        for run, side in ((a, "a"), (b, "b"))
+        if (n := sum(n_tunings[run][row["start"]] - row[f"tunings_{side}"] for row in rows))
+    ]
+    more = f"; left out are the tunings that only one has, {listed(left_out)}" if left_out else ""
+    return say("paired_tunings", a=a, b=b, left_out=more)
+
+
+def recipe_tables(rows: Sequence[Row], options: Sequence[Row]) -> list[Any]:
+    """Return the scores of each pair of runs, and the options that differ, as rich tables."""
+    tables = [_scores([row for row in rows if (row["run_a"], row["run_b"]) == pair]) for pair in _pairs(rows)]
+    if options:
+        runs = list(dict.fromkeys(row["run"] for row in options))
+        table = plain_table("Options that differ")
+        for heading in ("option", *runs):
+            table.add_column(heading)
+        for option in dict.fromkeys(row["option"] for row in options):
+            there = {row["run"]: row["setting"] for row in options if row["option"] == option}
+            table.add_row(option, *(there[run] for run in runs))
+        tables.append(table)
+    return tables
+
+
+def _pairs(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys((row["run_a"], row["run_b"]) for row in rows))
+
+
+def _scores(rows: Sequence[Row]) -> Any:
+    title = f"Scores of {rows[0]['run_a']} (a) and {rows[0]['run_b']} (b) on the same test part"
+    return shown_table(RECIPES, rows, title, _SHOWN)
+
+
+def options_of(config: Mapping[str, Any], left_out: Sequence[str]) -> dict[str, str]:
+    """Return the options of a run as text by name, those of a group as `group.name`.
+
+    Args:
+        config: Its configuration.
+        left_out: Options that do not decide what is learnt.
+    """
+    found: dict[str, str] = {}
+    for name, setting in config.items():
+        if isinstance(setting, dict):
+            found |= {f"{name}.{inside}": one for inside, one in options_of(setting, ()).items()}
+        elif name not in left_out:
+            found[name] = "" if setting is None else str(setting)
+    return found
+
+
+def differing(options: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return the rows of `options.csv`.
+
+    Args:
+        options: The options of each run, by its name.
+    """
+    names = dict.fromkeys(name for of_run in options.values() for name in of_run)
+    return [
+        {"option": name, "run": run, "setting": of_run.get(name, "")}
+        for name in names
+        if len({of_run.get(name, "") for of_run in options.values()}) > 1
+        for run, of_run in options.items()
+    ]

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from probing.comparison.pairs import Pair, Ranked
-from probing.studies.compare.common_neurons import top_everywhere
+from probing.studies.compare.recipes import top_everywhere
 
 pytestmark = pytest.mark.numeric
 
