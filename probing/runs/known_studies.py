@@ -11,7 +11,7 @@ STUDIES = {
     "sweep": "probing.studies.sweep.study:SWEEP",
     "geometry": "probing.studies.geometry.study:GEOMETRY",
     "attention": "probing.studies.attention:ATTENTION",
-    "disable": "probing.studies.disable.study:DISABLE",
+    "disable": "probing.studies.disable:DISABLE",
     "hierarchy": "probing.studies.hierarchy.study:HIERARCHY",
     "cloze": "probing.studies.cloze:CLOZE",
     "pretrain": "probing.studies.pretrain.study:PRETRAIN",

@@ -19,7 +19,7 @@ from probing.models import load_tokenizer, resolve_model
 from probing.readouts.forward import Forward, Intact, Padded, Readers, padded
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.model_output import MaskedWordLoss, masked_lm_of
-from probing.studies.disable.importance import head_gradients
+from probing.studies.disable.weights import head_gradients
 
 pytestmark = pytest.mark.numeric
 

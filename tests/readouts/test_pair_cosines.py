@@ -31,7 +31,7 @@ from probing.readouts.pair_cosines import (
     senses_readout,
     similarity_readout,
 )
-from probing.studies.disable.importance import importance
+from probing.studies.disable.weights import importance
 
 pytestmark = [
     pytest.mark.numeric,

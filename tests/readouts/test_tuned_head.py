@@ -19,7 +19,7 @@ from probing.models.loading import HeadOf, load_tuned, load_with_head
 from probing.readouts.forward import Forward, Intact, Readers, Text, padded
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.pair_cosines import TunedHead, TunedScore
-from probing.studies.disable.importance import importance
+from probing.studies.disable.weights import importance
 
 pytestmark = [
     pytest.mark.numeric,

@@ -30,8 +30,7 @@ from probing.runs.call import Measured
 from probing.runs.tuned import Tuned
 from probing.studies.disable.schema import MAGNITUDE, MEAN, RANDOM
 from probing.studies.disable.survey import Found
-from probing.studies.disable.tables import at_last_layer, is_head, kinds_of, named, readouts_of
-from probing.studies.disable.weight_tables import by_order
+from probing.studies.disable.tables import at_last_layer, by_order, is_head, kinds_of, named, readouts_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

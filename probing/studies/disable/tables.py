@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.readouts.names import MLM, POSITION, RETRAINED, TUNED, TUNED_R2, measure_of
-from probing.results.schema import ends, in_brackets, interval, listed
+from probing.results.schema import count, ends, in_brackets, interval, listed
 from probing.statistics.intervals import few_sentences
+from probing.studies.disable.schema import ACTIVATIONS, MAGNITUDE, MEAN, NOTHING, OUTLIERS, RANDOM, RANDOM_MEAN, TENSOR
 
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
@@ -334,3 +335,122 @@ def _why_no_intervals(rows: Sequence[Row]) -> list[str]:
     most = max(rows, key=lambda row: row["n"], default=None)
     few = few_sentences(most["n"]) if most and not ends(most) else None
     return [few] if few else []
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The table and the sentences of `disable --prune weights`.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def by_order(made: Tables, readout: str) -> dict[str, list[Row]]:
+    """Return the rows of a readout by their order, each by share: those of random draws one draw after the other."""
+    found: dict[str, list[Row]] = {}
+    for row in made.get("weight_pruning", ()):
+        if row["readout"] == readout:
+            found.setdefault(row["order"], []).append(row)
+    return found
+
+
+def weight_tables(made: Tables) -> list[Any]:
+    """Return a table for each readout as a rich one: what is left at each share, by magnitude and at random."""
+    return [_weight_table(rows) for readout in readouts_of(made) if (rows := by_order(made, readout))]
+
+
+def _weight_table(rows: Mapping[str, Sequence[Row]]) -> Any:
+    from probing.runtime.terminal import plain_table
+
+    first, random = rows[MAGNITUDE][0], {row["share"]: row for row in rows[MEAN]}
+    n_draws = len({row["draw"] for row in rows[RANDOM]})
+    title = (
+        f"{named(first['readout'], first['layer'])} with the smallest weights, or random ones (mean of {n_draws} "
+        f"draws), pruned, and its change in {measure_of(first['readout']).unit}"
+    )
+    table = plain_table(title[0].upper() + title[1:])
+    for heading in ("pruned", "smallest", "change", "random", "change"):
+        table.add_column(heading, justify="right")
+    for row in rows[MAGNITUDE]:
+        both = [row, random.get(row["share"], first)]
+        told = [cell for one in both for cell in (f"{one['value']:.3f}", points(one) if one["share"] else "")]
+        table.add_row(f"{row['share']:.0%}", *told)
+    return table
+
+
+def weight_sentences(made: Tables, readout: str) -> list[str]:
+    """Return from which share on pruned weights cost something, by magnitude and at random."""
+    rows = by_order(made, readout)
+    if not rows:
+        return []
+    first, sign = rows[MAGNITUDE][0], measure_of(readout).sign
+    told = [_from(rows[order], sign) for order in (MAGNITUDE, MEAN)]
+    what = "the " + named(readout, first["layer"])
+    return [
+        f"With the smallest weights of each matrix pruned, {what} is worse than the whole model's {told[0]} "
+        f"({first['n_weights']:,} weights); with random ones, {told[1]} (corrected p below .05)."
+    ]
+
+
+def _from(rows: Sequence[Row], sign: int) -> str:
+    """Return the lowest share from which on every share costs something, as a phrase."""
+    worst = None
+    for row in reversed(rows):
+        if not (sign * row["effect"] < 0 and row["p_value"] < 0.05):
+            break
+        worst = row
+    return "at no share" if worst is None else f"from {worst['share']:.0%} on"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The tables and the sentences of `disable --quantise`.
+# --------------------------------------------------------------------------------------------------------------------
+
+_KEPT = {NOTHING: "", OUTLIERS: "outliers", RANDOM_MEAN: "random"}
+
+
+def quantised_tables(made: Tables) -> list[Any]:
+    """Return a table for each readout as a rich one."""
+    by_readout = {readout: _of(made, readout) for readout in readouts_of(made)}
+    return [_quantised_table(rows) for rows in by_readout.values() if rows]
+
+
+def _of(made: Tables, readout: str) -> list[Row]:
+    """Return the rows of a readout but for single draws, by bits."""
+    rows = [row for row in made.get("quantised", ()) if row["readout"] == readout and row["kept"] != RANDOM]
+    bits = list(dict.fromkeys(row["bits"] for row in rows))
+    return sorted(rows, key=lambda row: bits.index(row["bits"]))
+
+
+def _quantised_table(rows: Sequence[Row]) -> Any:
+    from probing.runtime.terminal import plain_table
+
+    first = rows[0]
+    title = f"{named(first['readout'], first['layer'])} with numbers rounded, and its change in "
+    table = plain_table(title[0].upper() + title[1:] + measure_of(first["readout"]).unit)
+    for heading in ("bits", "rounded", "scale", "kept in full", "value", "change"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        cells = (row["rounded"], row["scale"], _KEPT[row["kept"]], f"{row['value']:.3f}", points(row))
+        table.add_row(str(row["bits"]), *cells)
+    return table
+
+
+def quantised_sentences(made: Tables, readout: str) -> list[str]:
+    """Return for each number of bits what rounded hidden states cost, and whether the outliers are why."""
+    found = {
+        (row["bits"], row["rounded"], row["scale"], row["kept"]): row for row in _of(made, readout)
+    }  # fmt: skip
+    said = []
+    for bits in dict.fromkeys(key[0] for key in found):
+        own = found[bits, ACTIVATIONS, TENSOR, NOTHING]
+        verb = "changes" if own["p_value"] < 0.05 else "is not shown to change"
+        start = f"With hidden states rounded to {bits} bits by one scale a layer, {named(readout, own['layer'])} {verb}"
+        start = f"{start}: {points(own)}"
+        kept = found.get((bits, ACTIVATIONS, TENSOR, OUTLIERS))
+        if kept is None:
+            said.append(f"{start}; no layer has an outlier that could be kept in full.")
+            continue
+        random = found[bits, ACTIVATIONS, TENSOR, RANDOM_MEAN]
+        said.append(
+            f"{start}; with the {count(kept['n_kept'], 'outlier')} of all blocks kept in full: {points(kept)}; with as "
+            f"many random neurons: {points(random)} (p by rank {kept['rank_p']:.2g})."
+        )
+    return said

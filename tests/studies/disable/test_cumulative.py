@@ -13,7 +13,7 @@ from disabled_case import Case, of_whole_model, weights_of
 from probing.disabling.probed_task import PassStore
 from probing.readouts.forward import Forward, Readers
 from probing.readouts.frozen_probes import ProbeReadout
-from probing.studies.disable.pruning import Cumulative, n_files
+from probing.studies.disable.weights import Cumulative, n_files
 
 pytestmark = [
     pytest.mark.numeric,
@@ -120,6 +120,6 @@ def test_heads_together_are_the_same_heads_with_weights_of_zero(setting: Setting
 
 
 def setting_units() -> list[Any]:
-    from probing.studies.disable.pruning import units_of
+    from probing.studies.disable.weights import units_of
 
     return units_of("heads", [1, 2, 3], 2)

@@ -14,7 +14,7 @@ from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
 from probing.readouts.frozen_probes import probe_loss
 from probing.readouts.later_blocks import LaterBlocks
-from probing.studies.disable.importance import head_gradients, importance_rows
+from probing.studies.disable.weights import head_gradients, importance_rows
 
 pytestmark = pytest.mark.numeric
 

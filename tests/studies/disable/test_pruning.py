@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from probing.studies.disable.pruning import (
+from probing.studies.disable.weights import (
     N_RANDOM,
     Curve,
     Together,

@@ -15,7 +15,7 @@ from probing.corpus import Corpus
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.readouts.forward import Readers, Text
 from probing.readouts.later_blocks import LaterBlocks
-from probing.studies.disable.quantised import (
+from probing.studies.disable.survey import (
     N_DRAWS,
     Quantised,
     Range,
@@ -27,7 +27,7 @@ from probing.studies.disable.quantised import (
     rounded_weights,
     roundings,
 )
-from probing.studies.disable.quantised_tables import quantised_sentences, quantised_tables
+from probing.studies.disable.tables import quantised_sentences, quantised_tables
 from probing.studies.disable.weights import matrices
 
 pytestmark = [

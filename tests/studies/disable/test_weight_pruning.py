@@ -17,7 +17,7 @@ from probing.models.loading import load_tuned, load_with_head
 from probing.readouts.forward import Readers, Text, padded
 from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.pair_cosines import TunedHead, TunedScore
-from probing.studies.disable.weight_tables import weight_sentences
+from probing.studies.disable.tables import weight_sentences
 from probing.studies.disable.weights import (
     N_DRAWS,
     N_FILES,
