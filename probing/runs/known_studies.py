@@ -20,6 +20,6 @@ STUDIES = {
     "series": "probing.studies.series.study:SERIES",
     "wic": "probing.studies.similarity.study:WIC",
     "sts": "probing.studies.similarity.study:STS",
-    "embeddings": "probing.studies.embeddings.study:EMBEDDINGS",
+    "embeddings": "probing.studies.embeddings:EMBEDDINGS",
     "reproduce": "probing.studies.claims:REPRODUCE",
 }

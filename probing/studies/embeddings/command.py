@@ -87,8 +87,7 @@ def embeddings(
     made = None if run is None else _run_of(call.config)
     with quiet_libraries():
         from probing.downstream.sentence_vectors import first_token_check
-        from probing.studies.embeddings.documents import documents_of, texts_of
-        from probing.studies.embeddings.survey import Asked, Read, survey
+        from probing.studies.embeddings.survey import Asked, Read, documents_of, survey, texts_of
 
         text, sets = load_corpus(corpus), _read_sets(call.config["sts"], call.say)
         setting = _setting(call, tokenizer)
@@ -231,7 +230,7 @@ def _word_table(source: Any, text: Corpus) -> Any:
 def _measured(found: Any, read: Any, documents: Any, setting: _Setting) -> Measured:
     """Return the tables of a `probing.studies.embeddings.survey.Found` with what belongs to them."""
     from probing.data.labelling import origin
-    from probing.studies.embeddings.figures import write_figures
+    from probing.studies.embeddings.survey import write_figures
 
     model = setting.source.model
     stores = {"documents": read.store, "others": read.others} | {one.label: store for one, store in read.sets}

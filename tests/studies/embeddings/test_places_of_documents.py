@@ -7,9 +7,17 @@ import pytest
 from numpy.typing import NDArray
 
 from conftest import make_sentences
-from probing.studies.embeddings.documents import Documents, Texts, texts_of
-from probing.studies.embeddings.measures import bias, changes, middle, values_of, weights
-from probing.studies.embeddings.survey import bias_rows
+from probing.studies.embeddings.survey import (
+    Documents,
+    Texts,
+    bias,
+    bias_rows,
+    changes,
+    middle,
+    texts_of,
+    values_of,
+    weights,
+)
 from probing.studies.embeddings.tables import (
     AGAINST,
     AS_WRITTEN,

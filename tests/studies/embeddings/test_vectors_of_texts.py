@@ -17,7 +17,7 @@ from probing.cache.tokens import Tokens
 from probing.corpus import from_sentences
 from probing.downstream.names import Pooling
 from probing.models import load_tokenizer
-from probing.studies.embeddings.vectors import Pooled, PositionPart, bag_of_words
+from probing.studies.embeddings.survey import Pooled, PositionPart, bag_of_words
 from synthetic import make_store, make_tokens, positional
 
 pytestmark = [
