@@ -15,7 +15,7 @@ STUDIES = {
     "hierarchy": "probing.studies.hierarchy.study:HIERARCHY",
     "cloze": "probing.studies.cloze:CLOZE",
     "pretrain": "probing.studies.pretrain.study:PRETRAIN",
-    "finetune": "probing.studies.finetune.study:FINETUNE",
+    "finetune": "probing.studies.finetune:FINETUNE",
     "changes": "probing.studies.changes:CHANGES",
     "series": "probing.studies.series.study:SERIES",
     "wic": "probing.studies.similarity.study:WIC",

@@ -76,8 +76,7 @@ def finetune(
         from probing.downstream.labelled_pairs import about_pairs
         from probing.models import find_model
         from probing.runtime.trainer import Places, check_trainer_options
-        from probing.studies.finetune.experiment import Asked, carry_out, jobs_of
-        from probing.studies.finetune.results import measured
+        from probing.studies.finetune.results import Asked, carry_out, jobs_of, measured
 
         check_trainer_options(trainer or {}, "tuning")
         check_several(trainer or {}, name is not None)

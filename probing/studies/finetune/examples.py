@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -10,21 +10,28 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from probing.cache import Request, tokens_of
 from probing.cache.extraction import padded_index
 from probing.cache.source import say_what_was_left_out
 from probing.cache.store import Plan, Shard, divide
-from probing.cache.tokens import Tokens
+from probing.cache.tokens import SET_ASIDE, Tokens
 from probing.cli.options import ProbeOptions
 from probing.corpus import Corpus
 from probing.corpus.splits import GroupBy, Split, intervals_by_document
-from probing.data.examples import Examples, Sides
-from probing.data.labelling import Standard, example_checks, is_target, label_sides, nothing, targets_of
-from probing.models import ModelSource, load_config, load_tokenizer
+from probing.data.controls import TokenRows, token_identity
+from probing.data.examples import Activations, Examples, SentenceVectors, Sides
+from probing.data.labelling import Standard, example_checks, is_target, label_sides, load, nothing, targets_of
+from probing.models import ModelSource, load_config, load_encoder, load_tokenizer
 from probing.models.loading import HeadOf
+from probing.models.residual_stream import word_table
+from probing.probes.transforms import centred
+from probing.runs.measuring import Asked, measure
 from probing.runtime.arithmetic import generator_of
+from probing.runtime.machine import Stopwatch
+from probing.runtime.terminal import silence
+from probing.studies.finetune.tables import BAG, CONSTANT, MAJORITY, SECOND
 from probing.tasks import SentenceTask, TokenTask
 
 
@@ -236,3 +243,135 @@ def _given(tokens: Tokens, config: Any) -> dict[str, Tensor]:
     if types is not None:
         given["token_type_ids"] = torch.from_numpy(types.astype(np.int64))
     return given
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What baselines of pairs read: the mean static vectors of both sentences with their differences, or of the second.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class PairVectors:
+    """Behaves like a store with one token for each pair: [u, v, |u - v|, u * v] of its sentences' vectors u and v.
+
+    Args:
+        first: The vectors of first sentences.
+        second: Those of second sentences.
+    """
+
+    def __init__(self, first: SentenceVectors, second: SentenceVectors) -> None:
+        self.first, self.second = first, second
+        self.tokens: Tokens = first.tokens
+        self.plan: Plan = replace(first.plan, d_model=4 * first.plan.d_model)
+
+    def shard_tokens(self, shard: Shard) -> slice:
+        """Return the shard's rows of the table of tokens."""
+        return self.first.shard_tokens(shard)
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the features of a shard's pairs, shape (n_pairs, 4 * d_embedding), float32."""
+        u, v = self.first.read(layer, shard), self.second.read(layer, shard)
+        return torch.cat([u, v, (u - v).abs(), u * v], dim=1)
+
+
+def static_pairs(sides: Sides, encoder: nn.Module, second_alone: bool) -> Sides:
+    """Return the sides with static vectors of their pairs as activations, from the model's input embeddings.
+
+    Args:
+        sides: The sides; each pair has one vector.
+        encoder: The model.
+        second_alone: Whether to give the mean of the second sentence alone, and not the features of `PairVectors`.
+    """
+    words: nn.Embedding = word_table(encoder)  # type: ignore[assignment]
+    table = words.weight.detach().float()
+    made: dict[int, Activations] = {}
+
+    def vectors(store: SentenceVectors, segment: int) -> SentenceVectors:
+        own = of_sentence(store.base.tokens, segment)
+        return SentenceVectors(TokenRows(TokenTable(own), table), "mean")
+
+    def of_pairs(store: Activations) -> Activations:
+        assert isinstance(store, SentenceVectors)
+        if id(store) not in made:
+            second = vectors(store, 1)
+            made[id(store)] = second if second_alone else PairVectors(vectors(store, 0), second)
+        return made[id(store)]
+
+    return sides.each(lambda examples: replace(examples, store=of_pairs(examples.store)))
+
+
+def of_sentence(tokens: Tokens, segment: int) -> Tokens:
+    """Return the table with the tokens of the other sentence of each pair set aside.
+
+    Args:
+        tokens: The table of tokens of pairs.
+        segment: 0 for the first sentence, 1 for the second.
+    """
+    assert tokens.segments is not None
+    return replace(tokens, words=np.where(tokens.segments == segment, tokens.words, SET_ASIDE).astype(np.int16))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is right without a tuned model: the constant answer, and linear probes of static vectors.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Arguments of Lightning's Trainer that say which processes there are.
+_OF_PROCESSES = ("accelerator", "devices", "num_nodes", "strategy")
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What an answer without a tuned model has right.
+
+    Args:
+        right: As of `Answers`, shape (n_sentences of the test corpus,).
+        predicted: Of numbers, what is predicted of each test example, up to a constant, shape (n_examples,); None of
+            classes, and of the constant answer.
+    """
+
+    right: Floats
+    predicted: Floats | None = None
+
+
+def baselines(task: Task, source: ModelSource, seed: int, trainer: Mapping[str, Any]) -> dict[str, Baseline]:
+    """Return the constant answer, and linear probes with an intercept of the model's own input embeddings.
+
+    These are of the token, or of their mean over the sentence. Of pairs, the features of the means u and v of both
+    sentences are [u, v, |u - v|, u * v] (Conneau et al. 2017), and a further probe reads the second sentence alone.
+
+    Args:
+        task: What models are tuned on.
+        source: The model.
+        seed: Seed of the probe's draws.
+        trainer: Arguments of Lightning's Trainer.
+    """
+    test = task.sides.test
+    constant = np.zeros(test.store.tokens.n_sentences)
+    if task.standard is None:
+        most = int(task.sides.train.counts(len(task.classes)).argmax())
+        np.add.at(constant, test.store.tokens.sentences[test.labels == most], 1.0)
+    encoder = load_encoder(source)
+    if task.are_pairs:
+        read = {BAG: static_pairs(task.sides, encoder, False), SECOND: static_pairs(task.sides, encoder, True)}
+    else:
+        read = {BAG: token_identity(task.sides, encoder)}
+    return {
+        MAJORITY if task.standard is None else CONSTANT: Baseline(constant),
+        **{name: _of_probe(sides, seed, trainer) for name, sides in read.items()},
+    }
+
+
+def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Baseline:
+    """Return what a linear probe with an intercept has right of each test sentence."""
+    # Without validation examples, no penalty can be chosen.
+    probe = ProbeOptions(bias=True) if sides.validation.n_tokens else ProbeOptions(bias=True, l2=1e-4)
+    own = {name: value for name, value in trainer.items() if name in _OF_PROCESSES}
+    centred_sides, _, _ = centred(sides, {}, [0])
+    asked = Asked(0, False, False, "none", seed, ranking=False)
+    found = measure(centred_sides, {}, [0], probe, asked, own, Stopwatch(), silence, None, None)
+    (fit,) = found.fits
+    if sides.numbers:
+        weight = fit.weight.numpy()[0]
+        predicted = load(centred_sides.test, 0).hidden_states.double().numpy() @ weight
+        return Baseline(np.asarray(fit.deviations - fit.errors), predicted)  # type: ignore[union-attr]
+    return Baseline(fit.correct_by_sentence.astype(np.float64))  # type: ignore[union-attr]

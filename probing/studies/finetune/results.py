@@ -3,27 +3,115 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from probing.corpus import Corpus
+from probing.corpus.splits import GroupBy, Split
 from probing.downstream.sentence_vectors import spearman
+from probing.figures.style import BLUE, GREEN, GREY, ORANGE, USUAL, write_drawings
 from probing.models import ModelSource
 from probing.results.schema import without_nan
 from probing.runs.call import Measured
 from probing.runs.tuned_answers import ANSWERS, TunedAnswers
+from probing.runtime.progress import remark, stage
+from probing.runtime.trainer import Places
 from probing.statistics.intervals import Spread, accuracy_interval, ratio_interval, spread
-from probing.studies.finetune.baselines import Baseline
-from probing.studies.finetune.examples import Task
-from probing.studies.finetune.figures import write_figures
-from probing.studies.finetune.module import Answers
-from probing.studies.finetune.tables import SECOND
-from probing.studies.finetune.training import Job
+from probing.studies.finetune.examples import Baseline, Task, baselines, labelled
+from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED, TuningOptions
+from probing.studies.finetune.tables import CALLED, SECOND, SHORT, losses_in, score_words, starts_of
+from probing.studies.finetune.training import Answers, Job, read_answers, tune
+from probing.tasks import TokenTask
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# --------------------------------------------------------------------------------------------------------------------
+# Figures of `finetune`: the score of each tuning beside the baselines, and the losses by step.
+# --------------------------------------------------------------------------------------------------------------------
+
+ReadonlyRow = Mapping[str, Any]
+_COLORS = {PRETRAINED: BLUE, RANDOM: ORANGE, SHUFFLED: GREEN}
+_DASHES = ("--", ":", "-.")
+
+
+def write_figures(
+    folder: Path,
+    tables: Mapping[str, Sequence[ReadonlyRow]],
+    model: str,
+    is_number: bool,
+    formats: Sequence[str] = USUAL,
+) -> list[Path]:
+    """Draw a run's figures, each in some formats, and return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        tables: The run's tables by name.
+        model: Model name for the titles.
+        is_number: Whether numbers are predicted.
+        formats: Formats of the files.
+    """
+    drawings = {"scores": partial(scores, tables=tables, model=model, is_number=is_number)}
+    if tables["tuning_curves"]:
+        drawings["losses"] = partial(losses, rows=tables["tuning_curves"], model=model, is_number=is_number)
+    return write_drawings(folder, drawings, formats)
+
+
+def scores(figure: Figure, tables: Mapping[str, Sequence[ReadonlyRow]], model: str, is_number: bool) -> None:
+    """Draw a point for each tuning, with its interval over sentences, by start and seed; baselines are lines."""
+    figure.set_size_inches(6.8, 3.4)
+    axes = figure.add_subplot()
+    names: list[str] = []
+    places: list[float] = []
+    for start in starts_of(tables["scores"]):
+        own, shown = [row for row in tables["tunings"] if row["start"] == start], SHORT.get(start, start)
+        for seed in sorted({row["seed"] for row in own}):
+            place = len(places) + 0.7 * len({name.split(",")[0] for name in names} - {shown})
+            here = [row for row in own if row["seed"] == seed]
+            for i, row in enumerate(here):
+                x = place + (i - (len(here) - 1) / 2) * 0.6 / max(len(here), 2)
+                axes.plot([x, x], [row["score_low"], row["score_high"]], color=_COLORS[start], lw=0.8)
+                axes.plot([x], [row["score"]], "o", ms=4, color=_COLORS[start])
+            names.append(f"{shown},\nseed {seed}")
+            places.append(place)
+    for row, dashes in zip((row for row in tables["scores"] if not row.get("n_tunings")), _DASHES, strict=False):
+        axes.axhline(row["score"], color=GREY, lw=1, ls=dashes, label=CALLED[row["answer"]])
+    axes.set_xticks(places, names)
+    axes.set_xlim(-0.6, max(places) + 0.6)
+    axes.set_ylabel(f"test {score_words(is_number)}")
+    axes.set_title(f"{model}: a point for each tuning; of each seed, one for each order")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def losses(figure: Figure, rows: Sequence[ReadonlyRow], model: str, is_number: bool) -> None:
+    """Draw the training loss of each tuning by step, and the validation loss at the end of each epoch."""
+    figure.set_size_inches(6.8, 3.4)
+    axes = figure.add_subplot()
+    named: set[str] = set()
+    for start, seed, order in dict.fromkeys((row["start"], row["seed"], row["order_seed"]) for row in rows):
+        own = [row for row in rows if (row["start"], row["seed"], row["order_seed"]) == (start, seed, order)]
+        label = {what: f"{SHORT.get(start, start)}, {what}" for what in ("training", "validation")}
+        axes.plot(
+            [row["step"] for row in own], [row["train_loss"] for row in own], lw=0.6, alpha=0.6, color=_COLORS[start],
+            label=None if label["training"] in named else label["training"],
+        )  # fmt: skip
+        ended = [row for row in own if row.get("validation_loss") is not None]
+        axes.plot(
+            [row["step"] for row in ended], [row["validation_loss"] for row in ended], "o", ms=4, color=_COLORS[start],
+            label=None if label["validation"] in named or not ended else label["validation"],
+        )  # fmt: skip
+        named |= set(label.values())
+    axes.set_xlabel("step")
+    axes.set_ylabel(losses_in(is_number))
+    axes.set_title(f"{model}: losses of each tuning")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
 
 Row = dict[str, Any]
 Sums = NDArray[np.float64]
@@ -292,3 +380,68 @@ def _kept(path: Path, text: Corpus) -> Path:
     """Write sentences that were given as a list."""
     path.write_text("".join(f"{sentence}\n" for sentence in text.sentences), encoding="utf-8")
     return path
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tunes a model from all starts with all seeds and orders; a killed run goes on where it stopped.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked.
+
+    Args:
+        jobs: The tunings.
+        task: The task, which gives the labels.
+        group_by: The option's value: what is independent, sentences or documents.
+        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
+        recipe: How models are tuned.
+        trainer: Arguments of Lightning's Trainer.
+        seed: Seed of what baselines draw.
+    """
+
+    jobs: Sequence[Job]
+    task: TokenTask
+    group_by: GroupBy
+    max_length: int | None
+    recipe: TuningOptions
+    trainer: Mapping[str, Any]
+    seed: int
+
+
+def jobs_of(starts: Sequence[str], first: int, seeds: int, orders: int) -> list[Job]:
+    """Return the tunings: every start with every seed and every order, each numbered from `first`."""
+    numbers = range(first, first + seeds), range(first, first + orders)
+    return [Job(start, seed, order) for start in starts for seed in numbers[0] for order in numbers[1]]
+
+
+def carry_out(
+    source: ModelSource, text: tuple[Sequence[Corpus], Sequence[Sequence[Split]]], asked: Asked, places: Places,
+    logger: Any, say: Callable[[str], None],
+) -> tuple[dict[str, list[Row]], Task]:  # fmt: skip
+    """Tune what is not tuned yet, and return the rows of every table, and what was tuned on.
+
+    Args:
+        source: The model.
+        text: The corpora, and the side of the split of each of their sentences.
+        asked: What is asked.
+        places: Where to write.
+        logger: Lightning logger of the curves, if any.
+        say: Takes messages.
+    """
+    with stage("tokens and labels of the text"):
+        task = labelled(source, *text, asked.task, asked.group_by, asked.max_length, say)
+    curve: list[Row] = []
+    for job in asked.jobs:
+        if places.finished(job.name) is None and places.state(job.name).is_file():
+            remark(f"{job.name}: the tuning goes on")
+        with stage(f"tuning of {job.name}"):
+            curve += tune(job, source, task, asked.recipe, asked.trainer, places, logger)
+    with stage("baselines"):  # all processes share their passes
+        others = baselines(task, source, asked.seed, asked.trainer)
+    if not places.writes:
+        return {}, task
+    answers = {job: read_answers(places, job) for job in asked.jobs}
+    kept_answers(task, text[0][-1], answers).write(places.folder)
+    return tables_of(asked.jobs, task, answers, others, curve), task

@@ -25,7 +25,7 @@ from probing.data.labelling import is_target
 from probing.models import load_encoder, resolve_model
 from probing.models.loading import load_with_head
 from probing.studies.finetune.examples import Side
-from probing.studies.finetune.section import _thinned, finetuning_section
+from probing.studies.finetune.tables import _thinned, finetuning_section
 from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -19,8 +19,7 @@ from probing.data.labelling import label_sides
 from probing.downstream.labelled_pairs import PairText, groups_of, pair_text, read_parts, task_of
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.residual_stream import word_table
-from probing.studies.finetune.examples import TokenTable, labelled
-from probing.studies.finetune.pair_features import static_pairs
+from probing.studies.finetune.examples import TokenTable, labelled, static_pairs
 
 
 def text_of(source: Path, other: Path | None = None, group_by: Any = "auto") -> tuple[PairText, list[str]]:

@@ -8,8 +8,8 @@ import torch
 
 from probing.cache.tokens import Tokens
 from probing.data.labelling import IGNORED, is_target
-from probing.studies.finetune.batches import TuningData, epoch_of
 from probing.studies.finetune.examples import Side
+from probing.studies.finetune.training import TuningData, epoch_of
 
 LENGTHS = np.random.default_rng(0).integers(3, 40, 300).astype(np.int32)
 
