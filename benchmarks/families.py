@@ -38,7 +38,7 @@ from probing.models.examination import examination_inputs
 from probing.models.layers import SiteName
 from probing.models.residual_stream import NotFound, find_norms, find_path, word_table
 from probing.studies.fit.command import extract
-from probing.studies.geometry.inside.parameters import find_parameters
+from probing.studies.geometry.inside.changed_norms import find_parameters
 
 SENTENCES = (
     "the old man saw a small boat on the sea",

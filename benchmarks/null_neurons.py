@@ -37,8 +37,7 @@ from probing.readouts.forward import draw_text
 from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.runs.run import load_fit
 from probing.runtime.machine import quiet_libraries
-from probing.studies.geometry.neurons.sets import Line, NeuronSet, drawn_sets, effect_rows
-from probing.studies.geometry.neurons.stream import NeuronPasses, Values
+from probing.studies.geometry.neurons.sets import Line, NeuronPasses, NeuronSet, Values, drawn_sets, effect_rows
 
 ALARM = 0.05
 

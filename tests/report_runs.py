@@ -23,7 +23,7 @@ from probing.studies.geometry.schema import (
     PATH,
     SMOOTHING,
 )
-from probing.studies.geometry.terms import MEASURES
+from probing.studies.geometry.section import MEASURES
 from probing.studies.similarity.tables import STS, STS_CHOSEN, WIC, WIC_CHOSEN
 from probing.tables.columns import DIRECTION_COLUMNS, UNRESOLVED
 from probing.tables.first_token import TOKENS

@@ -41,7 +41,7 @@ from probing.runtime.trainer import algorithms_kept
 from probing.statistics.chance import weights
 from probing.statistics.moments import ProfileAccumulator, by_mean_profile
 from probing.studies.fit.command import controls_of_call
-from probing.studies.geometry.anisotropy import MeanCosineAccumulator, normalise, sum_by_sentence
+from probing.studies.geometry.layers import MeanCosineAccumulator, normalise, sum_by_sentence
 from probing.studies.geometry.survey import check_tokens
 from probing.tables.columns import FIRST, PLAIN
 from probing.tasks import TokenTask, load_task, reader_of

@@ -9,7 +9,7 @@ STUDIES = {
     "rank": "probing.runs.rankings:RANK",
     "compare": "probing.studies.compare:COMPARE",
     "sweep": "probing.studies.sweep.study:SWEEP",
-    "geometry": "probing.studies.geometry.study:GEOMETRY",
+    "geometry": "probing.studies.geometry:GEOMETRY",
     "attention": "probing.studies.attention:ATTENTION",
     "disable": "probing.studies.disable:DISABLE",
     "hierarchy": "probing.studies.hierarchy.study:HIERARCHY",

@@ -17,7 +17,7 @@ from probing.studies.disable.schema import WEIGHT_PRUNING
 from probing.studies.disable.section import DISABLED, PRUNED
 from probing.studies.disable.tables import PLACES, weight_tables
 from probing.studies.geometry.neurons import tables as neuron_interventions
-from probing.studies.geometry.terms import CHANGED_NEURONS
+from probing.studies.geometry.section import CHANGED_NEURONS
 from probing.tables import change, fusion, position_heads, rollout
 from written import results_of
 

@@ -16,7 +16,7 @@ from probing.page.neurons import COLUMNS
 from probing.page.terms import ACCURACY, FLAGS, Glossary, names_in
 from probing.page.terms import NEURONS as NEURON_TERMS
 from probing.results.rows import element, table
-from probing.studies.geometry.terms import MEASURES
+from probing.studies.geometry.section import MEASURES
 from probing.tables.first_token import TOKENS
 from probing.tables.schema import NEURONS
 from report_runs import QUICKLY, SETS, make_page

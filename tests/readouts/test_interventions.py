@@ -14,7 +14,7 @@ from torch import nn
 from families import untouched
 from probing.models.anatomy import examine
 from probing.readouts.later_blocks import Read, conditions, intervene, zeroed
-from probing.studies.geometry.inside.parameters import find_parameters
+from probing.studies.geometry.inside.changed_norms import find_parameters
 
 pytestmark = pytest.mark.numeric
 

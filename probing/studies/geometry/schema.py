@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from probing.results.schema import Column, Schema, measured, number, text, whole
-from probing.studies.geometry.extremes.schema import EXTREMES
-from probing.studies.geometry.position import schema as position
+from probing.studies.geometry.extremes.tables import EXTREMES
+from probing.studies.geometry.position import tables as position
 from probing.tables.schema import SIZES, block, effect, layer_column, value
 
 _NEURON = whole("neuron", "Index of the neuron.")

@@ -11,13 +11,8 @@ from torch import Tensor
 
 from probing.statistics import chance as redraws
 from probing.statistics.chance import normalise
-from probing.studies.geometry import anisotropy
-from probing.studies.geometry.anisotropy import (
-    ClippedCosines,
-    MeanCosine,
-    MeanCosineAccumulator,
-    sum_by_sentence,
-)
+from probing.studies.geometry import layers
+from probing.studies.geometry.layers import ClippedCosines, MeanCosine, MeanCosineAccumulator, sum_by_sentence
 
 pytestmark = pytest.mark.numeric
 
@@ -149,14 +144,14 @@ def published_isoscore(x: np.ndarray) -> float:
 def test_no_isoscore_is_below_0() -> None:
     for seed in range(100):
         direction = gaussian(1, 7, seed=seed)
-        assert 0 <= anisotropy.isoscore(direction.T @ direction) < 1e-15
+        assert 0 <= layers.isoscore(direction.T @ direction) < 1e-15
 
 
 @pytest.mark.parametrize("scales", [[1.0] * 6, [1, 2, 3, 4, 5, 6.0], [1, 0, 0, 0, 0, 0.0], [1, 1, 1, 0, 0, 0.0]])
 def test_isoscore_is_the_published_algorithm_and_the_participation_ratio(scales: list[float]) -> None:
     x = (gaussian(500, 6) * torch.tensor(scales)).numpy()
     covariance = np.cov(x.T)
-    found = anisotropy.isoscore(torch.from_numpy(covariance))
+    found = layers.isoscore(torch.from_numpy(covariance))
     assert found == pytest.approx(published_isoscore(x), abs=1e-9)
     values = np.linalg.eigvalsh(covariance)
     assert found == pytest.approx((values.sum() ** 2 / (values**2).sum() - 1) / 5, abs=1e-12)
@@ -167,7 +162,7 @@ def test_planted_cases() -> None:
     def measured(x: Tensor) -> tuple[float, float, float]:
         covariance = torch.from_numpy(np.cov(x.T.numpy(), bias=True))
         a = mean_cosine(x, [1] * len(x), n_draws=1).estimate.value
-        return a, anisotropy.isoscore(covariance), anisotropy.mean_energy_share(x.mean(0), covariance)
+        return a, layers.isoscore(covariance), layers.mean_energy_share(x.mean(0), covariance)
 
     sphere = gaussian(20_000, 8)
     a, score, energy = measured(sphere)
@@ -186,7 +181,7 @@ def test_the_share_of_energy_in_the_mean_is_the_mean_of_all_products_over_the_me
     x = gaussian(200, 5, mean=1.3).numpy()
     covariance = torch.from_numpy(np.cov(x.T, bias=True))
     expected = (x @ x.T).mean() / (x**2).sum(1).mean()
-    assert anisotropy.mean_energy_share(torch.from_numpy(x.mean(0)), covariance) == pytest.approx(expected, abs=1e-12)
+    assert layers.mean_energy_share(torch.from_numpy(x.mean(0)), covariance) == pytest.approx(expected, abs=1e-12)
 
 
 # --- partition function ---
@@ -195,11 +190,11 @@ def test_the_share_of_energy_in_the_mean_is_the_mean_of_all_products_over_the_me
 def test_partition_isotropy_is_1_on_a_sphere_and_falls_with_a_common_direction() -> None:
     # The vertices of a cross-polytope: every eigenvector is as good as any, and Z is the same along all axes.
     axes = torch.cat([torch.eye(5), -torch.eye(5)])
-    assert anisotropy.partition_isotropy(axes) == pytest.approx(1.0, abs=1e-12)
+    assert layers.partition_isotropy(axes) == pytest.approx(1.0, abs=1e-12)
     x = gaussian(3000, 6)
-    assert anisotropy.partition_isotropy(x) > 0.9 > 0.3 > anisotropy.partition_isotropy(x + 3)
-    assert np.isnan(anisotropy.partition_isotropy(torch.zeros(3, 2)))
-    assert anisotropy.partition_isotropy(7 * x) == pytest.approx(anisotropy.partition_isotropy(x), abs=1e-9)
+    assert layers.partition_isotropy(x) > 0.9 > 0.3 > layers.partition_isotropy(x + 3)
+    assert np.isnan(layers.partition_isotropy(torch.zeros(3, 2)))
+    assert layers.partition_isotropy(7 * x) == pytest.approx(layers.partition_isotropy(x), abs=1e-9)
 
 
 def test_partition_isotropy_looks_along_eigenvectors_by_a_loop() -> None:
@@ -207,7 +202,7 @@ def test_partition_isotropy_looks_along_eigenvectors_by_a_loop() -> None:
     scaled = x / np.sqrt((x**2).sum(1).mean())
     _, vectors = np.linalg.eigh(scaled.T @ scaled)
     z = [sum(np.exp(sign * c @ row) for row in scaled) for c in vectors.T for sign in (1, -1)]
-    assert anisotropy.partition_isotropy(torch.from_numpy(x)) == pytest.approx(min(z) / max(z), abs=1e-12)
+    assert layers.partition_isotropy(torch.from_numpy(x)) == pytest.approx(min(z) / max(z), abs=1e-12)
 
 
 # --- published estimators ---
@@ -218,20 +213,20 @@ def test_published_estimators_come_near_to_the_closed_form() -> None:
     exact = mean_cosine(x, [1] * 4000, n_draws=1).estimate.value
     draws = {
         name: np.array([draw(x, np.random.default_rng(seed)) for seed in range(20)])
-        for name, draw in (("e19", anisotropy.ethayarajh), ("lkm", anisotropy.luo_kulmizev_mao))
+        for name, draw in (("e19", layers.ethayarajh), ("lkm", layers.luo_kulmizev_mao))
     }
     for name, values in draws.items():
         # Each is of 1,000 pairs: a standard error near .007 here, and a fifth of a root of that for the mean of 20.
         assert 0.002 < values.std() < 0.02, name
         assert abs(values.mean() - exact) < 0.006, name
-    assert anisotropy.timkey_van_schijndel(x, np.random.default_rng(0), 100_000) == pytest.approx(exact, abs=0.003)
+    assert layers.timkey_van_schijndel(x, np.random.default_rng(0), 100_000) == pytest.approx(exact, abs=0.003)
 
 
 def test_luo_kulmizev_mao_pairs_are_disjoint_and_ethayarajhs_may_be_one_vector() -> None:
     # Of two sentences at right angles the only disjoint pair has cosine 0; with replacement half the pairs are 1.
     x = torch.eye(2)
-    assert anisotropy.luo_kulmizev_mao(x, np.random.default_rng(0)) == 0
-    assert anisotropy.ethayarajh(x, np.random.default_rng(0)) == pytest.approx(0.5, abs=0.06)
+    assert layers.luo_kulmizev_mao(x, np.random.default_rng(0)) == 0
+    assert layers.ethayarajh(x, np.random.default_rng(0)) == pytest.approx(0.5, abs=0.06)
 
 
 def test_vectors_of_length_0_stay_0() -> None:

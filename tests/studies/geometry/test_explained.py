@@ -9,13 +9,7 @@ import pytest
 from sklearn.linear_model import LinearRegression
 
 from probing.cache.tokens import Tokens
-from probing.studies.geometry.explained import (
-    SOURCES,
-    ExplainedAccumulator,
-    Regressors,
-    explained_rows,
-    is_punctuation,
-)
+from probing.studies.geometry.survey import SOURCES, ExplainedAccumulator, Regressors, explained_rows, is_punctuation
 
 pytestmark = pytest.mark.numeric
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from probing.statistics import moments
-from probing.studies.geometry.layers import Look, Sampled, look
-from probing.studies.geometry.smoothing import FARTHEST, NORM, first_token_rows
+from probing.studies.geometry.layers import FARTHEST, NORM, Look, Sampled, first_token_rows, look
 from probing.tables.first_token import first_token_conclusions
 from synthetic import make_store, make_tokens
 

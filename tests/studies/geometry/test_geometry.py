@@ -23,11 +23,10 @@ from probing.runs.loading import load_run
 from probing.runs.run import load_fit
 from probing.runs.study import Result
 from probing.statistics import moments
-from probing.studies.geometry import results
+from probing.studies.geometry import figures as geometry_figures
 from probing.studies.geometry.command import geometry
-from probing.studies.geometry.explained import Regressors
-from probing.studies.geometry.survey import _explained
-from probing.studies.geometry.terms import GEOMETRY, MEASURES
+from probing.studies.geometry.section import GEOMETRY, MEASURES
+from probing.studies.geometry.survey import Regressors, _explained
 from probing.tables.probes import transform_lines
 from synthetic import make_store, make_tokens
 from wandb_reader import read_offline_runs
@@ -74,9 +73,9 @@ def measured() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def made(place: Path, bent: Path, corpus_file: Path, measured: dict[str, list[dict[str, Any]]]) -> Result:
-    tables_of = results.tables_of
+    tables_of = geometry_figures.tables_of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "tables_of", lambda found: measured.update(tables_of(found)) or measured)
+        patch.setattr(geometry_figures, "tables_of", lambda found: measured.update(tables_of(found)) or measured)
         found = geometry(
             model=str(bent), corpus=str(corpus_file), runs=str(place / "runs"), name="g", estimators="all", quiet=True,
             wandb=WandbOptions("offline"),

@@ -18,8 +18,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.runs.study import Result
 from probing.studies.geometry.command import geometry
-from probing.studies.geometry.neurons.sets import NeuronSet
-from probing.studies.geometry.neurons.stream import NeuronPasses
+from probing.studies.geometry.neurons.sets import NeuronPasses, NeuronSet
 from probing.studies.geometry.neurons.tables import conclusions
 from probing.studies.geometry.schema import NEURON_INTERVENTIONS
 from wandb_reader import read_offline_runs

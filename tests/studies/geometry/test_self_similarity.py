@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from probing.cache.tokens import Tokens
-from probing.studies.geometry.anisotropy import Occurrences, SelfSimilarityAccumulator, choose_words
+from probing.studies.geometry.layers import Occurrences, SelfSimilarityAccumulator, choose_words
 
 pytestmark = pytest.mark.numeric
 

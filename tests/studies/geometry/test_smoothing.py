@@ -10,8 +10,7 @@ import torch
 from scipy.optimize import minimize
 
 from probing.statistics.chance import MeanOverSentences, normalise, weights
-from probing.studies.geometry.anisotropy import sum_by_sentence
-from probing.studies.geometry.smoothing import Smoothness, smoothness
+from probing.studies.geometry.layers import Smoothness, smoothness, sum_by_sentence
 
 pytestmark = pytest.mark.numeric
 

@@ -21,8 +21,7 @@ from probing.figures.style import (
     name_layers,
     write_drawings,
 )
-from probing.studies.geometry.extremes.names import ABSOLUTE, ALL, DEFINITIONS, OTHER, RELATIVE
-from probing.studies.geometry.extremes.tables import of_all, quoted
+from probing.studies.geometry.extremes.tables import ABSOLUTE, ALL, DEFINITIONS, OTHER, RELATIVE, of_all, quoted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

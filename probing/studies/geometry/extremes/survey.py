@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from probing.cache import Request, load, tokens_of
 from probing.cache.source import ActivationSource
@@ -14,20 +17,429 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus
 from probing.data.examples import Activations
 from probing.errors import UserError, as_clause
-from probing.heads.accumulation import AttentionReader, SumsStore, accumulate
-from probing.heads.subject import Attended
+from probing.heads.accumulation import Accumulator, Attention, AttentionReader, Batch, Kept, SumsStore, accumulate
+from probing.heads.rows import Means, Sentences
+from probing.heads.subject import Attended, fingerprint_of, members_of
 from probing.models import load_tokenizer
 from probing.models.anatomy import examine
 from probing.models.attention_heads import QueryKey, find_query_keys
 from probing.readouts.model_output import draw_sentences
 from probing.results.schema import ALL_LAYERS, layers_named
+from probing.runtime.arithmetic import to_float64
 from probing.runtime.progress import counted, stage
-from probing.studies.geometry.extremes.held import TOKENS, Compared, Inputs, Sample, agrees, compare, held_rows
-from probing.studies.geometry.extremes.kinds import Kinds, as_sinks, by_text
-from probing.studies.geometry.extremes.massive import course_rows, large_values, massive_rows
-from probing.studies.geometry.extremes.sinks import Added, Sums, stream_norms
+from probing.statistics.moments import ROWS
+from probing.studies.geometry.extremes.held import (
+    TOKENS,
+    Compared,
+    Inputs,
+    Kinds,
+    Sample,
+    agrees,
+    as_sinks,
+    by_text,
+    compare,
+    held_rows,
+)
+from probing.studies.geometry.extremes.tables import ABSOLUTE, ALL, DEFINITIONS, DEVIATIONS, OTHER, RELATIVE, Definition
+from probing.studies.geometry.extremes.tables import MOST_TOKENS as MOST_MASSIVE_TOKENS
+
+# --------------------------------------------------------------------------------------------------------------------
+# Values of hidden states that are far larger than others, by three definitions, streamed layer by layer.
+# --------------------------------------------------------------------------------------------------------------------
 
 Rows = list[dict[str, Any]]
+Shards = Callable[[], Iterator[tuple[slice, Tensor]]]
+# Kinds of fewer tokens say nothing of where a neuron is large.
+LEAST_TOKENS = 10
+# Most neurons that are listed for each layer, definition and kind of token.
+MOST_NEURONS = 5
+# Bits of a float32 number without its sign are those of a whole number of the same order, read in two halves.
+_HALF = 16
+# A neuron whose sd is below this share of its magnitude does not vary.
+_DEAD = 1e-6
+
+
+@dataclass(frozen=True)
+class Large:
+    """The large values of a layer.
+
+    Args:
+        layer: Number of the layer.
+        median: Median magnitude of all values.
+        largest: Largest magnitude of each neuron on each kind of token, shape (n_kinds, d_model).
+        counts: For each definition, the number of large values of each neuron on each kind, likewise.
+        tokens: For each definition, the number of tokens of each kind that have a large value, shape (n_kinds,).
+    """
+
+    layer: int
+    median: float
+    largest: NDArray[np.float64]
+    counts: Mapping[Definition, NDArray[np.int64]]
+    tokens: Mapping[Definition, NDArray[np.int64]]
+
+
+def large_values(store: Activations, layer: int, kinds: Kinds) -> Large:
+    """Find the large values of a layer in a few passes over its shards; memory is that of one shard."""
+    d_model, n_kinds = store.plan.d_model, len(kinds.names)
+
+    def shards() -> Iterator[tuple[slice, Tensor]]:
+        for shard in store.plan.shards:
+            rows, states = store.shard_tokens(shard), store.read(layer, shard.index).float()
+            for first in range(0, len(states), ROWS):
+                some = states[first : first + ROWS]
+                yield slice(rows.start + first, rows.start + first + len(some)), some
+
+    median, (mean, sd) = median_magnitude(shards), _moments(shards, d_model)
+    largest = np.zeros((n_kinds, d_model))
+    counts = {name: np.zeros((n_kinds, d_model), dtype=np.int64) for name in DEFINITIONS}
+    tokens = {name: np.zeros(n_kinds, dtype=np.int64) for name in DEFINITIONS}
+    for rows, states in shards():
+        values, of = states.double(), kinds.of_tokens[rows]
+        members = torch.nn.functional.one_hot(torch.from_numpy(of), n_kinds).double().T
+        for kind in np.unique(of).tolist():
+            here = values[torch.from_numpy(of == kind)].abs().amax(0).numpy()
+            largest[kind] = np.maximum(largest[kind], here)
+        for name, is_large in _large(values, median, mean, sd).items():
+            counts[name] += (members @ is_large.double()).numpy().astype(np.int64)
+            tokens[name] += (members @ is_large.any(1).double()).numpy().astype(np.int64)
+    return Large(layer, median, largest, counts, tokens)
+
+
+def _large(values: Tensor, median: float, mean: Tensor, sd: Tensor) -> dict[Definition, Tensor]:
+    """Return whether each value is large by each definition, shape (n, d_model)."""
+    magnitude = values.abs()
+    of_token = (values - values.mean(1, keepdim=True)).abs()
+    return {
+        "massive": (magnitude > ABSOLUTE) & (magnitude >= RELATIVE * median),
+        "token_sd": of_token > DEVIATIONS * values.std(1, correction=0, keepdim=True),
+        "neuron_sd": (values - mean).abs() > DEVIATIONS * sd,
+    }
+
+
+def median_magnitude(shards: Shards) -> float:
+    """Return the exact median of the magnitudes of float32 numbers, in two passes and with 2^16 counters in memory.
+
+    Args:
+        shards: Gives the numbers in parts, the same ones each time.
+    """
+
+    def halves() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+        for _, states in shards():
+            bits = states.abs().numpy().view(np.uint32).ravel()
+            yield bits >> _HALF, bits & (2**_HALF - 1)
+
+    high = np.zeros(2**_HALF, dtype=np.int64)
+    for upper, _ in halves():
+        high += np.bincount(upper, minlength=len(high))
+    n, ends = int(high.sum()), high.cumsum()
+    middle = (n - 1) // 2, n // 2
+    bins = [int(np.searchsorted(ends, rank, side="right")) for rank in middle]
+    low = {chosen: np.zeros(2**_HALF, dtype=np.int64) for chosen in bins}
+    for upper, lower in halves():
+        for chosen, counters in low.items():
+            counters += np.bincount(lower[upper == chosen], minlength=len(counters))
+    found = [
+        chosen << _HALF | int(np.searchsorted(low[chosen].cumsum(), rank - (ends - high)[chosen], side="right"))
+        for rank, chosen in zip(middle, bins, strict=True)
+    ]
+    return float(np.array(found, dtype=np.uint32).view(np.float32).astype(np.float64).mean())
+
+
+def _moments(shards: Shards, d_model: int) -> tuple[Tensor, Tensor]:
+    """Return the mean and the sd of each neuron over tokens; that of a neuron that does not vary is infinite."""
+    n, sums, squares = 0, torch.zeros(d_model, dtype=torch.float64), torch.zeros(d_model, dtype=torch.float64)
+    for _, states in shards():
+        n, sums = n + len(states), sums + states.sum(0, dtype=torch.float64)
+    mean = sums / n
+    for _, states in shards():
+        squares += (states.double() - mean).square().sum(0)
+    sd = (squares / n).sqrt()
+    return mean, torch.where(sd > _DEAD * mean.abs(), sd, torch.inf)
+
+
+def massive_rows(found: Large, kinds: Kinds) -> Rows:
+    """Return the rows of `massive.csv` of a layer.
+
+    For each definition there is a row for all tokens and for each kind that has a large value, without a neuron, and a
+    row for each of the first neurons on that kind, by their share of its tokens and then by magnitude.
+    """
+    return [
+        {"layer": found.layer, "definition": name, **row, "median": found.median}
+        for name in DEFINITIONS
+        for row in _rows_of(found, name, kinds)
+    ]
+
+
+def _rows_of(found: Large, name: Definition, kinds: Kinds) -> Iterator[dict[str, Any]]:
+    counts, tokens, n_of = found.counts[name], found.tokens[name], kinds.counts
+    yield _row(ALL, int(tokens.sum()), int(n_of.sum())) | _over_neurons(counts, found.largest, n_of)
+    for kind in np.flatnonzero(tokens).tolist():
+        here, n, token = slice(kind, kind + 1), int(n_of[kind]), kinds.names[kind]
+        yield _row(token, int(tokens[kind]), n) | _over_neurons(counts[here], found.largest[here], n_of[here])
+        for neuron in np.lexsort((-found.largest[kind], -counts[kind]))[:MOST_NEURONS].tolist():
+            if count := int(counts[kind, neuron]):
+                largest = float(found.largest[kind, neuron])
+                yield _row(token, count, n) | {"neuron": neuron, "largest_magnitude": largest}
+
+
+def _row(token: str, count: int, n: int) -> dict[str, Any]:
+    return {"token": token, "count": count, "n_tokens": n, "share": count / n}
+
+
+def _over_neurons(
+    counts: NDArray[np.int64], largest: NDArray[np.float64], n_of: NDArray[np.int64]
+) -> dict[str, int | float]:
+    """Return the columns of rows over all neurons of some kinds of tokens, each argument with these kinds in rows."""
+    n_values = int(n_of.sum()) * counts.shape[1]
+    return {
+        "n_neurons": int(counts.any(0).sum()), "largest_magnitude": float(largest.max()),
+        "value_share": int(counts.sum()) / n_values,
+    }  # fmt: skip
+
+
+def course_rows(layers: Sequence[Large], kinds: Kinds) -> Rows:
+    """Return the rows of `massive_course.csv`: where each neuron is large on most tokens of a kind, and until where.
+
+    Args:
+        layers: The layers that were measured, ascending.
+        kinds: The kinds of tokens.
+    """
+    there: dict[tuple[Definition, int, int], list[int]] = {}
+    for i, found in enumerate(layers):
+        for name in DEFINITIONS:
+            shares = found.counts[name] / kinds.counts[:, None]
+            often = (kinds.counts >= LEAST_TOKENS)[:, None]
+            for kind, neuron in np.argwhere((shares >= MOST_MASSIVE_TOKENS) & often).tolist():
+                there.setdefault((name, kind, neuron), []).append(i)
+    rows = []
+    for (name, kind, neuron), at in there.items():
+        first, last = _longest(at)
+        reach = [float(found.largest[kind, neuron]) for found in layers]
+        top = int(np.argmax(reach))
+        median = layers[top].median
+        rows.append({
+            "definition": name, "token": kinds.names[kind], "neuron": neuron, "first_layer": layers[first].layer,
+            "last_layer": layers[last].layer, "n_layers": len(at), "largest_magnitude": reach[top],
+            "largest_layer": layers[top].layer, "times_median": reach[top] / median if median else np.nan,
+            **({"gone_layer": layers[last + 1].layer} if last + 1 < len(layers) else {}),
+        })  # fmt: skip
+    order = list(DEFINITIONS)
+    return sorted(rows, key=lambda row: (order.index(row["definition"]), -row["n_layers"], -row["largest_magnitude"]))
+
+
+def _longest(at: Sequence[int]) -> tuple[int, int]:
+    """Return the ends of the longest run of numbers without a gap among ascending ones; the first of equal ones."""
+    runs: list[list[int]] = []
+    for i in at:
+        if runs and runs[-1][-1] == i - 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    longest = max(runs, key=len)
+    return longest[0], longest[-1]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Attention sinks: what kinds of tokens get of the attention, by weight and by norm, and what they add.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def added(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Tensor]:
+    """Return norms of what heads add to the residual stream, by query or summed over the queries of each sentence.
+
+    A head adds sum_j alpha_j f(x_j), with f(x) = (x W_V + b_V) W_O of the head (Kobayashi et al. 2020). The vectors of
+    the tokens of a type are added up before the norm is taken, and those of all heads for the norms of a block.
+
+    Args:
+        attention: The attention of one block, whose output projection is known.
+        batch: The sentences.
+        types: Whether a token is of a type, shape (batch, sequence, types); False for padding.
+
+    Returns:
+        added: Norm of what a head adds from the tokens of the type, shape (batch, heads, types).
+        by_query: Norm of what all heads together add from them to each query, shape (batch, sequence, types).
+        added_of_block: The same summed, shape (batch, 1, types).
+        output: Norm of all that a head adds, shape (batch, heads, 1).
+        output_of_block: Norm of the output of the attention, with b_O, shape (batch, 1, 1).
+        value_norm: Sum of |f(x)| over the tokens of the type, shape (batch, heads, types).
+    """
+    assert attention.projection is not None
+    maps, is_token = attention.probabilities.double(), batch.mask[:, None, :, None]
+    values = torch.where(is_token, attention.values.double(), 0.0)
+    matrix, bias = (to_float64(of) for of in (attention.projection.matrix, attention.projection.bias))
+    gram = attention.projection.gram
+
+    def of_heads(outputs: Tensor) -> Tensor:
+        return (outputs @ gram * outputs).sum(-1).clamp_min(0).sqrt().sum(2)
+
+    def by_query(outputs: Tensor, plus: Tensor | float = 0.0) -> Tensor:
+        vectors = torch.einsum("bhqv,hvd->bqd", outputs, matrix) + plus
+        return vectors.norm(dim=2) * batch.mask
+
+    parts = [(maps * types[:, None, None, :, t]) @ values for t in range(types.shape[2])]
+    whole = maps @ values
+    of_queries = torch.stack([by_query(part) for part in parts], 2)
+    return {
+        "by_query": of_queries,
+        "added": torch.stack([of_heads(part) for part in parts], 2),
+        "added_of_block": of_queries.sum(1, keepdim=True),
+        "output": of_heads(whole)[..., None],
+        "output_of_block": by_query(whole, bias).sum(1)[:, None, None],
+        "value_norm": torch.where(batch.mask[:, None], attention.value_norms(), 0.0) @ types.double(),
+    }
+
+
+@dataclass(frozen=True)
+class Added:
+    """The measure: what tokens of each type add.
+
+    Args:
+        types: For each type, whether a token is of it, shape (n_tokens,).
+    """
+
+    types: Mapping[str, NDArray[np.bool_]]
+    name: str = "added"
+    settings: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        of = fingerprint_of(self.types)
+        object.__setattr__(self, "settings", {"version": 2, "types": [*self.types], "of": of})
+
+    def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
+        """Return what makes an accumulator for each batch."""
+        table = torch.from_numpy(np.stack(list(self.types.values()), axis=1))
+        return lambda batch: _Added(batch, members_of(table, batch))
+
+
+class _Added:
+    """Stacks what is added by each block."""
+
+    def __init__(self, batch: Batch, types: Tensor) -> None:
+        self.batch, self.types = batch, types
+        self.found: dict[str, list[Tensor]] = {}
+
+    def add(self, attention: Attention) -> None:
+        for name, values in added(attention, self.batch, self.types).items():
+            self.found.setdefault(name, []).append(values)
+
+    def kept(self) -> Kept:
+        by_query = torch.stack(self.found.pop("by_query"), dim=2)
+        return Kept({name: torch.stack(values, dim=1) for name, values in self.found.items()}, {"added": by_query})
+
+
+def stream_norms(store: Activations, layer: int, kept: Sequence[int]) -> NDArray[np.float64]:
+    """Return the norms of the hidden states of some sentences, shape (n_tokens of these,).
+
+    Args:
+        store: Hidden states of the corpus.
+        layer: Number of the layer.
+        kept: Indices of the sentences in the corpus, ascending.
+    """
+    chosen, found = np.isin(store.tokens.sentences, list(kept)), []
+    for shard in store.plan.shards:
+        states = store.read(layer, shard.index)[torch.from_numpy(chosen[store.shard_tokens(shard)])]
+        found.append(states.double().norm(dim=1).numpy())
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What was read of the attention.
+
+    Args:
+        attended: The sums of the measure `Attended`.
+        added: Those of `Added`; None if the model's output projection cannot be told.
+        kinds: The kinds of tokens, in the order of both.
+        stream: Norms of the hidden states of each token that enter some of the blocks, by block.
+    """
+
+    attended: SumsStore
+    added: SumsStore | None
+    kinds: Kinds
+    stream: Mapping[int, NDArray[np.float64]]
+
+    def rows(self, blocks: Sequence[int], seed: int) -> Rows:
+        """Return the rows of `sinks.csv`: for each block and kind of token, of all heads together and of each head.
+
+        Args:
+            blocks: The blocks to report.
+            seed: Seed of the bootstrap over sentences.
+        """
+        tokens = self.attended.tokens
+        sentences, lengths = Sentences(tokens.n_sentences, seed), tokens.lengths
+        # The first of the types that `Attended` sums is that of all special tokens.
+        weights = {name: of[..., 1:] for name, of in self._of(self.attended).items() if name != "column_max"}
+        norms = {} if self.added is None else self._of(self.added)
+        n_of = np.stack([np.bincount(tokens.sentences[of], minlength=tokens.n_sentences)
+                         for of in self.kinds.members.values()], axis=1)  # fmt: skip
+        rows: Rows = []
+        for block in blocks:
+            at = block - 1
+            of_heads: dict[str, Means] = {}
+            of_block: dict[str, Means] = {}
+            for name in ("mass", "norm_mass"):
+                if name in weights:
+                    of_heads[name] = sentences.means(weights[name][:, at], lengths)
+                    of_block[name] = sentences.means(weights[name][:, at].mean(1, keepdims=True), lengths)
+            uniform = weights["expected"][:, at, 0].sum(0) / lengths.sum()
+            if norms:
+                of_heads |= _of_norms(sentences, norms, at, "", lengths)
+                of_block |= _of_norms(sentences, norms, at, "_of_block", lengths)
+                if block in self.stream:
+                    of_block["of_stream"] = sentences.means(self._shares(block), lengths)
+            values = norms["value_norm"][:, at].sum(0) / n_of.sum(0) if norms else None
+            for i, name in enumerate(self.kinds.names):
+                about = {"token": name, "share": float(n_of[:, i].sum() / lengths.sum()), "uniform": float(uniform[i])}
+                of_values = None if values is None else values.mean(0, keepdims=True)
+                rows.append({"layer": block, **about, **_cells(of_block, 0, i), **self._value(of_values, 0, i)})
+                rows += [
+                    {"layer": block, "head": h + 1, **about, **_cells(of_heads, h, i), **self._value(values, h, i)}
+                    for h in range(weights["mass"].shape[2])
+                ]
+        return rows
+
+    def _shares(self, block: int) -> NDArray[np.float64]:
+        """Return what each kind adds as a share of the query's hidden state, summed by sentence, (n_sentences, 1, k).
+
+        It is divided query by query: the norms of a few tokens may be as large as those of all others together.
+        """
+        assert self.added is not None
+        tokens, norms = self.attended.tokens, self.stream[block][:, None]
+        shares = self.added.by_token("added")[:, block - 1].numpy() / np.maximum(norms, np.finfo(float).tiny)
+        sums = np.zeros((tokens.n_sentences, 1, shares.shape[1]))
+        np.add.at(sums[:, 0], tokens.sentences, shares)
+        return sums
+
+    def _value(self, norms: NDArray[np.float64] | None, head: int, kind: int) -> dict[str, float]:
+        """Return the mean norm of f(x) on a kind of token, and its ratio to that on tokens that are no sinks."""
+        if norms is None:
+            return {}
+        found = {"value_norm": float(norms[head, kind])}
+        if OTHER in self.kinds.names and (others := norms[head, self.kinds.names.index(OTHER)]) > 0:
+            found["value_ratio"] = found["value_norm"] / float(others)
+        return found
+
+    @staticmethod
+    def _of(store: SumsStore) -> dict[str, NDArray[np.float64]]:
+        return {name: values.numpy() for name, values in store.all_by_sentence().items()}
+
+
+def _of_norms(
+    sentences: Sentences, norms: Mapping[str, NDArray[np.float64]], at: int, end: str, lengths: NDArray[Any]
+) -> dict[str, Means]:
+    """Return what is added by each kind, a mean over queries, and its share of the whole output, by head or block."""
+    sums, output = norms[f"added{end}"][:, at], norms[f"output{end}"][:, at, :, 0]
+    return {"added": sentences.means(sums, lengths), "of_output": sentences.means(sums, output)}
+
+
+def _cells(found: Mapping[str, Means], head: int, kind: int) -> dict[str, float]:
+    cells: dict[str, float] = {}
+    for name, means in found.items():
+        row = means.row(head, kind)
+        cells |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
+    return cells
+
+
 Say = Callable[[str], None]
 # Approximate number of tokens whose attention is read.
 MOST_TOKENS = 20_000

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,14 +14,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from probing.cache import ActivationStore
 from probing.cache.tokens import Tokens
-from probing.models.anatomy import Anatomy, hidden_states
+from probing.corpus import Corpus
+from probing.errors import UserError
+from probing.models import ModelSource, load_masked_lm
+from probing.models.anatomy import Anatomy, examine, hidden_states
+from probing.models.examination import run, vectors_given, vectors_in, vectors_of_tokens
+from probing.models.residual_stream import NotPostNorm, find_blocks, is_norm, word_table
 from probing.probes.transforms import random_neurons
-from probing.readouts.later_blocks import Condition, Read, Where, among, effect_rows, replaced
-from probing.readouts.model_output import BATCH_TOKENS, token_batches
+from probing.readouts.later_blocks import Condition, Read, Where, among, conditions, effect_rows, intervene, replaced
+from probing.readouts.model_output import (
+    BATCH_TOKENS,
+    MLM_TOKENS,
+    PROBE_TOKENS,
+    MaskedWords,
+    Position,
+    choose_masked,
+    draw_sentences,
+    last_hidden_states,
+    token_batches,
+)
 from probing.runtime.machine import give_back_memory
+from probing.runtime.progress import counted, note
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
-from probing.studies.geometry.schema import FIRST_ROW
+from probing.studies.geometry.inside.smoothing_bound import Summary, constants, measure
+from probing.studies.geometry.schema import FIRST_ROW, SMOOTHING_SENTENCES
+from probing.tasks import load_task
 
 # Numbers of the norms of a block that are changed.
 PLACES: Mapping[Where, tuple[int, ...]] = {"first": (1,), "second": (2,), "both": (1, 2)}
@@ -249,3 +271,382 @@ def first_row_conclusions(rows: Rows) -> list[str]:
         f"With the outliers' entries in the position table's first row set to the mean of later rows, {own} of "
         f"{len(intact)} outliers of layers are still beyond {MEAN_DEVIATIONS:g} sd{beside}."
     ]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Outliers in a model's parameters: its position table, its segment and token embeddings, and its LayerNorms.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Length of the token sequence that the model is run on.
+_LENGTH = 7
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm, or an RMS norm, over the model's width.
+
+    Args:
+        module: Name of the module in the model.
+        gain: Gain of each neuron, shape (d_model,).
+        bias: Bias of each neuron, shape (d_model,); None if it has none.
+        layer: Number of the layer whose hidden state the norm produces or, if no norm produces this state, is the first
+            to read; None for all other norms.
+    """
+
+    module: str
+    gain: Tensor
+    bias: Tensor | None
+    layer: int | None
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a model that have one value per neuron.
+
+    Args:
+        position_table: Position embeddings, shape (n_rows, d_model); None where positions are relative or rotary, or
+            the table has another width and is projected.
+        first_row: Row of position 0: 2 for RoBERTa, whose first two rows are never used.
+        mean_token: Mean row of the input embedding, shape (d_model,); None if that has another width.
+        norms: The norms, in the order of their first call.
+        segment_table: Segment embeddings (token types), shape (n_types, d_model); None if there are none of this width.
+    """
+
+    position_table: Tensor | None
+    first_row: int
+    mean_token: Tensor | None
+    norms: tuple[Norm, ...]
+    segment_table: Tensor | None = None
+
+    @property
+    def output_norms(self) -> list[Norm]:
+        """The norms that belong to layers from 1 on, at most one per layer; that of the embeddings is left out."""
+        return [norm for norm in self.norms if norm.layer]
+
+
+@torch.inference_mode()
+def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
+    """Find the parameters of an encoder that have one value per neuron.
+
+    A norm belongs to layer k if it produces that hidden state (BERT: the norm after a block). If no norm produces it,
+    the first norm that reads it belongs to layer k (GPT-2: the first norm of the next block). A norm that blocks share
+    is listed once, with the first layer it serves.
+
+    Args:
+        encoder: The model, in evaluation mode.
+        anatomy: Result of `probing.models.anatomy.examine` for it.
+    """
+    config: Any = encoder.config
+    d_model, device = int(config.hidden_size), next(encoder.parameters()).device
+    first = (getattr(config, "pad_token_id", None) or 0) + 5
+    input_ids = (first + torch.arange(_LENGTH, device=device)[None]) % config.vocab_size
+    norms = {name: module for name, module in encoder.named_modules() if is_norm(module, d_model)}
+    calls: list[tuple[str, Tensor, Tensor]] = []
+    rows: list[Any] = []
+    handles = [module.register_forward_hook(_noting(name, calls), with_kwargs=True) for name, module in norms.items()]
+    table, words, segments = anatomy.position_table, word_table(encoder), list[tuple[nn.Module, Any]]()
+    if table is not None:
+        handles.append(table.register_forward_hook(lambda _, args, out: rows.append(vectors_in(out))))
+    others = [one for one in encoder.modules() if isinstance(one, nn.Embedding) and one not in (table, words)]
+    handles += [
+        one.register_forward_hook(lambda module, _, out: segments.append((module, vectors_in(out)))) for one in others
+    ]
+    try:
+        inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+        output = run(encoder, inputs, output_hidden_states=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    of_layer = _layers_of(calls, output.states)
+    embedding: Any = words.weight
+    found = [
+        Norm(name, _values(norms[name], "weight"), _values(norms[name], "bias"), of_layer.get(name))
+        for name in dict.fromkeys(name for name, _, _ in calls)
+    ]
+    weight = _values(table, "weight") if table is not None and rows else None
+    if weight is not None and weight.shape[1] != d_model:
+        weight = None
+    return Parameters(
+        weight,
+        0 if weight is None else _first_row(weight, rows[0].float().cpu()),
+        embedding.detach().float().mean(0).cpu() if embedding.shape[1] == d_model else None,
+        tuple(found),
+        next((_values(module, "weight") for module, out in segments if _tells_segments(out, d_model)), None),
+    )
+
+
+def _tells_segments(out: Tensor, d_model: int) -> bool:
+    """Return whether an embedding gives all tokens of a single sentence the same vector of the model's width."""
+    same = out.reshape(-1, out.shape[-1])
+    return out.shape[-1] == d_model and len(same) >= _LENGTH and bool((same == same[0]).all())
+
+
+def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[..., None]:
+    """Return a hook that records a module's input and output."""
+
+    def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        # What a model pads by itself (Longformer) is not handed out.
+        given, made = (vectors_of_tokens(one, _LENGTH) for one in (vectors_given(args, kwargs), out))
+        if given is not None and made is not None:
+            calls.append((name, given, made))
+
+    return note
+
+
+def _values(module: nn.Module, name: str) -> Any:
+    """Return a parameter in float32; None if the module has none of that name."""
+    values = getattr(module, name, None)
+    return values.detach().float().cpu() if isinstance(values, Tensor) else None
+
+
+def _layers_of(calls: Sequence[tuple[str, Tensor, Tensor]], states: Sequence[Tensor]) -> dict[str, int]:
+    """Return, for each norm that produces or reads a layer's hidden state, the first such layer's number."""
+    found: dict[str, int] = {}
+    for layer, state in enumerate(states):
+        makers = [name for name, _, out in calls if out.shape == state.shape and torch.equal(out, state)]
+        readers = [name for name, given, _ in calls if given.shape == state.shape and torch.equal(given, state)]
+        for name in (makers or readers)[:1]:
+            found.setdefault(name, layer)
+    return found
+
+
+def _first_row(table: Tensor, rows: Tensor) -> int:
+    """Return the row of the table that position 0 was given."""
+    first = rows.reshape(-1, rows.shape[-1])[0]
+    return int((table == first).all(1).nonzero()[0])
+
+
+def parameter_rows(parameters: Parameters, neurons: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the rank of each neuron in each parameter, as in `parameters.csv`.
+
+    A row has the neuron's value, its rank by signed value (1 is the largest, d_model the smallest), its rank by
+    magnitude (1 is the farthest from 0), and its distance from the mean of all neurons in standard deviations
+    (`deviations`), with how many neurons are beyond 5 of these (`n_outliers`). Luo, Kulmizev & Mao (2021) do not say
+    which of the two ranks they give. Of equal values the lower neuron comes first. Rows of the position table that no
+    position uses have no position.
+
+    Args:
+        parameters: Parameters of a model.
+        neurons: Indices of the neurons.
+    """
+    return [row for vector, about in _vectors(parameters) for row in _ranks(vector, about, neurons)]
+
+
+def not_applicable(parameters: Parameters) -> list[str]:
+    """Return the kinds of parameters that the model does not have, or not in its own width."""
+    kinds = {
+        "position table": parameters.position_table is not None,
+        "token embedding": parameters.mean_token is not None,
+        "LayerNorm": bool(parameters.norms),
+        "LayerNorm bias": any(norm.bias is not None for norm in parameters.norms),
+    }
+    return [name for name, is_there in kinds.items() if not is_there]
+
+
+def _vectors(parameters: Parameters) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """Yield each vector over the neurons, with the columns that identify it."""
+    if (table := parameters.position_table) is not None:
+        for row, vector in enumerate(table):
+            position = row - parameters.first_row
+            yield vector, {"parameter": "position", "row": row} | ({"position": position} if position >= 0 else {})
+    if parameters.segment_table is not None:
+        for row, vector in enumerate(parameters.segment_table):
+            yield vector, {"parameter": "segment", "row": row}
+    if parameters.mean_token is not None:
+        yield parameters.mean_token, {"parameter": "mean_token"}
+    for norm in parameters.norms:
+        about: dict[str, Any] = {"module": norm.module} | ({} if norm.layer is None else {"layer": norm.layer})
+        yield norm.gain, {"parameter": "gain", **about}
+        if norm.bias is not None:
+            yield norm.bias, {"parameter": "bias", **about}
+
+
+def _ranks(vector: Tensor, about: dict[str, Any], neurons: Sequence[int]) -> Iterator[dict[str, Any]]:
+    values = vector.double().numpy()
+    signed, absolute = (_ranks_of(key) for key in (values, np.abs(values)))
+    sd = values.std()
+    n_outliers = int((np.abs(values - values.mean()) > MEAN_DEVIATIONS * sd).sum())
+    for neuron in neurons:
+        deviations = float((values[neuron] - values.mean()) / sd) if sd > 0 else 0.0
+        yield {
+            **about,
+            "neuron": neuron,
+            "value": float(values[neuron]),
+            "rank": int(signed[neuron]),
+            "absolute_rank": int(absolute[neuron]),
+            "deviations": deviations,
+            "n_outliers": n_outliers,
+        }
+
+
+def _ranks_of(values: Any) -> Any:
+    """Return the rank of each value, 1 for the largest; of equal values the first has the lower rank."""
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(-values, kind="stable")] = np.arange(1, len(values) + 1)
+    return ranks
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The measurements of `geometry` that run the model itself: `--smoothing_bound` and `--interventions`.
+# --------------------------------------------------------------------------------------------------------------------
+
+Say = Callable[[str], None]
+
+
+def smoothing(
+    folder: Path, name: str, encoder: nn.Module, tokenizer: Any, store: ActivationStore, seed: int, say: Say,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Measure Theorem 2 of Shi et al. on every sentence, and write the terms of each to `smoothing_sentences.csv`.
+
+    Args:
+        folder: The run's folder.
+        name: Name of the model, for messages.
+        encoder: The model, in evaluation mode and float32; it keeps the plain implementation of attention afterwards.
+        tokenizer: Its tokenizer.
+        store: Store with the sentences and their division into shards.
+        seed: Seed of the resampled sentences.
+        say: Receives one-line messages.
+
+    Returns:
+        Rows of `smoothing.csv`; empty if the theorem does not apply to the model.
+    """
+    pad_token_id = tokenizer.pad_token_id or 0
+    anatomy = examine(encoder, pad_token_id)
+    try:
+        blocks = find_blocks(encoder, anatomy, pad_token_id)
+    except NotPostNorm as reason:
+        say(f"--smoothing_bound does not apply to {name}: the theorem is about post-LN blocks, and {reason}")
+        return []
+    if not blocks:
+        say(f"--smoothing_bound does not apply to {name}: it has no blocks")
+        return []
+    of_blocks = [constants(block) for block in blocks]
+    summary, n_shards = Summary(of_blocks, seed), len(store.plan.shards)
+    with (folder / "smoothing_sentences.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, [*SMOOTHING_SENTENCES.types], lineterminator="\n")
+        writer.writeheader()
+        measured = measure(
+            encoder, blocks, of_blocks, store.tokens, store.plan, pad_token_id, anatomy.padding_is_neutral
+        )
+        with counted("", n_shards) as advance:
+            for sentences in measured:
+                summary.update(sentences)
+                writer.writerows(sentences.rows())
+                advance(1)
+    return summary.rows()
+
+
+def interventions(
+    source: ModelSource, encoder: nn.Module, tokenizer: Any, store: ActivationStore, corpus: Corpus,
+    outliers: Mapping[int, Sequence[int]], trained: bool, n_draws: int, seed: int, say: Say,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Measure the model's output without its outliers, zeroed inside it and clipped after it.
+
+    Args:
+        source: The model's files.
+        encoder: The model, in evaluation mode and float32; it is unchanged afterwards.
+        tokenizer: Its tokenizer.
+        store: Store whose sentences are sampled.
+        corpus: The text of these sentences.
+        outliers: Outliers of each layer; all of them but those of the embeddings are removed.
+        trained: Whether the model has its trained weights; its language-model head is not used otherwise.
+        n_draws: Number of draws of random neurons.
+        seed: Seed of every random draw.
+        say: Receives one-line messages.
+
+    Returns:
+        Rows of `interventions.csv`; empty if there is nothing to remove.
+
+    Raises:
+        UserError: If there are too few sentences for a position probe, where one is needed.
+    """
+    neurons = sorted({neuron for layer, named in outliers.items() if layer for neuron in named})
+    if not neurons:
+        say("--interventions: no outlier dimension was found above the embeddings, so none is removed")
+        return []
+    pad_token_id = tokenizer.pad_token_id or 0
+    model = load_masked_lm(source) if trained and tokenizer.mask_token_id is not None else None
+    if model is not None:
+        encoder = model.base_model  # type: ignore[assignment]
+    anatomy = examine(encoder, pad_token_id)
+    norms = find_parameters(encoder, anatomy).output_norms
+    if not norms or 2 * len(neurons) > len(norms[0].gain):
+        say(
+            f"--interventions does not apply to {source.name}: "
+            + (
+                "no norm produces or reads the output of its blocks"
+                if not norms
+                else f"the {len(neurons)} outliers are more than half of its neurons"
+            )
+        )
+        return []
+    modules = [encoder.get_submodule(norm.module) for norm in norms]
+    gains = np.mean([norm.gain.abs().double().numpy() for norm in norms], axis=0)
+    chosen = conditions(neurons, gains, n_draws, seed)
+    reader: MaskedWords | Position | None = masked_words(source, model, encoder, tokenizer, store, seed, say)
+    if reader is None:
+        tokens, kept = draw_sentences(store.tokens, PROBE_TOKENS, seed)
+        reader = position_reader(
+            lambda: last_hidden_states(encoder, anatomy, tokens, pad_token_id), tokens, corpus.subset(kept),
+            "--interventions", source.name, seed,
+        )  # fmt: skip
+    return intervene(modules, chosen, reader, note)
+
+
+def masked_words(
+    source: ModelSource,
+    model: nn.Module | None,
+    encoder: nn.Module,
+    tokenizer: Any,
+    store: ActivationStore,
+    seed: int,
+    say: Say,
+) -> MaskedWords | None:
+    """Return what measures the loss of masked words; None if the model has no head for it, or one that is not used.
+
+    Args:
+        source: The model's files.
+        model: The model with its head; None if it has none.
+        encoder: The part of the model that returns hidden states.
+        tokenizer: Its tokenizer.
+        store: Store whose sentences are sampled.
+        seed: Seed of the sentences and of the tokens that are masked.
+        say: Receives a line if the head is not used.
+    """
+    if model is None:
+        return None
+    pad_token_id = tokenizer.pad_token_id or 0
+    tokens, _ = draw_sentences(store.tokens, MLM_TOKENS, seed)
+    try:
+        return MaskedWords(
+            model, encoder, tokens, choose_masked(tokens, seed), tokenizer.mask_token_id, pad_token_id,
+            examine(encoder, pad_token_id).padding_is_neutral,
+        )  # fmt: skip
+    except ValueError as reason:
+        say(f"the masked-language-model head of {source.name} is not used: {reason}")
+        return None
+
+
+def position_reader(
+    states_of: Callable[[], Tensor], tokens: Tokens, corpus: Corpus, option: str, name: str, seed: int
+) -> Position:
+    """Return what measures the accuracy of positions; the model must be intact.
+
+    Args:
+        states_of: Returns the last hidden states of the model in its present state, shape (n_tokens, d_model).
+        tokens: The token table of the sentences.
+        corpus: The text of the sentences.
+        option: The option that asks for it, for a message.
+        name: Name of the model, for a message.
+        seed: Seed of the split and of the probes.
+
+    Raises:
+        UserError: If there are too few sentences for a probe.
+    """
+    try:
+        return Position(states_of, tokens, corpus, load_task("position", {}), seed)
+    except UserError:
+        raise UserError(
+            f"`{option}`: {tokens.n_sentences} sentences are too few for the position probe that measures {name}; "
+            "give more, or leave the option out."
+        ) from None

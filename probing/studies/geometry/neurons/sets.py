@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache, cached_property
+from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from probing.cache.tokens import Tokens
+from probing.data.controls import shuffled_labels
 from probing.disabling.subject import tested
 from probing.heads.position_controls import matched_sets, random_sets
+from probing.probes.transforms import Eraser, ErasureAccumulator
+from probing.readouts.forward import Forward, Padded, ReadableText, Readers, Reading, Text, draw_others
+from probing.readouts.frozen_probes import PositionHead, means
+from probing.readouts.later_blocks import LaterBlocks
 from probing.readouts.names import Measure, measure_of
 from probing.statistics.chance import percentile_of, rank_p
+from probing.statistics.label_scores import LabelCodes
 
 Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
 Source = Literal["chosen", "random", "matched"]
@@ -192,3 +202,358 @@ def beside(source: str, effect: float, others: NDArray[np.float64], harm: int) -
         f"{source}_percentile": percentile_of(harm * effect, harm * others),
         f"{source}_p": rank_p(harm * effect, harm * others),
     }  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Replacement values for neurons of the residual stream, from training tokens, and the change of a model by them.
+# --------------------------------------------------------------------------------------------------------------------
+
+Place = Literal["words", "everywhere"]
+# Takes values of the neurons at some tokens, shape (n, k), and the rows of these tokens, shape (n,); returns others.
+Replace = Callable[[Tensor, Tensor], Tensor]
+
+
+def changed_tokens(tokens: Tokens, at: Place) -> NDArray[np.bool_]:
+    """Return at which tokens neurons are changed, shape (n_tokens,): all tokens, or those that are not special."""
+    return np.ones(tokens.n_tokens, dtype=bool) if at == "everywhere" else ~tokens.special
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """The class of the example of each token of a text, and the class that it is moved to.
+
+    Args:
+        source: The class, shape (n_tokens,); -1 for tokens that are not moved.
+        target: The other class, shape (n_tokens,).
+    """
+
+    source: Tensor
+    target: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """Values of the neurons of a layer at training tokens.
+
+    Args:
+        states: Hidden states of the tokens, shape (n, d_model), float32.
+        sentences: Index of the sentence of each, shape (n,).
+        labels: Class of each that is an example or stands for one, shape (n,); -1 for others.
+        n_classes: Number of classes.
+        shuffled: The classes, permuted among examples, shape (n,).
+        stands: Index of the token that stands for the example of each, shape (n,); -1 for tokens of none. None where
+            examples are single tokens.
+    """
+
+    states: Tensor
+    sentences: NDArray[Any]
+    labels: Tensor
+    n_classes: int
+    shuffled: Tensor
+    stands: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls, train: Text, layer: int, at: Place, labels: NDArray[np.int32], n_classes: int, seed: int = 0,
+        stands: Tensor | None = None,
+    ) -> Values:  # fmt: skip
+        """Read them from the cache.
+
+        Args:
+            train: Training sentences.
+            layer: The layer.
+            at: At which tokens neurons are changed; their values are taken from training tokens of the same kind.
+            labels: Class of each token of the training sentences that is an example or stands for one, shape
+                (n_tokens,).
+            n_classes: Number of classes.
+            seed: Seed of the permutations of classes.
+            stands: The row of the token that stands for each token's example, shape (n_tokens,), if examples are means.
+        """
+        tokens, there = train.tokens, changed_tokens(train.tokens, at)
+        codes = LabelCodes.of_classes(torch.from_numpy(np.bincount(labels[labels >= 0], minlength=n_classes)))
+        shuffled = shuffled_labels(labels, tokens, codes, seed)
+        of_tokens, of_others = (torch.from_numpy(given[there].astype(np.int64)) for given in (labels, shuffled))
+        states = train.states(layer)[torch.from_numpy(there)]
+        if stands is not None:
+            # A token that stands for others is a word, so that it is among those that are kept.
+            index = torch.from_numpy(np.cumsum(there) - 1)
+            own = stands[torch.from_numpy(there)]
+            stands = torch.where(own >= 0, index[own.clamp_min(0)], -1)
+        return cls(states, tokens.sentences[there], of_tokens, n_classes, of_others, stands)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Mean of each neuron, shape (d_model,), float32."""
+        return self.states.mean(0, dtype=torch.float64).float()
+
+    @cached_property
+    def sd(self) -> NDArray[np.float64]:
+        """Standard deviation of each neuron, shape (d_model,)."""
+        return self.states.double().std(0, correction=0).numpy()
+
+    def vectors(self, neurons: Sequence[int]) -> Tensor:
+        """Return values of some neurons, shape (n, k): where a token stands for an example, those of the example."""
+        states = self.states[:, list(neurons)]
+        return states if self.stands is None else means(states, self.stands, len(states))
+
+    def eraser(self, neurons: Sequence[int], labels: Tensor | None = None) -> Eraser:
+        """Return the map of some neurons after which no linear probe of these neurons tells the classes (LEACE).
+
+        The map is affine, so that the mean of a word's mapped pieces is the mapped mean of its pieces.
+
+        Args:
+            neurons: The neurons.
+            labels: Class of each token, shape (n,); by default the true ones.
+        """
+        accumulator = ErasureAccumulator(len(neurons), self.n_classes)
+        accumulator.update(self.vectors(neurons), self.labels if labels is None else labels)
+        return accumulator.result()
+
+    def class_means(self, neurons: Sequence[int]) -> Tensor:
+        """Return the mean of some neurons over the examples of each class, shape (n_classes, k), float64; NaN if none.
+
+        Args:
+            neurons: The neurons.
+        """
+        vectors, there = self.vectors(neurons).double(), self.labels >= 0
+        sizes = self.labels[there].bincount(minlength=self.n_classes)
+        sums = vectors.new_zeros(self.n_classes, len(neurons)).index_add_(0, self.labels[there], vectors[there])
+        return sums / sizes[:, None]
+
+    def replace(self, kind: Kind, neurons: Sequence[int], drawn: Tensor, moves: Moves | None = None) -> Replace:
+        """Return the function that replaces the values of some neurons.
+
+        `translate` adds the difference of two class means, mean(target) - mean(source), to the neurons at each token of
+        an example: h + alpha (mean(target) - mean(source)) of Antverg & Belinkov (2022, section 5) with alpha = 1 for
+        all neurons that are changed, so that the mean of a class comes to lie at the mean of the other.
+
+        Args:
+            kind: Which values.
+            neurons: The neurons.
+            drawn: For each token of the text, the index of the training token that replaces it, shape (n_tokens,).
+            moves: The classes of the tokens of the text, for `translate`.
+
+        Raises:
+            ValueError: If this kind replaces nothing, or needs classes and there are none.
+        """
+        columns = list(neurons)
+        if not columns:
+            return lambda here, rows: here
+        if kind == "zero":
+            return lambda here, rows: torch.zeros_like(here)
+        if kind == "mean":
+            mean = self.mean[columns]
+            return lambda here, rows: mean.to(here).expand_as(here)
+        if kind in ("resample", "interchange"):
+            bank = self.states[:, columns]
+            return lambda here, rows: bank[drawn[rows.cpu()]].to(here)
+        if kind in ("direction", "shuffled"):
+            eraser = self.eraser(columns, self.labels if kind == "direction" else self.shuffled)
+            return lambda here, rows: eraser.apply(here.cpu()).to(here)
+        if kind == "translate" and moves is not None:
+            return _translation(self.class_means(columns), moves)
+        raise ValueError(f"{kind} replaces no neurons")
+
+
+def _translation(class_means: Tensor, moves: Moves) -> Replace:
+    """Return the function that adds mean(target) - mean(source).
+
+    Args:
+        class_means: Mean of each class, shape (n_classes, k), float64.
+        moves: The two classes of each token of the text.
+    """
+
+    def translate(here: Tensor, rows: Tensor) -> Tensor:
+        source, target = moves.source[rows.cpu()], moves.target[rows.cpu()]
+        moved = (source >= 0)[:, None]
+        shift = class_means[target.clamp_min(0)] - class_means[source.clamp_min(0)]
+        return torch.where(moved, here.cpu().double() + torch.where(moved, shift, 0.0), here.cpu().double()).to(here)
+
+    return translate
+
+
+def draw_targets(labels: NDArray[np.int32], seen: NDArray[np.int64], seed: int) -> NDArray[np.int32]:
+    """Draw for each example another class, all others with equal probability.
+
+    Args:
+        labels: Class of each token that is an example or stands for one, shape (n_tokens,); -1 for others.
+        seen: The classes that are drawn from, ascending.
+        seed: Seed of the draw.
+
+    Returns:
+        Shape (n_tokens,); -1 for tokens that are not examples, or whose own class is not among `seen`.
+    """
+    step = np.random.default_rng([seed, 1]).integers(1, max(len(seen), 2), len(labels))
+    index = np.searchsorted(seen, labels).clip(max=len(seen) - 1)
+    known = (labels >= 0) & (seen[index] == labels) & (len(seen) > 1)
+    return np.where(known, seen[(index + step) % len(seen)], -1).astype(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronsChanged:
+    """Some neurons of a layer are changed, at some tokens.
+
+    Args:
+        layer: The layer.
+        neurons: The neurons; none if nothing is changed.
+        replace: The function that replaces their values.
+        where: At which tokens of the text, shape (n_tokens,).
+    """
+
+    layer: int
+    neurons: Sequence[int]
+    replace: Replace
+    where: Tensor
+
+    def later(
+        self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
+    ) -> Mapping[int, Tensor]:
+        """Return the hidden states of some layers, this one among them if it is asked for, while they are changed."""
+        return model.run(batch.inputs, self.layer + 1, self.changed(states, batch), beside, layers)
+
+    def changed(self, states: Tensor, batch: Padded) -> Tensor:
+        """Return the changed hidden states of the layer; the given ones stay as they are."""
+        if not len(self.neurons):
+            return states
+        there, columns = batch.mask & self.where.to(batch.mask.device)[batch.rows], list(self.neurons)
+        sentence, token = there.nonzero(as_tuple=True)
+        at = (sentence[:, None], token[:, None], torch.tensor(columns, device=states.device))
+        changed = states.clone()
+        changed[at] = self.replace(states[at], batch.rows[there])
+        return changed
+
+
+class Read(Protocol):
+    """A readout of later layers: a `probing.readouts.forward.Readout`, or one that gives several rows for a layer."""
+
+    def layers(self, block: int) -> list[int]:
+        """Return the layers whose hidden states are needed when this block is the first one that is changed."""
+        ...
+
+    def begin(self, layers: Sequence[int]) -> Reading:
+        """Begin a reading of these layers."""
+        ...
+
+
+class NeuronPasses:
+    """Runs the later blocks of a model over a text, once for each set of neurons.
+
+    Args:
+        readers: The model.
+        text: The sentences that are read.
+        values: Returns a layer's values at training tokens, from which replacements are taken.
+        is_train: Whether `text` is the training text that these values are from.
+        at: At which tokens neurons are changed.
+        batch_tokens: Most tokens in a batch, padding included.
+        seed: Seed of the draw of the tokens whose values replace others.
+        drawn: Index of the token whose values replace those of each token, shape (n_tokens,); drawn at random by
+            default.
+        moves: The classes between which the tokens of the text are moved, if they are.
+    """
+
+    def __init__(
+        self, readers: Readers, text: ReadableText, values: Callable[[int], Values], is_train: bool, at: Place,
+        batch_tokens: int, seed: int, moves: Moves | None = None, drawn: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.moves = moves
+        self.forward, self.values = Forward(readers, text, batch_tokens), values
+        self.tokens = text.tokens
+        self.d_model = int(readers.model.encoder.config.hidden_size)  # type: ignore[union-attr,arg-type]
+        self.where = torch.from_numpy(changed_tokens(text.tokens, at))
+        own = text.tokens.sentences
+        # For each token of the text, the training token whose values replace its own.
+        self.drawn = cache(
+            lambda layer: torch.from_numpy(draw_others(own, values(layer).sentences, is_train, seed))
+            if drawn is None else drawn
+        )  # fmt: skip
+
+    def change(self, one: NeuronSet) -> NeuronsChanged:
+        """Return the change of the model that replaces the values of these neurons."""
+        replace = self.values(one.layer).replace(one.kind, one.neurons, self.drawn(one.layer), self.moves)
+        return NeuronsChanged(one.layer, one.neurons, replace, self.where)
+
+    def run(self, one: NeuronSet, reads: Sequence[Read]) -> Tensor:
+        """Return the results of all readouts of this text, stacked, shape (n_rows, n_items)."""
+        change = self.change(one)
+        needed = [read.layers(one.layer + 1) for read in reads]
+        readings = [read.begin(layers) for read, layers in zip(reads, needed, strict=True)]
+        every = sorted({layer for layers in needed for layer in layers})
+
+        def take(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
+            found: Mapping[int, Tensor] = change.later(model, batch, beside, states, every)
+            for reading in readings:
+                reading.take(found, batch)
+
+        self.forward.over(one.layer, take)
+        return torch.cat([reading.sums().double() for reading in readings])
+
+    def states(self, one: NeuronSet, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Return the hidden states of some layers while neurons are changed, shape (n_tokens, d_model), float32."""
+        return self.forward.states(self.change(one), layers)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is asked of a survey of changed neurons, and what it found.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked.
+
+    Args:
+        ranked: The neurons that are changed, in their order, by layer.
+        kinds: What stands in their place.
+        at: At which tokens.
+        n_tokens: Most tokens of the text that is read, and of the training sentences.
+        n_draws: Number of random sets, and of matched ones, for each size.
+        n_retrained: Number of these, of the largest size, for which probes are trained again.
+        seed: Seed of every random draw.
+        task_name: Name of the task of a run, where it is another than position, for tables.
+    """
+
+    ranked: Mapping[int, Sequence[int]]
+    kinds: Sequence[Kind]
+    at: Place
+    n_tokens: int
+    n_draws: int
+    n_retrained: int
+    seed: int
+    task_name: str | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found.
+
+    Args:
+        interventions: Rows of `neuron_interventions.csv`.
+        draws: Rows of `neuron_draws.csv`.
+        text: The sentences that were read.
+        part: Those of them that drawn sets were read on.
+        heads: The heads that were read.
+        read: What probes read, and of whose training they are: `run`, or `here` where they were trained for it.
+        erased: The task whose classes were erased, or between which examples were moved; None if there was none.
+        n_pairs: Number of pairs between whose sentences neurons were exchanged; 0 if they were not.
+        n_left_out: Number of pairs whose sentences cannot be read token by token.
+    """
+
+    interventions: Rows
+    draws: Rows
+    text: ReadableText
+    part: ReadableText
+    heads: Sequence[PositionHead]
+    read: Mapping[str, str]
+    erased: str | None
+    n_pairs: int = 0
+    n_left_out: int = 0
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `results.json` says of it."""
+        return {
+            "n_sentences": self.text.tokens.n_sentences, "n_tokens": self.text.tokens.n_tokens,
+            "n_drawn_sentences": self.part.tokens.n_sentences, "n_drawn_tokens": self.part.tokens.n_tokens,
+            "position_heads": [vars(one) for one in self.heads], "probes": dict(self.read), "classes_of": self.erased,
+            **({"n_pairs": self.n_pairs, "n_left_out": self.n_left_out} if self.n_pairs else {}),
+        }  # fmt: skip

@@ -17,11 +17,11 @@ from probing.data.examples import Activations
 from probing.errors import UserError
 from probing.results.schema import count, layers_named, without_nan
 from probing.runtime.progress import stage
+from probing.statistics.chance import random_rotation
+from probing.statistics.intervals import accuracy_interval
 from probing.statistics.two_way import ALONE, PARTS, TwoWaySums, jackknife_interval
 from probing.statistics.two_way_design import MOST_POSITIONS, Design
 from probing.studies.geometry.layers import Sampled, SpecialTokens
-from probing.studies.geometry.position.concentration import Concentration, concentration
-from probing.studies.geometry.position.reading import Read, read_positions
 from probing.studies.geometry.position.spectrum import (
     Folds,
     Spectrum,
@@ -35,7 +35,205 @@ from probing.studies.geometry.position.spectrum import (
 )
 from probing.studies.geometry.position.tables import RAW, SCALES, STANDARDISED, SUFFIX
 
+# --------------------------------------------------------------------------------------------------------------------
+# Whether position is in neurons or in directions: how few neurons have the position part, beside random directions.
+# --------------------------------------------------------------------------------------------------------------------
+
 Array = NDArray[np.float64]
+
+# As many as beside the contributions of neurons: p is at most .05 where all are less concentrated.
+ROTATIONS = 20
+NUMBERS = (1, 5, 10, 20, 50)
+# Sums of equal parts differ in the last bits alone.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Held:
+    """How much of the position part the first k neurons of an order hold.
+
+    Args:
+        order: What orders them: `fit`, `eta_squared`, `part` (what they hold), `random`, `rotated`, `directions`.
+        k: Their number.
+        share: The share; of draws, the median.
+        low: The lowest of the draws; None without draws.
+        high: The highest.
+    """
+
+    order: str
+    k: int
+    share: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Concentration:
+    """How the position part of a layer is spread over neurons.
+
+    Args:
+        by_neuron: Share that each neuron holds, mean of the two halves, shape (d_model,).
+        held: What the first k neurons hold.
+        half: Number of neurons that hold half of it.
+        half_rotated: Number of directions of each rotation that do, shape (ROTATIONS,).
+        n_live: Number of neurons that vary, which are rotated.
+        k: Number of directions of the part.
+    """
+
+    by_neuron: Array
+    held: list[Held]
+    half: int
+    half_rotated: NDArray[np.int64]
+    n_live: int
+    k: int
+
+    @property
+    def p_value(self) -> float:
+        """Share of the rotations, and of the neurons, of which at most as many hold half."""
+        return (1 + int((self.half_rotated <= self.half).sum())) / (1 + len(self.half_rotated))
+
+
+def concentration(
+    halves: Sequence[Array], live: NDArray[np.bool_], orders: Mapping[str, Sequence[Sequence[int]]], *seeds: int
+) -> Concentration:
+    """Return how the position part is spread over neurons.
+
+    Args:
+        halves: The part of each half of the sentences: its principal directions as rows, each as long as the root of
+            its sum of squares, shape (k, d_model).
+        live: Whether each neuron varies, shape (d_model,).
+        orders: Neurons in the order of each ranking, by either half; may be of the first ones alone.
+        seeds: Numbers that the rotations depend on.
+    """
+    rows = [half / np.linalg.norm(half) for half in halves]
+    shares = np.stack([np.square(half).sum(0) for half in rows])
+    k, d_model = rows[0].shape
+    rotations = [random_rotation(int(live.sum()), *seeds, draw) for draw in range(ROTATIONS)]
+    turned = [[rotate(torch.from_numpy(half[:, live])).numpy() for half in rows] for rotate in rotations]
+    rotated = np.stack([crossed(np.stack([np.square(half).sum(0) for half in pair])) for pair in turned])
+    generator = np.random.default_rng([*seeds, ROTATIONS])
+    random = generator.permuted(np.tile(shares.mean(0), (ROTATIONS, 1)), axis=1).cumsum(1)
+    part = crossed(shares)
+    directions = _of_directions(rows)
+    held = []
+    for n in sorted({*(n for n in NUMBERS if n < d_model), k}):
+        for name, (first, second) in orders.items():
+            if len(first) >= n:
+                held.append(Held(name, n, float(shares[1, first[:n]].sum() + shares[0, second[:n]].sum()) / 2))
+        held.append(Held("part", n, float(part[n - 1])))
+        for name, drawn in (("random", random), ("rotated", rotated)):
+            of_draws = drawn[:, min(n, drawn.shape[1]) - 1]
+            held.append(Held(name, n, float(np.median(of_draws)), float(of_draws.min()), float(of_draws.max())))
+        held.append(Held("directions", n, float(directions[min(n, k) - 1])))
+    return Concentration(shares.mean(0), held, int(_half(part)), _half(rotated), int(live.sum()), k)
+
+
+def crossed(shares: Array) -> Array:
+    """Return what the first 1 to n units hold, ordered by one half and measured on the other, mean of both ways.
+
+    Args:
+        shares: What each unit has of the part of either half, shape (2, n).
+    """
+    orders = np.argsort(-shares, axis=1, kind="stable")
+    return np.asarray(np.take_along_axis(shares[::-1], orders, 1).cumsum(1).mean(0))
+
+
+def _half(sums: Array) -> NDArray[np.int64]:
+    """Return how many of the first units hold half, of cumulative shares in the last axis."""
+    return np.asarray((sums < 0.5 - ROUNDING).sum(-1) + 1)
+
+
+def _of_directions(rows: Sequence[Array]) -> Array:
+    """Return what the first 1 to k principal directions of one half have of the other's part, mean of both ways."""
+    lengths = [np.linalg.norm(half, axis=1, keepdims=True) for half in rows]
+    axes = [np.divide(half, length, out=np.zeros_like(half), where=length > 0)
+            for half, length in zip(rows, lengths, strict=True)]  # fmt: skip
+    shares = [np.square(other @ own.T).sum(0) for own, other in zip(axes, rows[::-1], strict=True)]
+    return np.asarray(np.mean(shares, axis=0).cumsum())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# How well positions are read in the directions of the position part: by the nearest mean, in sentences left out.
+# --------------------------------------------------------------------------------------------------------------------
+
+ORDERS = 20
+# Tokens whose position is read at a time.
+BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Read:
+    """How well positions are read.
+
+    Args:
+        accuracy: Share of the tokens whose position is read.
+        low: Lower end of its 95% interval, over sentences; NaN with few sentences.
+        high: Upper end.
+        by_chance: Mean accuracy if the tokens of every sentence are in random order.
+        p_value: Share of such orders, and of the true one, with at least this accuracy.
+        error: Mean distance of the read position from the true one, in tokens.
+        error_by_chance: The same in random order.
+        n_tokens: Number of tokens that are read.
+    """
+
+    accuracy: float
+    low: float
+    high: float
+    by_chance: float
+    p_value: float
+    error: float
+    error_by_chance: float
+    n_tokens: int
+
+
+def read_positions(
+    states: Array, design: Design, means: Array, fitted: NDArray[np.bool_], judged: NDArray[np.bool_], seed: int
+) -> Read | None:
+    """Read the positions of some tokens by the means of others; None if there are none of either.
+
+    A token is read as the position with the largest density of a normal distribution about the position's mean, whose
+    covariance is that of all fitted tokens about the means of their positions, times the position's frequency.
+
+    Args:
+        states: The tokens in the directions that are read, shape (n_tokens, k).
+        design: The tokens' positions and sentences.
+        means: What position adds in these directions, shape (n_positions, k); the fitted tokens' mean is found here.
+        fitted: Whether each token is one of those that means and covariance are of, shape (n_tokens,).
+        judged: Whether each token is read, shape (n_tokens,).
+        seed: Seed of the random orders.
+    """
+    index = design.index
+    if not fitted.any() or not judged.any() or states.shape[1] == 0:
+        return None
+    counts = np.bincount(index[fitted], minlength=design.n_positions)
+    seen = counts > 0
+    about = states[fitted] - means[index[fitted]]
+    mean = about.mean(0)
+    covariance = np.atleast_2d(np.cov(about, rowvar=False))
+    eigenvalues, axes = np.linalg.eigh(covariance)
+    whiten = axes / np.sqrt(np.maximum(eigenvalues, 1e-12 * max(float(eigenvalues[-1]), 1e-300)))
+    tokens, centres = (states[judged] - mean) @ whiten, means[seen] @ whiten
+    bias = np.log(counts[seen]) - 0.5 * np.square(centres).sum(1)
+    nearest = [(tokens[at : at + BLOCK] @ centres.T + bias).argmax(1) for at in range(0, len(tokens), BLOCK)]
+    read = design.values[seen][np.concatenate(nearest)]
+    sentences = np.unique(design.of_token[judged], return_inverse=True)[1].reshape(-1)
+    true = design.values[index[judged]]
+    right = np.bincount(sentences, read == true).astype(np.float64)
+    sizes = np.bincount(sentences)
+    generator = np.random.default_rng([seed, 14])
+    chance = np.empty((ORDERS, 2))
+    for draw in range(ORDERS):
+        # Within each sentence, in random order.
+        shuffled = true[np.lexsort((generator.random(len(true)), sentences))]
+        chance[draw] = (read == shuffled).mean(), np.abs(read - shuffled).mean()
+    accuracy = float((read == true).mean())
+    return Read(
+        accuracy, *accuracy_interval(right, sizes), float(chance[:, 0].mean()),
+        (1 + int((chance[:, 0] >= accuracy).sum())) / (1 + ORDERS), float(np.abs(read - true).mean()),
+        float(chance[:, 1].mean()), len(true),
+    )  # fmt: skip
+
+
 Rows = list[dict[str, Any]]
 
 # Components whose curves are written, and most directions in which positions are read.

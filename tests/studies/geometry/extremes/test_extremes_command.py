@@ -14,8 +14,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.runs.study import Result
 from probing.studies.geometry.command import geometry
-from probing.studies.geometry.extremes.names import ALL
-from probing.studies.geometry.extremes.schema import EXTREMES, NAMES
+from probing.studies.geometry.extremes.tables import ALL, EXTREMES, NAMES
 from synthetic import LIGHTNING_WARNINGS
 from written import read_csv
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from probing.cache import Request, tokens_of
 from probing.corpus import from_sentences
 from probing.models import load_tokenizer, resolve_model
-from probing.studies.geometry.extremes.kinds import FREQUENT, Kinds, as_sinks, by_text
-from probing.studies.geometry.extremes.massive import (
+from probing.studies.geometry.extremes.held import FREQUENT, Kinds, as_sinks, by_text
+from probing.studies.geometry.extremes.survey import (
     MOST_NEURONS,
     Large,
     course_rows,
@@ -23,7 +23,7 @@ from probing.studies.geometry.extremes.massive import (
     massive_rows,
     median_magnitude,
 )
-from probing.studies.geometry.extremes.names import ALL, DEFINITIONS
+from probing.studies.geometry.extremes.tables import ALL, DEFINITIONS
 from synthetic import make_store, make_tokens
 
 pytestmark = pytest.mark.numeric

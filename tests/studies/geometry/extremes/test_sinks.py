@@ -20,8 +20,8 @@ from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import OutputProjection
 from probing.studies.attention.command import attention
 from probing.studies.geometry.command import geometry
-from probing.studies.geometry.extremes.kinds import as_sinks
-from probing.studies.geometry.extremes.sinks import Added, added
+from probing.studies.geometry.extremes.held import as_sinks
+from probing.studies.geometry.extremes.survey import Added, added
 
 pytestmark = [
     pytest.mark.numeric,

@@ -10,11 +10,11 @@ import torch
 from probing.models.anatomy import examine
 from probing.studies.geometry.inside.changed_norms import (
     change_first_row,
+    find_parameters,
     first_row_conclusions,
     ordinary_row,
     see_layers,
 )
-from probing.studies.geometry.inside.parameters import find_parameters
 from wide_models import N_LAYERS, make_wide, make_wide_tokens
 
 pytestmark = pytest.mark.numeric

@@ -192,7 +192,7 @@ def test_a_randomly_initialised_model_is_never_read_by_a_head_that_means_nothing
     from probing.cache import Request, activations
     from probing.corpus import from_sentences
     from probing.models import load_encoder, load_tokenizer, resolve_model
-    from probing.studies.geometry.inside.measuring import interventions
+    from probing.studies.geometry.inside.changed_norms import interventions
 
     source = resolve_model(str(masked_lm(place / "twin", "bert", sentences)))
     corpus = from_sentences("made up", sentences)

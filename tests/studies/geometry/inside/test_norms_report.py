@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from probing.studies.geometry.inside.norms_report import (
+from probing.studies.geometry.inside.smoothing_bound import (
     changes_conclusions,
     changes_tables,
     draw_changes,

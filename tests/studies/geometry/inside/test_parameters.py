@@ -12,7 +12,7 @@ import torch
 from families import D_MODEL, FAMILIES
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine
-from probing.studies.geometry.inside.parameters import (
+from probing.studies.geometry.inside.changed_norms import (
     Norm,
     Parameters,
     find_parameters,

@@ -16,8 +16,8 @@ from probing.corpus import load_corpus
 from probing.disabling.subject import Subject
 from probing.readouts.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.readouts.names import WORDS
-from probing.studies.geometry.neurons.asked import Asked
 from probing.studies.geometry.neurons.interchange import Exchanged, by_pair, draw_pairs, exchanged, partner_of
+from probing.studies.geometry.neurons.sets import Asked
 
 pytestmark = [
     pytest.mark.numeric,

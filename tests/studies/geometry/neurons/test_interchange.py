@@ -15,8 +15,8 @@ from probing.disabling.probed_task import Frozen
 from probing.disabling.subject import Subject
 from probing.errors import UserError
 from probing.readouts.forward import Text
-from probing.studies.geometry.neurons.asked import Asked, Found
 from probing.studies.geometry.neurons.interchange import Couples, check_later, coupled, survey_couples
+from probing.studies.geometry.neurons.sets import Asked, Found
 from probing.tasks import load_task
 
 pytestmark = [

@@ -17,8 +17,8 @@ from probing.corpus.splits import Couple
 from probing.disabling.subject import Subject
 from probing.errors import UserError
 from probing.readouts.names import WORDS
-from probing.studies.geometry.neurons.asked import Asked, Found
-from probing.studies.geometry.neurons.interchanged_words import carried, survey_words
+from probing.studies.geometry.neurons.interchange import carried, survey_words
+from probing.studies.geometry.neurons.sets import Asked, Found
 
 pytestmark = [
     pytest.mark.numeric,

@@ -17,7 +17,7 @@ from probing.corpus import Corpus, from_words
 from probing.disabling.probed_task import Frozen, ProbedTask
 from probing.models import resolve_model
 from probing.readouts.forward import draw_text
-from probing.studies.geometry.neurons.probed_classes import ProbedClasses
+from probing.studies.geometry.neurons.survey import ProbedClasses
 from probing.tasks import Labels, Task
 
 pytestmark = [

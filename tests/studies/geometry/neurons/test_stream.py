@@ -16,10 +16,11 @@ from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.readouts.forward import Readers, Text, draw_text
 from probing.readouts.frozen_probes import ProbeReadout, Probes
-from probing.studies.geometry.neurons.sets import KINDS, NeuronSet
-from probing.studies.geometry.neurons.stream import (
+from probing.studies.geometry.neurons.sets import (
+    KINDS,
     Moves,
     NeuronPasses,
+    NeuronSet,
     Place,
     Values,
     changed_tokens,

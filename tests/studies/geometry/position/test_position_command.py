@@ -17,7 +17,7 @@ from probing.cli.commandline import run
 from probing.runs.study import Result
 from probing.studies.geometry.command import geometry
 from probing.studies.geometry.position.tables import position_tables
-from probing.studies.geometry.position.terms import POSITION
+from probing.studies.geometry.section import POSITION
 from wandb_reader import read_offline_runs
 
 pytestmark = [

@@ -10,16 +10,8 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from probing.statistics.two_way import TwoWaySums
 from probing.statistics.two_way_design import Design
-from probing.studies.geometry.position.concentration import ROTATIONS, Concentration, concentration
-from probing.studies.geometry.position.reading import read_positions
-from probing.studies.geometry.position.spectrum import (
-    Folds,
-    oriented,
-    overlap,
-    principal,
-    random_subspace,
-    spectrum,
-)
+from probing.studies.geometry.position.spectrum import Folds, oriented, overlap, principal, random_subspace, spectrum
+from probing.studies.geometry.position.survey import ROTATIONS, Concentration, concentration, read_positions
 
 pytestmark = pytest.mark.numeric
 
