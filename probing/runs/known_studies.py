@@ -12,7 +12,7 @@ STUDIES = {
     "geometry": "probing.studies.geometry:GEOMETRY",
     "attention": "probing.studies.attention:ATTENTION",
     "disable": "probing.studies.disable:DISABLE",
-    "hierarchy": "probing.studies.hierarchy.study:HIERARCHY",
+    "hierarchy": "probing.studies.hierarchy:HIERARCHY",
     "cloze": "probing.studies.cloze:CLOZE",
     "pretrain": "probing.studies.pretrain.study:PRETRAIN",
     "finetune": "probing.studies.finetune:FINETUNE",

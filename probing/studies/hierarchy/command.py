@@ -53,9 +53,7 @@ def hierarchy(
     call = Call.of(study_of("hierarchy"), config, name, wandb, [*probe.problems_without_bias(), *too_few])
     wanted = chosen("--tasks", tasks, list(LINEAR)), chosen("--controls", controls, list(CONTROLS), "none")
     with quiet_libraries():
-        from probing.studies.hierarchy.figures import measured
-        from probing.studies.hierarchy.parts import Sizes
-        from probing.studies.hierarchy.survey import Asked, survey
+        from probing.studies.hierarchy.survey import Asked, Sizes, measured, survey
 
         source = call.source(probe.solver, tokenizer=tokenizer)
         asked = Asked(*wanted, Sizes(*sizes.values()), probe, seed)  # type: ignore[arg-type]

@@ -2,23 +2,411 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from probing.cache import ActivationStore
 from probing.cache.source import ActivationSource
+from probing.cache.tokens import Tokens
 from probing.cli.options import ProbeOptions
+from probing.corpus import Corpus, from_words
+from probing.data.examples import Activations, Examples, Sides
+from probing.data.examples import read as read_examples
+from probing.data.labelling import origin
 from probing.data.module import layer_moments
+from probing.errors import UserError
+from probing.figures.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    USUAL,
+    drawing,
+    error_bars,
+    forms_of,
+    joined,
+    name_layers,
+)
 from probing.probes.training import LayerFit, penalised, train_probes
 from probing.results.schema import layers_named
+from probing.runs.call import Measured
 from probing.runtime.progress import stage
-from probing.studies.hierarchy.grammar import Task
-from probing.studies.hierarchy.parts import Parts, Row, Sizes, answered_words, compared, counted, generalised
-from probing.studies.hierarchy.tables import ITSELF, LINEAR
+from probing.statistics.intervals import accuracy_interval, difference_interval
+from probing.studies.hierarchy.tables import ITSELF, LINEAR, controls_of, named, of_model, tasks_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# --------------------------------------------------------------------------------------------------------------------
+# A grammar of English sentences whose first auxiliary is, or is not, the main one; likewise for noun and subject.
+# --------------------------------------------------------------------------------------------------------------------
+
+Task = Literal["main_auxiliary", "subject_noun"]
+TASKS: tuple[Task, ...] = ("main_auxiliary", "subject_noun")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# Frequent words, each a single piece in most vocabularies. No word is in two lists.
+NOUNS = _words(
+    "teacher doctor farmer singer painter pilot lawyer sailor student neighbor soldier nurse writer dancer baker "
+    "hunter visitor manager player driver worker queen king boy girl dog cat horse bird bear rabbit monkey snake bee"
+)
+PLURALS = tuple(f"{noun}s" for noun in NOUNS)
+TRANSITIVE = _words(
+    "see hear help follow find meet know thank warn carry push greet trust remember admire describe forget ignore"
+)
+INTRANSITIVE = _words("sleep sing smile wait travel swim laugh cry listen move fight stay")
+ADJECTIVES = _words("old young small tall happy quiet brave clever tired hungry friendly strange rich poor famous")
+PREPOSITIONS = _words("near behind beside with above")
+# Determiners of singular nouns; plural nouns have none.
+DETERMINERS = _words("the my your our their this some every")
+AUXILIARIES = _words("can could may might must should will would")
+
+# Shares of noun phrases: with 0, 1 or 2 adjectives, without a determiner, and with 0, 1 or 2 prepositional phrases.
+_N_ADJECTIVES, _BARE, _N_PHRASES = (0.5, 0.35, 0.15), 0.3, (0.4, 0.4, 0.2)
+# Probability that the main verb has an object, if the object is not already required by a relative clause on it.
+_TRANSITIVE = {"main_auxiliary": 0.5, "subject_noun": 0.7}
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence with the answers of both rules.
+
+    Args:
+        words: Its words, the full stop being one.
+        answer: Index of the main auxiliary, or of the subject's head.
+        linear: Index of the first auxiliary, or of the first noun.
+        distractor: The construction in the subject that contains the first auxiliary, or noun: `subject_relative` (that
+            must wait), `object_relative` (that the boy must greet), `compound` (worker bee) or `possessive` (worker 's
+            bee). Empty in sentences to train on.
+    """
+
+    words: tuple[str, ...]
+    answer: int
+    linear: int
+    distractor: str = ""
+
+
+class Grammar:
+    """Draws sentences of a task.
+
+    Args:
+        task: The task.
+        seed: Seed of every draw.
+    """
+
+    def __init__(self, task: Task, seed: int) -> None:
+        self.task, self._draw = task, random.Random(f"{task} {seed}")
+
+    def sentences(self, n: int, n_others: int) -> tuple[list[Sentence], list[Sentence]]:
+        """Return distinct sentences to train and test on, and others for generalisation.
+
+        Args:
+            n: Number of sentences in which both rules agree.
+            n_others: Number of those in which they differ.
+        """
+        return self._distinct(n, differ=False), self._distinct(n_others, differ=True)
+
+    def _distinct(self, n: int, differ: bool) -> list[Sentence]:
+        found: dict[tuple[str, ...], Sentence] = {}
+        while len(found) < n:
+            made = self._main_auxiliary(differ) if self.task == "main_auxiliary" else self._subject_noun(differ)
+            found.setdefault(made.words, made)
+        return list(found.values())
+
+    def _main_auxiliary(self, differ: bool) -> Sentence:
+        # No auxiliary occurs twice: embeddings without positions could not distinguish equal words.
+        main, of_subject, of_object = self._draw.sample(AUXILIARIES, 3)
+        subject, distractor = self._noun_phrase(), ""
+        if differ:
+            distractor, clause = self._relative_clause(of_subject)
+            subject += clause
+        else:
+            subject += self._prepositional_phrases()
+        has_clause = self._draw.random() < 0.5
+        if has_clause or self._is_transitive():
+            rest = [self._one(TRANSITIVE), *self._noun_phrase()]
+            rest += self._relative_clause(of_object)[1] if has_clause else []
+        else:
+            rest = [self._one(INTRANSITIVE)]
+        return self._sentence([*subject, main, *rest], len(subject), AUXILIARIES, distractor)
+
+    def _subject_noun(self, differ: bool) -> Sentence:
+        distractor, subject = self._modified() if differ else ("", self._noun_phrase())
+        answer = len(subject) - 1
+        rest = [self._one(AUXILIARIES)]
+        if self._is_transitive():
+            modified = self._draw.random() < 0.5
+            rest += [self._one(TRANSITIVE), *(self._modified()[1] if modified else self._noun_phrase())]
+        else:
+            rest.append(self._one(INTRANSITIVE))
+        words = [*subject, *self._prepositional_phrases(), *rest]
+        return self._sentence(words, answer, NOUNS + PLURALS, distractor)
+
+    def _sentence(self, words: list[str], answer: int, candidates: tuple[str, ...], distractor: str) -> Sentence:
+        linear = next(i for i, word in enumerate(words) if word in candidates)
+        return Sentence((words[0].capitalize(), *words[1:], "."), answer, linear, distractor)
+
+    def _noun_phrase(self) -> list[str]:
+        bare = self._draw.random() < _BARE
+        return [*self._before_noun(bare), self._one(PLURALS if bare else NOUNS)]
+
+    def _modified(self) -> tuple[str, list[str]]:
+        """Return the name of a construction, and a noun phrase in which it puts another noun before the head."""
+        bare, kind = self._draw.random() < _BARE, self._one(("compound", "possessive"))
+        first, second = self._draw.sample(range(len(NOUNS)), 2)
+        between = ["'s"] if kind == "possessive" else []
+        return kind, [*self._before_noun(bare), NOUNS[first], *between, (PLURALS if bare else NOUNS)[second]]
+
+    def _before_noun(self, bare: bool) -> Iterator[str]:
+        if not bare:
+            yield self._one(DETERMINERS)
+        for _ in range(self._number(_N_ADJECTIVES)):
+            yield self._one(ADJECTIVES)
+
+    def _prepositional_phrases(self) -> list[str]:
+        phrases = ([self._one(PREPOSITIONS), *self._noun_phrase()] for _ in range(self._number(_N_PHRASES)))
+        return [word for phrase in phrases for word in phrase]
+
+    def _relative_clause(self, auxiliary: str) -> tuple[str, list[str]]:
+        """Return the name of a kind of relative clause, and such a clause with this auxiliary."""
+        if self._draw.random() < 0.5:
+            return "object_relative", ["that", *self._noun_phrase(), auxiliary, self._one(TRANSITIVE)]
+        if self._draw.random() < 0.5:
+            return "subject_relative", ["that", auxiliary, self._one(INTRANSITIVE)]
+        return "subject_relative", ["that", auxiliary, self._one(TRANSITIVE), *self._noun_phrase()]
+
+    def _is_transitive(self) -> bool:
+        return self._draw.random() < _TRANSITIVE[self.task]
+
+    def _number(self, shares: tuple[float, ...]) -> int:
+        return self._draw.choices(range(len(shares)), shares)[0]
+
+    def _one(self, words: tuple[str, ...]) -> str:
+        return self._draw.choice(words)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The sentences of a task as corpora, and their words as examples of a probe.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of sentences.
+
+    Args:
+        train: Sentences that probes are trained on.
+        test: Sentences that the penalty is chosen on; probes are tested on as many further sentences.
+        generalisation: Sentences in which the two rules differ.
+    """
+
+    train: int
+    test: int
+    generalisation: int
+
+
+@dataclass(frozen=True)
+class Text:
+    """Sentences in the order of a corpus, with the answers of both rules.
+
+    Args:
+        corpus: The sentences, divided into words.
+        answers: Index of the word that is right, shape (n_sentences,).
+        linear: Index of the word that linear order gives, shape (n_sentences,).
+        distractors: The construction that contains the word that linear order gives, where this word is wrong, shape
+            (n_sentences,); empty where both rules agree.
+    """
+
+    corpus: Corpus
+    answers: NDArray[np.int64]
+    linear: NDArray[np.int64]
+    distractors: NDArray[np.str_]
+
+    @classmethod
+    def of(cls, name: str, sentences: Sequence[Sentence]) -> Text:
+        """Return the text of distinct sentences.
+
+        Args:
+            name: Name of the corpus.
+            sentences: The sentences.
+        """
+        answers, linear = (np.array([getattr(one, rule) for one in sentences]) for rule in ("answer", "linear"))
+        distractors = np.array([one.distractor for one in sentences])
+        return cls(from_words(name, [one.words for one in sentences]), answers, linear, distractors)
+
+    def check(self, tokens: Tokens) -> None:
+        """Refuse a tokenization in which a sentence lacks a word.
+
+        Raises:
+            UserError: If the model's limit cuts a sentence, or its tokenizer drops a word.
+        """
+        found = np.bincount(tokens.sentences[tokens.first_pieces], minlength=tokens.n_sentences)
+        n_words = np.array([len(words) for words in self.corpus.words or ()])
+        if (lacking := np.flatnonzero(found < n_words)).size:
+            raise UserError(
+                f"`--model`: of the {self.corpus.name}, `{self.corpus.sentences[lacking[0]]}` keeps only "
+                f"{found[lacking[0]]} of {n_words[lacking[0]]} words; choose a model that reads all words of longer "
+                "sentences."
+            )
+
+    def examples(self, store: Activations, chosen: NDArray[np.bool_]) -> Examples:
+        """Return the words of some sentences as examples: class 1 the right word, class 0 every other.
+
+        Args:
+            store: The activations of the corpus.
+            chosen: Which sentences, shape (n_sentences,), bool.
+        """
+        tokens = store.tokens
+        here = tokens.first_pieces & chosen[tokens.sentences]
+        is_answer = tokens.words == self.answers[tokens.sentences]
+        return Examples(store, np.where(here, is_answer, -1).astype(np.int32), word_means=True)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The two texts of a task.
+
+    Args:
+        training: Sentences to train on, then those that the penalty is chosen on.
+        testing: Sentences of the same kind to test on, then those for generalisation.
+        sizes: Numbers of sentences.
+    """
+
+    training: Text
+    testing: Text
+    sizes: Sizes
+
+    @classmethod
+    def of(cls, task: Task, sizes: Sizes, seed: int) -> Parts:
+        """Return the texts of a task; no sentence is there twice.
+
+        Args:
+            task: The task.
+            sizes: Numbers of sentences.
+            seed: Seed of the draw.
+        """
+        n = sizes.train + sizes.test
+        agree, differ = Grammar(task, seed).sentences(n + sizes.test, sizes.generalisation)
+        name = task.replace("_", " ")
+        training = Text.of(f"sentences of the task {name}, to train on", agree[:n])
+        return cls(training, Text.of(f"sentences of the task {name}, to test on", agree[n:] + differ), sizes)
+
+    @property
+    def texts(self) -> tuple[Text, Text]:
+        """Both texts."""
+        return self.training, self.testing
+
+    @property
+    def differ(self) -> NDArray[np.bool_]:
+        """Which sentences of the second text are for generalisation, shape (n_sentences,)."""
+        return np.arange(len(self.testing.answers)) >= self.sizes.test
+
+    def sides(self, stores: Sequence[Activations]) -> Sides:
+        """Return the examples that probes are trained, chosen and tested on.
+
+        Args:
+            stores: The activations of both texts.
+        """
+        trained = np.arange(len(self.training.answers)) < self.sizes.train
+        train, validation = (self.training.examples(stores[0], chosen) for chosen in (trained, ~trained))
+        return Sides(train, validation, self.testing.examples(stores[1], ~self.differ), np.arange(2), False)
+
+    def words(self, stores: Sequence[Activations]) -> Examples:
+        """Return all words of the second text.
+
+        Args:
+            stores: The activations of both texts.
+        """
+        return self.testing.examples(stores[1], np.ones(len(self.testing.answers), dtype=bool))
+
+
+# A row of a table.
+Row = dict[str, Any]
+
+
+def answered_words(examples: Examples, layers: Sequence[int], weights: Sequence[Tensor]) -> NDArray[np.int64]:
+    """Return the index of the word that each probe finds likeliest, among the words of its sentence.
+
+    Special tokens and padding are no words. Of equally likely words the first is taken.
+
+    Args:
+        examples: The words, every one of each sentence.
+        layers: Layer numbers.
+        weights: Weight of each layer's probe on raw hidden states, shape (2, d_model); class 1 is the word looked for.
+
+    Returns:
+        Shape (n_layers, n_sentences).
+    """
+    directions = [(weight[1] - weight[0]).double() for weight in weights]
+    scores: list[Tensor] = []
+    rows: list[Tensor] = []
+    for batch in read_examples(examples, layers):
+        pairs = zip(batch.hidden_states, directions, strict=True)
+        scores.append(torch.stack([states.double() @ direction for states, direction in pairs]))
+        rows.append(batch.rows)
+    at, tokens = torch.cat(rows).numpy(), examples.store.tokens
+    begins = np.flatnonzero(np.diff(tokens.sentences[at], prepend=-1))
+    of_words = torch.cat(scores, 1).numpy()
+    highest = np.maximum.reduceat(of_words, begins, axis=1)
+    is_highest = of_words == np.repeat(highest, np.diff(np.append(begins, len(at))), axis=1)
+    # The first of the words with the highest score: all other words get a number beyond the last word.
+    words = np.where(is_highest, tokens.words[at].astype(np.int64), np.iinfo(np.int64).max)
+    return np.minimum.reduceat(words, begins, axis=1)
+
+
+def counted(name: str, right: NDArray[np.bool_]) -> Row:
+    """Return the share of sentences of which something holds, with its 95% interval.
+
+    Args:
+        name: Column of the share; its interval is in `NAME_low` and `NAME_high`.
+        right: Whether it holds, shape (n_sentences,).
+    """
+    low, high = accuracy_interval(right.astype(np.int64), np.ones(len(right), dtype=np.int64))
+    return {name: float(right.mean()), f"{name}_low": low, f"{name}_high": high}
+
+
+def compared(name: str, first: NDArray[np.bool_], second: NDArray[np.bool_]) -> Row:
+    """Return by how much the share of the first is above that of the second, with its 95% interval, paired.
+
+    Args:
+        name: Column of the difference.
+        first: Whether something holds of each sentence, shape (n_sentences,).
+        second: The same of something else.
+    """
+    difference = first.astype(np.int64) - second
+    low, high = difference_interval(difference, np.ones(len(first), dtype=np.int64))
+    return {name: float(difference.mean()), f"{name}_low": low, f"{name}_high": high}
+
+
+def generalised(answers: NDArray[np.int64], text: Text, chosen: NDArray[np.bool_], linear: str) -> Row:
+    """Return how often a probe's answers follow each rule in the sentences where the two rules differ.
+
+    Args:
+        answers: The word that it answers, shape (n_sentences,).
+        text: The sentences.
+        chosen: Which sentences are counted, shape (n_sentences,).
+        linear: Name of the column with the share of answers that follow linear order.
+    """
+    right, first = ((answers == rule)[chosen] for rule in (text.answers, text.linear))
+    found = counted("generalisation", right)
+    own = {"generalisation": found["generalisation"], "low": found["generalisation_low"]}
+    return {
+        **own, "high": found["generalisation_high"], **counted(linear, first), **compared("preference", right, first)
+    }  # fmt: skip
+
 
 # The names of its tables.
 TABLES = ("hierarchy", "distractors")
@@ -181,3 +569,102 @@ def task_rows(
             measured = generalised(answers[i], text, chosen, LINEAR[task])
             kinds.append({**own, "distractor": str(kind), **measured, "n": int(chosen.sum())})
     return rows, kinds
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The figure of `hierarchy`: by which rule the probe of each layer generalises.
+# --------------------------------------------------------------------------------------------------------------------
+
+ReadonlyRow = Mapping[str, Any]
+
+# Lines can be told apart by their style and mark as well as by colour.
+_RIGHT: dict[str, Any] = {"color": BLUE, "ls": "-", "marker": "o"}
+_LINEAR: dict[str, Any] = {"color": ORANGE, "ls": "--", "marker": "s"}
+_TEST: dict[str, Any] = {"color": GREY, "ls": ":", "marker": "."}
+_CONTROLS: dict[str, dict[str, Any]] = {
+    "untrained": {"color": GREEN, "ls": "-.", "marker": "^"},
+    "permuted_positions": {"color": PURPLE, "ls": ":", "marker": "D"},
+}
+
+
+def write_figure(path: Path, rows: Sequence[ReadonlyRow], model: str, formats: Sequence[str] = USUAL) -> list[Path]:
+    """Draw a panel for each task, in some formats, and return the paths of the files.
+
+    Args:
+        path: Path of the figure, whose suffix is replaced by that of each format.
+        rows: Rows of `hierarchy.csv`.
+        model: Model name for the title.
+        formats: Formats of the files.
+    """
+    tasks = tasks_of(rows)
+    with drawing(path, formats) as figure:
+        figure.set_size_inches(2.4 + 3.4 * len(tasks), 3.3)
+        for axes, task in zip(figure.subplots(1, len(tasks), squeeze=False, sharey=True)[0], tasks, strict=True):
+            _panel(axes, rows, task)
+        figure.axes[0].set_ylabel("share of sentences")
+        title = f"{model}: does a probe go on by linear order, or by hierarchy? (bars: 95% over sentences)"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+    return forms_of([path], formats)
+
+
+def _panel(axes: Axes, rows: Sequence[ReadonlyRow], task: str) -> None:
+    own = of_model(rows, task, ITSELF)
+    layers = [row["layer"] for row in own]
+    lines = [
+        (own, "test", "test", "both rules agree", _TEST),
+        (own, "generalisation", "", "they differ: right", _RIGHT),
+        (own, LINEAR[task], LINEAR[task], "they differ: the first\nauxiliary, or noun", _LINEAR),
+        *(
+            (of_model(rows, task, name), "generalisation", "", f"{words}: right", _CONTROLS[name])
+            for name, words in controls_of(rows).items()
+        ),
+    ]
+    for i, (here, column, of, label, look) in enumerate(lines):
+        values = np.array([row[column] for row in here])
+        shift = 0.06 * (i - (len(lines) - 1) / 2)
+        axes.errorbar(
+            [layer + shift for layer in layers], values, yerr=error_bars(here, values, of), label=label,
+            ms=4, capsize=2, lw=1.3, elinewidth=0.7, **joined(look, layers),
+        )  # fmt: skip
+    name_layers(axes, layers, most=9)
+    axes.set_xlim(layers[0] - 0.6, layers[-1] + 0.6)
+    axes.set_ylim(-0.03, 1.05)
+    axes.set_title(named(task))
+
+
+def measured(found: Found, sizes: Sizes, model_name: str) -> Measured:
+    """Return the tables with what belongs to them.
+
+    Args:
+        found: What was found.
+        sizes: Numbers of sentences.
+        model_name: The model's short name, for titles.
+    """
+    rows = found.tables["hierarchy"]
+    results: dict[str, Any] = {
+        "cache": {
+            task: {side: origin(store) for side, store in zip(("train", "test"), one.stores, strict=True)}
+            for task, one in found.tasks.items()
+        },
+        "n_sentences": {**asdict(sizes), "validation": sizes.test},
+        "penalty": {task: one.l2 for task, one in found.tasks.items()},
+        "optimality_gap": {task: one.optimality_gap for task, one in found.tasks.items()},
+    }
+    return Measured(
+        found.tables,
+        results,
+        _curves(rows),
+        draw=lambda folder, formats: write_figure(folder / "hierarchy", rows, model_name, formats),
+    )
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per layer with a column for each task and share, for W&B's curves."""
+    by_layer: dict[int, dict[str, Any]] = {}
+    for task in tasks_of(rows):
+        for row in of_model(rows, task, ITSELF):
+            point = by_layer.setdefault(row["layer"], {"layer": row["layer"]})
+            for column in ("test", "generalisation", LINEAR[task]):
+                point[f"{task}_{column}"] = row[column]
+    return list(by_layer.values())

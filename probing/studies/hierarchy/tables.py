@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 from probing.data.control_names import CONTROLS as OF_FIT
+from probing.page.lines import Line, line_chart
+from probing.results.rows import Html, element
 from probing.results.schema import (
     Column,
     Row,
@@ -21,6 +23,7 @@ from probing.results.schema import (
     text,
     whole,
 )
+from probing.runs.study import Result, framed, section_of
 from probing.tables.schema import layer_column
 
 _TASK = text("task", "What the probe looks for: main_auxiliary or subject_noun.")
@@ -166,3 +169,42 @@ def _side(row: Row, of: str) -> int:
 
 def _within(row: Row, of: str = "") -> str:
     return in_brackets(interval(row, of, " to ", ".1f", 100))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# By which rule probes generalise (`hierarchy`).
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def hierarchy_section(made: Result, anchor: str) -> Html:
+    """Return which layers go by which rule, the shares by layer, and the tables of the terminal.
+
+    Args:
+        made: The results of `hierarchy`.
+        anchor: What the section is linked by.
+    """
+    rows = made.hierarchy
+    return section_of(
+        made,
+        anchor,
+        *(_shares(rows, task) for task in tasks_of(rows)),
+        *framed(made.tables()),
+    )
+
+
+def _shares(rows: Sequence[Row], task: str) -> Html:
+    """Return the shares of a task by layer: of the model itself, and of each control."""
+    own, linear = of_model(rows, task), LINEAR[task]
+    lines = [
+        _line("both rules agree: right", own, "test", "test"),
+        _line("they differ: right", own, "generalisation", ""),
+        _line(f"they differ: the {named(linear)}", own, linear, linear),
+    ]
+    for name, words in controls_of(rows).items():
+        lines.append(_line(f"they differ, {words}: right", of_model(rows, task, name), "generalisation", ""))
+    title = f"{named(task).capitalize()}: share of sentences by layer, with 95% intervals over sentences"
+    return element("figure", element("figcaption", title), line_chart(lines, title))
+
+
+def _line(label: str, rows: Sequence[Row], column: str, of: str) -> Line:
+    return Line(label, [row["layer"] for row in rows], [row[column] for row in rows], [ends(row, of) for row in rows])

@@ -8,7 +8,7 @@ import torch
 
 from probing.cache.tokens import Tokens
 from probing.data.examples import Examples
-from probing.studies.hierarchy.parts import answered_words, compared, counted
+from probing.studies.hierarchy.survey import answered_words, compared, counted
 from synthetic import make_store
 
 pytestmark = pytest.mark.numeric

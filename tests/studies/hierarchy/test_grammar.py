@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from probing.studies.hierarchy.grammar import (
+from probing.studies.hierarchy.survey import (
     ADJECTIVES,
     AUXILIARIES,
     DETERMINERS,

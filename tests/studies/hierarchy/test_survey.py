@@ -14,9 +14,7 @@ from probing.cache.tokens import Tokens
 from probing.errors import UserError
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training, train_probes
-from probing.studies.hierarchy.grammar import AUXILIARIES
-from probing.studies.hierarchy.parts import Parts, Sizes, Text
-from probing.studies.hierarchy.survey import answers_of, task_rows
+from probing.studies.hierarchy.survey import AUXILIARIES, Parts, Sizes, Text, answers_of, task_rows
 from synthetic import LIGHTNING_WARNINGS, make_store
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
