@@ -14,7 +14,7 @@ STUDIES = {
     "disable": "probing.studies.disable:DISABLE",
     "hierarchy": "probing.studies.hierarchy:HIERARCHY",
     "cloze": "probing.studies.cloze:CLOZE",
-    "pretrain": "probing.studies.pretrain.study:PRETRAIN",
+    "pretrain": "probing.studies.pretrain:PRETRAIN",
     "finetune": "probing.studies.finetune:FINETUNE",
     "changes": "probing.studies.changes:CHANGES",
     "series": "probing.studies.series.study:SERIES",

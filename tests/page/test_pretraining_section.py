@@ -12,8 +12,8 @@ import pytest
 
 from probing import UserError, report
 from probing.page.lines import BY_STEP, Up, x, y
-from probing.studies.pretrain.options import ARMS
 from probing.studies.pretrain.section import PRETRAINING
+from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from written import write_csv
 
 STEPS, SEEDS, UNIGRAM = (0, 4, 64), (0, 1, 2), 4.2

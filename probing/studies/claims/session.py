@@ -39,7 +39,7 @@ from probing.studies.cloze import predictor as minimal_pairs
 from probing.studies.disable.weights import N_FILES, N_RANDOM
 from probing.studies.finetune.options import STARTS, TuningOptions
 from probing.studies.fit.estimate import Probes
-from probing.studies.pretrain.options import EncoderOptions, Size, TrainingOptions, chosen_recipe
+from probing.studies.pretrain.tables import EncoderOptions, Size, TrainingOptions, chosen_recipe
 from probing.tasks import load_task
 
 # --------------------------------------------------------------------------------------------------------------------

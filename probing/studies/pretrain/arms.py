@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from probing.runtime.arithmetic import seed_of
 from probing.runtime.trainer import save_model
-from probing.studies.pretrain.options import CAUSAL_LM, Encoder
+from probing.studies.pretrain.tables import CAUSAL_LM, Encoder
 
 _TABLE = "embeddings.position_embeddings.weight"
 # Arms whose table is the same in all places and is trained there: the model is told place 0 of every token.

@@ -15,8 +15,8 @@ from probing.runs.folder import check_several, continuable, folder_of_trainings,
 from probing.runs.study import Result, study_of
 from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
-from probing.studies.pretrain.options import (
-    ARMS,
+from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
+from probing.studies.pretrain.tables import (
     EncoderGroup,
     EncoderOptions,
     Size,
@@ -81,10 +81,8 @@ def pretrain(
     text = load_corpus(corpus)
     with quiet_libraries():
         from probing.runtime.trainer import Places, check_trainer_options
-        from probing.studies.pretrain.experiment import Asked, measure_all, packed_text, train_all
-        from probing.studies.pretrain.longer_rows import measure_lengths
         from probing.studies.pretrain.results import measured
-        from probing.studies.pretrain.training import Job
+        from probing.studies.pretrain.training import Asked, Job, measure_all, measure_lengths, packed_text, train_all
 
         check_trainer_options(trainer or {}, "pretraining")
         check_several(trainer or {}, name is not None)

@@ -2,20 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
-from probing.runtime.processes import interrupts_pass
-from probing.runtime.progress import steps_counted
-from probing.runtime.trainer import KeptTraining, Places, Row, build_trainer
-from probing.studies.pretrain.arms import build, checkpoint_folder, checkpoint_steps, save_checkpoint
-from probing.studies.pretrain.batches import PackedRows, PackedText
-from probing.studies.pretrain.module import LanguageModel
-from probing.studies.pretrain.options import CAUSAL_LM, Encoder, Recipe
+from probing.cache.source import ActivationSource
+from probing.cli.options import ProbeOptions
+from probing.corpus import Corpus, from_sentences
+from probing.corpus.splits import Split, side_of, split_key
+from probing.data.controls import token_identity
+from probing.data.labelling import read_sides
+from probing.data.module import layer_moments
+from probing.errors import UserError, as_clause
+from probing.models import load_encoder
+from probing.models.source import ModelSource
+from probing.probes.training import CONTROL_TOLERANCE, Training, train_controls, train_probes, training_of
+from probing.results.schema import count
+from probing.runtime.arithmetic import generator_of
+from probing.runtime.files import parse_json, read_text, replacing
+from probing.runtime.processes import interrupts_pass, is_main_process, sum_over_ranks
+from probing.runtime.progress import remark, stage, steps_counted
+from probing.runtime.terminal import silence
+from probing.runtime.trainer import ContinuedModule, KeptTraining, Places, build_trainer, share_of_rate
+from probing.statistics.moments import Profile, ProfileAccumulator, by_mean_profile
+from probing.studies.pretrain.arms import (
+    LEARNED_TABLES,
+    build,
+    checkpoint_folder,
+    checkpoint_steps,
+    class_of,
+    fill_table,
+    head_of,
+    position_table,
+    save_checkpoint,
+    told,
+)
+from probing.studies.pretrain.batches import Batch, PackedRows, PackedText, as_fast, packed, prepare
+from probing.studies.pretrain.tables import CAUSAL_LM, Encoder, Recipe
+from probing.tasks import load_task
+
+# --------------------------------------------------------------------------------------------------------------------
+# The LightningModule of language modelling, and its curves.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class LanguageModel(ContinuedModule):
+    """A model that learns to predict the tokens that a batch says, masked ones or the next.
+
+    Logits are computed where a token is to be predicted alone; of masked ones, these are a seventh of all.
+
+    Args:
+        model: The encoder of transformers with its language-model head.
+        arm: Name of its arm, which says what it is told of positions.
+        recipe: How it is trained.
+        seed: Seed of dropout. A draw depends only on the seed, the step, the batch and the process, so that a continued
+            run draws the same.
+    """
+
+    def __init__(self, model: Any, arm: str, recipe: Recipe, seed: int) -> None:
+        super().__init__(seed, f"--training.learning_rate {recipe.learning_rate}")
+        self.model, self.arm, self.recipe = model, arm, recipe
+
+    def loss_sum(self, batch: Batch) -> Tensor:
+        """Return the cross-entropy of the tokens to predict in a batch, summed, in nats."""
+        chosen = batch.labels >= 0
+        states = self.model.base_model(**told(self.arm, batch.input_ids)).last_hidden_state
+        logits = head_of(self.model)(states[chosen])
+        return functional.cross_entropy(logits.float(), batch.labels[chosen], reduction="sum")
+
+    def training_step(self, batch: Batch, batch_index: int) -> Tensor:
+        """Return the loss whose mean over processes and accumulated batches is the mean over all tokens to predict."""
+        return self.loss_of_step(self.loss_sum(batch), batch.n_predicted)
+
+    def validation_step(self, batch: Batch, batch_index: int) -> None:
+        """Log the mean cross-entropy of the tokens to predict in the held-out rows."""
+        self.log("loss", self.loss_sum(batch) / max(batch.n_predicted, 1), batch_size=batch.n_predicted)
+
+    @torch.no_grad()
+    def held_out_loss(self, batches: Iterable[Batch]) -> float:
+        """Return the mean cross-entropy of the tokens to predict in some batches, without dropout, in float32."""
+        was_training = self.model.training
+        self.model.eval()
+        total, n = 0.0, 0
+        for batch in batches:
+            total += float(self.loss_sum(batch.to(self.device)))
+            n += batch.n_predicted
+        self.model.train(was_training)
+        return total / n
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW with a learning rate that rises linearly and then falls linearly to 0."""
+        recipe = self.recipe
+        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trained, recipe.learning_rate, (recipe.beta1, recipe.beta2), recipe.epsilon, recipe.weight_decay
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_rate(recipe.steps, recipe.warm_up))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
 
 # Points of the curve of the training loss.
 POINTS = 200
@@ -113,3 +207,380 @@ class Keeper(KeptTraining):
                 save_checkpoint(folder, self.job.arm, module.model, self.rows.text.tokenizer)
             row["loss"] = module.held_out_loss(self.rows.held_out())
         self.add(row)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is measured of every checkpoint: outliers, how well positions are read off, and whether order matters.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Options of the probes, as in `disable`: at this tolerance accuracy no longer changes, and one penalty for all
+# checkpoints makes them comparable.
+PROBE = ProbeOptions(l2=1e-4, tolerance=CONTROL_TOLERANCE)
+# Rows of held-out text whose tokens are permuted.
+PERMUTED_ROWS = 64
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is read by every checkpoint.
+
+    Args:
+        corpus: Sentences that were held out of the training.
+        splits: For the probes, the side of each sentence.
+        rows: Packed rows whose tokens are permuted, shape (n_rows, row_length).
+        seed: Seed of the split and of the permutations.
+        cache: Folder in which activations are kept while a checkpoint is measured.
+        trainer: Arguments of Lightning's Trainer that say where to compute.
+    """
+
+    corpus: Corpus
+    splits: Sequence[Split]
+    rows: Tensor
+    seed: int
+    cache: Path
+    trainer: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls, corpus: Corpus, rows: Tensor, n_sentences: int, seed: int, cache: Path, trainer: Mapping[str, Any]
+    ) -> Subject:
+        """Return the subject, with at most `n_sentences` of the held-out sentences, evenly spread over the text."""
+        step = max(1, -(-len(corpus.sentences) // n_sentences))
+        read = corpus.subset(range(0, len(corpus.sentences), step))
+        # The hash needs another salt than that of the division of the text, which puts all these sentences on one side.
+        splits = [side_of(f"probe {split_key(sentence)}", seed) for sentence in read.sentences]
+        own = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes", "strategy") if name in trainer}
+        return cls(read, splits, rows[:PERMUTED_ROWS].long(), seed, cache, own)
+
+
+def measure(checkpoint: Path, subject: Subject, say: Callable[[str], None]) -> list[Row]:
+    """Return a row for each layer of a checkpoint.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        subject: What it reads.
+        say: Takes messages.
+    """
+    cache = subject.cache / f"{checkpoint.parent.name}-{checkpoint.name}"
+    source = ActivationSource.of(str(checkpoint), None, "all", subject.trainer, cache=cache, say=say)
+    try:
+        text = [subject.corpus], [subject.splits]
+        sides, stores = read_sides(source, *text, load_task("position", {}), PROBE, "sentence")
+        encoder, layers, training = load_encoder(source.model), source.layers, _training(subject)
+        fits = train_probes(sides, layers, training, moments=layer_moments(sides.train, layers))
+        token = train_controls({"token": [token_identity(sides, encoder)]}, layers, training)["token"][0][0]
+        differences = equivariance(encoder, subject.rows, subject.seed)
+        found = []
+        for layer, fit, difference in zip(layers, fits, differences, strict=True):
+            found.append(
+                {
+                    "layer": layer, **outlier_row(_profile(stores[0], layer)),
+                    "position_accuracy": fit.metrics["accuracy"], "token_accuracy": token.metrics["accuracy"],
+                    "equivariance": difference,
+                }
+            )  # fmt: skip
+        return found
+    finally:
+        sum_over_ranks(torch.zeros(1))  # every process has read what is removed now
+        if is_main_process():
+            shutil.rmtree(cache, ignore_errors=True)
+
+
+def _training(subject: Subject) -> Training:
+    assert PROBE.l2 != "auto"
+    return training_of(PROBE, PROBE.l2, subject.seed, dict(subject.trainer))
+
+
+def _profile(store: Any, layer: int) -> Profile:
+    """Return the profile of a layer without special tokens."""
+    accumulator = ProfileAccumulator(store.plan.d_model)
+    for shard in store.plan.shards:
+        counts = torch.from_numpy(~store.tokens.special[store.shard_tokens(shard)])
+        accumulator.update(store.read(layer, shard.index)[counts].float())
+    return accumulator.result()
+
+
+def outlier_row(profile: Profile) -> Row:
+    """Return the columns on the neuron whose mean is farthest from the mean neuron's.
+
+    `outlier_neuron` is None where that neuron is no outlier: it then deviates by 5 sd or less. The shares are those of
+    the tokens in which this neuron is the largest, or the smallest.
+    """
+    (farthest, *_) = by_mean_profile(profile.mean, deviations=-1.0)
+    k = farthest.neuron
+    named = {"outlier_neuron": k if any(one.neuron == k for one in by_mean_profile(profile.mean)) else None}
+    shares = {"argmax_share": float(profile.argmax_share[k]), "argmin_share": float(profile.argmin_share[k])}
+    return {**named, "max_mean_sd": abs(farthest.value), **shares}
+
+
+@torch.no_grad()
+def equivariance(encoder: nn.Module, rows: Tensor, seed: int) -> list[float]:
+    """Return for each layer how far it is from commuting with permutations of the tokens.
+
+    Every row is read as it is and with all of its tokens in a random order. The value is the largest difference between
+    the states of a token in the two orders, divided by the root mean square of the states of the layer. It is
+    0 but for rounding where nothing tells the model the positions of tokens.
+
+    Args:
+        encoder: The encoder, in evaluation mode.
+        rows: Token ids, shape (n_rows, row_length).
+        seed: Seed of the permutations.
+    """
+    noise = torch.rand(rows.shape, generator=generator_of(seed, "permutation"))
+    order = noise.argsort(dim=1)
+    of_rows, of_permuted = (
+        encoder(input_ids=ids, attention_mask=torch.ones_like(ids), output_hidden_states=True).hidden_states
+        for ids in (rows, rows.gather(1, order))
+    )
+    found = []
+    for states, permuted in zip(of_rows, of_permuted, strict=True):
+        expected = states.gather(1, order[:, :, None].expand_as(states))
+        scale = float(np.sqrt((states.double() ** 2).mean()))
+        found.append(float((permuted - expected).abs().max()) / scale if scale > 0 else 0.0)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Trains all arms with all seeds, and measures their checkpoints; a killed run goes on where it stopped.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked.
+
+    Args:
+        jobs: The trainings.
+        shape: The encoder's shape.
+        recipe: How it is trained.
+        n_sentences: Most held-out sentences by which checkpoints are measured.
+        seed: Seed of the division of the text, and of what is drawn to measure.
+        trainer: Arguments of Lightning's Trainer.
+    """
+
+    jobs: Sequence[Job]
+    shape: Encoder
+    recipe: Recipe
+    n_sentences: int
+    seed: int
+    trainer: Mapping[str, Any]
+
+
+def packed_text(corpus: Corpus, asked: Asked, places: Places) -> PackedText:
+    """Return the packed text; its tokenizer is trained once and kept in the run's folder, for a continued run."""
+    from tokenizers import Tokenizer
+
+    file, shape = places.folder / "state" / "tokenizer.json", asked.shape
+    known = as_fast(Tokenizer.from_file(str(file)), shape.row_length) if file.is_file() else None
+    with stage("tokens of the text"):
+        text = prepare(
+            corpus, shape.vocabulary, shape.lowercase, shape.row_length, asked.recipe.held_out_rows, asked.seed, known
+        )  # fmt: skip
+    if known is None and places.writes:
+        file.parent.mkdir(exist_ok=True)
+        with replacing(file) as partial:
+            text.tokenizer.backend_tokenizer.save(str(partial))
+    return text
+
+
+def train_all(
+    text: PackedText, asked: Asked, places: Places, logger: Any, callbacks: Sequence[pl.Callback] = ()
+) -> list[Row]:
+    """Train what is not trained yet, and return the rows of `losses.csv`.
+
+    Args:
+        text: The packed text.
+        asked: What is asked.
+        places: Where to write.
+        logger: Lightning logger of the curves, if any.
+        callbacks: Further callbacks of Lightning.
+    """
+    rows: list[Row] = []
+    for job in asked.jobs:
+        if not places.curve(job.name).is_file():
+            how = "goes on" if places.state(job.name).is_file() else "begins"
+            remark(f"{job.name}: the training {how} ({asked.recipe.steps} steps)")
+        with stage(f"training of {job.name}"):
+            rows += train(job, text, asked.shape, asked.recipe, asked.trainer, places, logger, callbacks)
+    return rows
+
+
+def measure_all(
+    text: PackedText, asked: Asked, places: Places, cache: Path, losses: Sequence[Row], say: Callable[[str], None],
+) -> list[Row]:  # fmt: skip
+    """Measure the checkpoints that are not measured yet, and return the rows of `arms.csv`.
+
+    Args:
+        text: The packed text.
+        asked: What is asked.
+        places: Where to write.
+        cache: Folder of cached activations, which are kept while a checkpoint is measured.
+        losses: Rows of `losses.csv`.
+        say: Takes messages.
+    """
+    subject = Subject.of(
+        text.held_out_corpus, text.held_out, asked.n_sentences, asked.seed, cache / places.folder.name, asked.trainer
+    )
+    steps = checkpoint_steps(asked.recipe.steps, asked.recipe.checkpoint_factor)
+    due = [(job, step) for job in asked.jobs for step in steps]
+    known = {(row["arm"], row["seed"], row["step"]): row for row in losses}
+    rows: list[Row] = []
+    with stage(f"measures of {count(len(due), 'checkpoint')}", len(due)) as advance:
+        for job, step in due:
+            folder = checkpoint_folder(places.checkpoints, job.arm, job.seed, step, asked.recipe.steps)
+            kept = places.folder / "state" / f"{job.name}-{folder.name}.json"
+            if kept.is_file():
+                found = parse_json(read_text(kept, places.folder))
+            else:
+                found = measure(folder, subject, silence if rows else say)  # what is left out is said once
+                if places.writes:
+                    with replacing(kept) as partial:
+                        partial.write_text(json.dumps(found), encoding="utf-8")
+            of_curve = known[job.arm, job.seed, step]
+            own = {name: of_curve[name] for name in ("arm", "seed", "step", "loss", "unigram_loss")}
+            rows += [{**own, **row} for row in found]
+            advance(1)
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Reads rows that are longer than those of the training, after the last step, by every arm that can.
+# --------------------------------------------------------------------------------------------------------------------
+
+# What is taken over of the measures of a checkpoint.
+_MEASURES = ("layer", "outlier_neuron", "max_mean_sd", "position_accuracy", "token_accuracy")
+
+
+def stretched(arm: str, model: Any, n_more: int, initial_sd: float) -> Any:
+    """Return a copy of a model that reads rows of more tokens than those of its training.
+
+    Only what follows a rule becomes longer: tables of zeros, of equal rows and of sines, and rotations. Biases and
+    embeddings of distances are the trained ones.
+
+    Args:
+        arm: Name of its arm, which has no learned table of positions.
+        model: The model after its training.
+        n_more: How many tokens more.
+        initial_sd: Standard deviation of the initial token embeddings.
+    """
+    config = deepcopy(model.config)
+    config.max_position_embeddings += n_more
+    longer = type(model)(config).eval()
+    values = model.state_dict()
+    with torch.no_grad():
+        for name, value in longer.state_dict().items():
+            if value.shape == values[name].shape:
+                value.copy_(values[name])
+        if arm not in ("rotary", "disentangled"):  # of the first, sines are not trained; the second has no table
+            table = position_table(longer)
+            table[:1] = position_table(model)[:1]
+            fill_table(arm, table, initial_sd)
+    return longer
+
+
+def passages(sentences: Sequence[str], tokenizer: Any, length: int) -> Iterator[str]:
+    """Yield consecutive sentences as one text of at least so many tokens; the last ones do not fill one."""
+    text: list[str] = []
+    n_tokens = tokenizer.num_special_tokens_to_add()
+    for sentence in sentences:
+        text.append(sentence)
+        n_tokens += len(tokenizer.tokenize(sentence))
+        if n_tokens >= length:
+            yield " ".join(text)
+            text, n_tokens = [], tokenizer.num_special_tokens_to_add()
+
+
+def measure_lengths(
+    text: PackedText, asked: Asked, multiples: Sequence[int], places: Places, cache: Path,
+) -> list[Row]:  # fmt: skip
+    """Measure each arm and seed after the last step on rows of several lengths; return the rows of `lengths.csv`.
+
+    Args:
+        text: The packed text.
+        asked: What is asked.
+        multiples: The lengths, in lengths of the rows of the training.
+        places: Where to write.
+        cache: Folder of cached activations, which are kept while a model is measured.
+    """
+    due = [(multiple, job) for multiple in multiples for job in asked.jobs]
+    rows: list[Row] = []
+    with stage(f"rows of {count(len(multiples), 'length')}", len(due)) as advance:
+        for multiple in multiples:
+            reader = _Reader(text, asked, multiple, places, cache / places.folder.name)
+            for job in asked.jobs:
+                kept = places.folder / "state" / f"{job.name}-x{multiple}.json"
+                if kept.is_file():
+                    found = parse_json(read_text(kept, places.folder))
+                else:
+                    found = reader.read(job)
+                    if places.writes:
+                        with replacing(kept) as partial:
+                            partial.write_text(json.dumps(found), encoding="utf-8")
+                own = {"arm": job.arm, "seed": job.seed, "step": asked.recipe.steps, "length": reader.length}
+                rows += [{**own, **row} for row in found]
+                advance(1)
+    order = [(job.arm, job.seed) for job in asked.jobs]
+    return sorted(rows, key=lambda row: order.index((row["arm"], row["seed"])))
+
+
+class _Reader:
+    """Reads held-out text in rows of one length.
+
+    Args:
+        text: The packed text.
+        asked: What is asked.
+        multiple: The length, in lengths of the rows of the training.
+        places: Where to write.
+        cache: Folder of cached activations.
+    """
+
+    def __init__(self, text: PackedText, asked: Asked, multiple: int, places: Places, cache: Path) -> None:
+        trained = asked.shape.row_length
+        self.asked, self.places, self.length, self.n_more = asked, places, multiple * trained, (multiple - 1) * trained
+        sentences, self.tokenizer = text.held_out_corpus.sentences, deepcopy(text.tokenizer)
+        self.tokenizer.model_max_length = self.length
+        # As much text as in rows of the training.
+        n_rows = -(-len(text.held_out) // multiple)
+        self.text = replace(text, held_out=packed(sentences, text.tokenizer, self.length)[:n_rows])
+        read = list(dict.fromkeys(passages(sentences, text.tokenizer, self.length)))
+        self.subject: Subject | None = None
+        if read and len(self.text.held_out):
+            self.subject = Subject.of(
+                from_sentences("held-out text", read), self.text.held_out, asked.n_sentences, asked.seed, cache,
+                asked.trainer,
+            )  # fmt: skip
+
+    def read(self, job: Job) -> list[Row]:
+        """Return a row for each layer, or a row with the reason why there is none."""
+        if self.n_more and job.arm in LEARNED_TABLES:
+            trained = self.asked.shape.row_length
+            return [{"reason": f"the table has {trained} positions, and none was learned for later tokens"}]
+        if self.subject is None:
+            return [{"reason": f"the held-out text does not fill a row of {self.length} tokens"}]
+        steps = self.asked.recipe.steps
+        checkpoint = checkpoint_folder(self.places.checkpoints, job.arm, job.seed, steps, steps)
+        model = (
+            class_of(job.arm)
+            .from_pretrained(ModelSource(job.arm, checkpoint).checked(), trust_remote_code=False)
+            .eval()
+        )
+        if self.n_more:
+            model = stretched(job.arm, model, self.n_more, self.asked.shape.initial_sd)
+        rows = PackedRows(self.text, 1, None if job.arm == CAUSAL_LM else self.asked.recipe.masked, job.seed)
+        module = LanguageModel(model, job.arm, self.asked.recipe, job.seed)
+        losses = {"loss": module.held_out_loss(rows.held_out()), "unigram_loss": rows.unigram_loss()}
+        folder = self.places.folder / "state" / f"{job.name}-x{self.length}" / "longer"
+        if self.places.writes:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(folder, job.arm, model, self.tokenizer)
+        sum_over_ranks(torch.zeros(1))  # all processes read it
+        try:
+            found = measure(folder, self.subject, silence)
+        except UserError as error:  # too few texts of this length for probes
+            return [{**losses, "reason": f"positions and outliers are not measured: {as_clause(error)}"}]
+        finally:
+            if self.places.writes:
+                shutil.rmtree(folder.parent, ignore_errors=True)
+        return [{**losses, **{name: row[name] for name in _MEASURES}} for row in found]

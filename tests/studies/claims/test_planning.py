@@ -41,7 +41,7 @@ from probing.studies.cloze.predictor import BUILTIN, fingerprint_of, read_pairs
 from probing.studies.fit.command import fit
 from probing.studies.geometry.command import geometry
 from probing.studies.pretrain.command import pretrain
-from probing.studies.pretrain.options import EncoderOptions, TrainingOptions, chosen_recipe
+from probing.studies.pretrain.tables import EncoderOptions, TrainingOptions, chosen_recipe
 
 DEFAULTS = {"fit": defaults(fit), "geometry": defaults(geometry), "pretrain": defaults(pretrain)}
 PRINTS = Fingerprints("m1", "c1")

@@ -22,7 +22,8 @@ from probing.studies.pretrain.arms import (
     told,
 )
 from probing.studies.pretrain.batches import train_tokenizer
-from probing.studies.pretrain.options import ARMS, Encoder
+from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
+from probing.studies.pretrain.tables import Encoder
 
 pytestmark = pytest.mark.numeric
 

@@ -13,8 +13,8 @@ from probing.corpus import from_sentences
 from probing.statistics.moments import ProfileAccumulator
 from probing.studies.pretrain.arms import build, position_table, save_checkpoint
 from probing.studies.pretrain.batches import packed, train_tokenizer
-from probing.studies.pretrain.checkpoint_measures import Subject, equivariance, measure, outlier_row
-from probing.studies.pretrain.options import Encoder
+from probing.studies.pretrain.tables import Encoder
+from probing.studies.pretrain.training import Subject, equivariance, measure, outlier_row
 
 SENTENCES = make_sentences(300, longest=10)
 SHAPE = Encoder(1, 32, 2, 32, 100, True, 16, 0.08, 0.0)

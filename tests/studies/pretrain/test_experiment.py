@@ -14,10 +14,8 @@ import torch
 from conftest import make_sentences
 from probing.corpus import from_sentences
 from probing.runtime.trainer import Places
-from probing.studies.pretrain.checkpoint_measures import equivariance
-from probing.studies.pretrain.experiment import Asked, packed_text, train_all
-from probing.studies.pretrain.options import Encoder, Recipe
-from probing.studies.pretrain.training import Job
+from probing.studies.pretrain.tables import Encoder, Recipe
+from probing.studies.pretrain.training import Asked, Job, equivariance, packed_text, train_all
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 

@@ -13,11 +13,9 @@ from probing.corpus import from_sentences
 from probing.runtime.trainer import Places
 from probing.studies.pretrain.arms import LEARNED_TABLES, build, position_table
 from probing.studies.pretrain.batches import train_tokenizer
-from probing.studies.pretrain.experiment import Asked, packed_text, train_all
-from probing.studies.pretrain.longer_rows import measure_lengths, passages, stretched
-from probing.studies.pretrain.options import ARMS, Encoder, Recipe, row_multiples
-from probing.studies.pretrain.tables import conclusions, lengths_read
-from probing.studies.pretrain.training import Job
+from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
+from probing.studies.pretrain.tables import Encoder, Recipe, conclusions, lengths_read, row_multiples
+from probing.studies.pretrain.training import Asked, Job, measure_lengths, packed_text, passages, stretched, train_all
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),

@@ -13,8 +13,9 @@ from probing.corpus import from_sentences
 from probing.runtime.trainer import share_of_rate
 from probing.studies.pretrain.arms import build
 from probing.studies.pretrain.batches import Batch, PackedRows, PackedText, prepare
-from probing.studies.pretrain.module import LanguageModel
-from probing.studies.pretrain.options import ARMS, Encoder, Recipe
+from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
+from probing.studies.pretrain.tables import Encoder, Recipe
+from probing.studies.pretrain.training import LanguageModel
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning", "ignore:.*does not have many workers"

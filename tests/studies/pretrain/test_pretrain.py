@@ -169,7 +169,7 @@ def test_the_configuration_of_a_run_repeats_it_to_the_byte(made: Result, place: 
 def test_an_interrupted_run_goes_on_where_it_stopped(
     made: Result, corpus_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from probing.studies.pretrain import experiment
+    from probing.studies.pretrain import training
     from probing.studies.pretrain.training import Keeper
 
     after, steps = Keeper.on_train_batch_end, []
@@ -185,7 +185,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
         pretrained(tmp_path, corpus_file, name="made")
     with pytest.raises(UserError, match="belongs to a run with other options"):
         pretrained(tmp_path, corpus_file, name="made", seed=1)
-    measure, measured = experiment.measure, []
+    measure, measured = training.measure, []
 
     def measuring(*args: Any) -> Any:
         measured.append(args[0].name)
@@ -193,7 +193,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
             raise KeyboardInterrupt
         return measure(*args)
 
-    monkeypatch.setattr(experiment, "measure", measuring)
+    monkeypatch.setattr(training, "measure", measuring)
     with pytest.raises(KeyboardInterrupt):
         pretrained(tmp_path, corpus_file, name="made")
     again = pretrained(tmp_path, corpus_file, name="made", quiet=True)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probing.studies.pretrain.figures import _LOOKS
-from probing.studies.pretrain.options import ARMS
+from probing.studies.pretrain.results import _LOOKS
+from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.studies.pretrain.tables import conclusions, growth_line, judge, last_rows, tables
 
 LOSS = {"learned": 3.2, "none": 4.6, "constant": 4.6}
@@ -94,7 +94,7 @@ def of_arms(arms: Sequence[str]) -> list[dict[str, Any]]:
 def test_up_to_six_arms_share_a_panel_and_of_more_each_has_one(n_arms: int) -> None:
     from matplotlib.figure import Figure
 
-    from probing.studies.pretrain.figures import loss_by_step, outliers_by_layer, position_by_layer
+    from probing.studies.pretrain.results import loss_by_step, outliers_by_layer, position_by_layer
 
     arms = ARMS[-n_arms:]
     for draw in (loss_by_step, outliers_by_layer, position_by_layer):
@@ -117,7 +117,7 @@ def test_up_to_six_arms_share_a_panel_and_of_more_each_has_one(n_arms: int) -> N
 def test_the_panel_of_next_tokens_has_their_frequencies_and_no_losses_of_masked_ones() -> None:
     from matplotlib.figure import Figure
 
-    from probing.studies.pretrain.figures import loss_by_step
+    from probing.studies.pretrain.results import loss_by_step
 
     figure = Figure()
     loss_by_step(figure, of_arms(ARMS))

@@ -15,7 +15,7 @@ from conftest import ROOT, make_sentences
 from probing.models.attention_heads import AlibiBertConfig, AlibiBertModel, linear_bias
 from probing.studies.pretrain.arms import build, make_ordinary, save_checkpoint
 from probing.studies.pretrain.batches import train_tokenizer
-from probing.studies.pretrain.options import Encoder
+from probing.studies.pretrain.tables import Encoder
 
 pytestmark = pytest.mark.numeric
 
