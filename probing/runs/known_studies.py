@@ -17,7 +17,7 @@ STUDIES = {
     "pretrain": "probing.studies.pretrain:PRETRAIN",
     "finetune": "probing.studies.finetune:FINETUNE",
     "changes": "probing.studies.changes:CHANGES",
-    "series": "probing.studies.series.study:SERIES",
+    "series": "probing.studies.series:SERIES",
     "wic": "probing.studies.similarity.study:WIC",
     "sts": "probing.studies.similarity.study:STS",
     "embeddings": "probing.studies.embeddings:EMBEDDINGS",

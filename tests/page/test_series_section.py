@@ -11,8 +11,8 @@ import pytest
 
 from probing import report
 from probing.page.lines import BY_STEP, Up, x, y
-from probing.studies.series.emergence import Thresholds, emergence
 from probing.studies.series.section import SERIES
+from probing.studies.series.tables import Thresholds, emergence
 from written import write_csv
 
 STEPS = (0, 10, 200, 1000)

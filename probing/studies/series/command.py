@@ -64,11 +64,9 @@ def series(
     call = Call.of(study_of("series"), config, name, wandb, problems)
     say = terminal.once(call.say)  # what every checkpoint says of the same text
     with quiet_libraries():
-        from probing.studies.series.checkpoints import find_checkpoints
-        from probing.studies.series.emergence import Thresholds
         from probing.studies.series.measures import MEASURES, How, Text
-        from probing.studies.series.results import measured
-        from probing.studies.series.survey import survey
+        from probing.studies.series.survey import find_checkpoints, measured, survey
+        from probing.studies.series.tables import Thresholds
 
         names = chosen("--measures", measures, list(MEASURES))
         thresholds = Thresholds(threshold_loss, threshold_position, threshold_outliers)

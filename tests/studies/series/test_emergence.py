@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from probing.studies.series.emergence import Course, Thresholds, emergence, stays_from
-from probing.studies.series.tables import LOST, UNIGRAM, conclusions
+from probing.studies.series.tables import LOST, UNIGRAM, Course, Thresholds, conclusions, emergence, stays_from
 
 STEPS = [0, 1, 10, 100, 1000]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from probing.studies.series.checkpoints import Checkpoint, loss_rows
+from probing.studies.series.survey import Checkpoint, loss_rows
 
 
 def told(folder: Path, step: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from probing.errors import UserError
-from probing.studies.series.checkpoints import find_checkpoints
+from probing.studies.series.survey import find_checkpoints
 
 
 @pytest.mark.parametrize(

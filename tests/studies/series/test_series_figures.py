@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from probing.studies.series.emergence import Thresholds, emergence
-from probing.studies.series.results import curves
+from probing.studies.series.survey import curves
+from probing.studies.series.tables import Thresholds, emergence
 
 
 def test_every_measure_has_a_panel_and_the_way_from_step_0_is_dotted() -> None:
