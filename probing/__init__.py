@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from probing.studies.hierarchy.command import hierarchy as hierarchy
     from probing.studies.pretrain.command import pretrain as pretrain
     from probing.studies.series.command import series as series
-    from probing.studies.similarity.sts import sts as sts
-    from probing.studies.similarity.wic import wic as wic
+    from probing.studies.similarity.commands import sts as sts
+    from probing.studies.similarity.commands import wic as wic
     from probing.studies.sweep.command import sweep as sweep
     from probing.tasks import SentenceTask as SentenceTask
     from probing.tasks import Task as Task

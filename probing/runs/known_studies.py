@@ -18,8 +18,8 @@ STUDIES = {
     "finetune": "probing.studies.finetune:FINETUNE",
     "changes": "probing.studies.changes:CHANGES",
     "series": "probing.studies.series:SERIES",
-    "wic": "probing.studies.similarity.study:WIC",
-    "sts": "probing.studies.similarity.study:STS",
+    "wic": "probing.studies.similarity:WIC",
+    "sts": "probing.studies.similarity:STS",
     "embeddings": "probing.studies.embeddings:EMBEDDINGS",
     "reproduce": "probing.studies.claims:REPRODUCE",
 }

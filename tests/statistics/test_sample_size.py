@@ -19,7 +19,7 @@ from probing.statistics.sample_size import ENOUGH, SampleSize, label, size_colum
 from probing.studies.geometry.command import geometry
 from probing.studies.geometry.section import geometry_section
 from probing.studies.geometry.tables import conclusions
-from probing.studies.similarity.section import similarity_section
+from probing.studies.similarity.tables import similarity_section
 from probing.tables.probes import transform_lines
 from synthetic import LIGHTNING_WARNINGS
 from written import read_csv
