@@ -8,7 +8,7 @@ STUDIES = {
     "fit": "probing.runs.run:FIT",
     "rank": "probing.runs.rankings:RANK",
     "compare": "probing.studies.compare:COMPARE",
-    "sweep": "probing.studies.sweep.study:SWEEP",
+    "sweep": "probing.studies.sweep:SWEEP",
     "geometry": "probing.studies.geometry:GEOMETRY",
     "attention": "probing.studies.attention:ATTENTION",
     "disable": "probing.studies.disable:DISABLE",

@@ -21,7 +21,7 @@ from probing.figures import style
 from probing.figures.style import COLUMN, LETTERS, PAGE
 from probing.studies.geometry import figures as geometry_figures
 from probing.studies.similarity.results import write_sts_figure, write_wic_figure
-from probing.studies.sweep.figures import write_sweep_figure
+from probing.studies.sweep.search import write_sweep_figure
 from rendering import FIT_TO_PAPER
 
 Row = dict[str, Any]

@@ -7,21 +7,26 @@ import io
 import itertools
 import json
 import shlex
+import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from probing.cli.arguments import read_yaml
+from probing.cli.arguments import OptionSource, as_mapping, checked, read_yaml
 from probing.cli.commandline import command
-from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, defaults, figure_formats
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, defaults, figure_formats, option_problems
 from probing.cli.options import WandbOptions, as_options, with_shared_help
+from probing.data.control_names import chosen_controls
 from probing.errors import UserError, as_clause, out_of_range, refuse
+from probing.models import layer_numbers
 from probing.page.sources import option_words
 from probing.results.rows import write_csv
 from probing.results.schema import count
 from probing.runs.call import places, say_results
+from probing.runs.folder import PARTIAL, ResumableFolder
 from probing.runs.run import load_fit
 from probing.runs.study import Result, refuse_several, study_of
 from probing.runtime.files import parse_json, read_text
@@ -29,12 +34,162 @@ from probing.runtime.machine import quiet_libraries, started_as
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, Advance, expect, hush, messages, remark, stage
 from probing.studies.fit.command import fit as fit_command
-from probing.studies.sweep.definition import Sweep, parse_sweep
-from probing.studies.sweep.folder import SweepFolder
-from probing.studies.sweep.options import TrialOptions
+from probing.studies.sweep.definition import (
+    LIGHT,
+    Parameter,
+    Sweep,
+    Trial,
+    alike,
+    is_stacked,
+    parse_sweep,
+    stacks,
+    trial_name,
+)
 from probing.studies.sweep.tables import SWEEP
-from probing.studies.sweep.trials import Trial, alike, is_stacked, stacks, trial_name
+from probing.tasks import SentenceTask, load_task, predicts_numbers
 from probing.tracking import Tracker, one_service, resolve_mode
+
+# --------------------------------------------------------------------------------------------------------------------
+# Options of `fit` for the points of a sweep.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Options that the sweep sets for its trials; a value that the file gives for all trials is the sweep's own default.
+DECIDED = ("name", "runs", "cache", "quiet", "verbose", "wandb")
+
+
+class TrialOptions:
+    """Turns points into keyword arguments of `fit`; a value that occurs in many points is checked once.
+
+    Args:
+        command: The function `fit`, which does one trial.
+        sweep: The sweep that is searched.
+        file: Name of the sweep file, for messages.
+        over: Options of `fit` that hold for all trials and override the file.
+
+    Raises:
+        UserError: If options do not exist, or values are of the wrong type; the message names them all.
+    """
+
+    def __init__(self, command: Callable[..., Any], sweep: Sweep, file: str, over: Mapping[str, Any]) -> None:
+        self.command = command
+        checked(self.command, over, "fit", OptionSource("--fit."))
+        refuse([f"`--fit.{name}` cannot be set: the sweep's own `--{name}` decides" for name in over if _decided(name)])
+        self.place = OptionSource("", ": ", f" in {file}")
+        varied = [p for p in sweep.parameters if p.varies and p.name not in over]
+        problems = [f"`{p.name}` in {file} cannot vary: the sweep decides it" for p in varied if _decided(p.name)]
+        constant = {**as_mapping(sweep.command), **{p.name: p.values()[0] for p in sweep.parameters if not p.varies}}
+        if "name" in constant:
+            problems.append(f"`name` in {file} cannot be set: trials are named by the sweep")
+        self.own = {name: value for name, value in constant.items() if _decided(name)}
+        fixed = {**LIGHT, **{name: value for name, value in constant.items() if not _decided(name)}, **over}
+        self.varied = [p.name for p in varied]
+        self.known: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for name, value in ((p.name, value) for p in varied for value in _some_values(p)):
+            try:
+                self._checked(name, value)
+            except UserError as error:
+                problems.append(str(error).rstrip("."))
+        try:
+            self.base = checked(self.command, fixed, "fit", self.place)
+        except UserError as error:
+            problems.append(str(error).rstrip("."))
+        refuse(problems)
+
+    def of(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of a trial.
+
+        Raises:
+            UserError: If they are invalid for every model and corpus.
+        """
+        options = dict(self.base)
+        for name, value in self.varied_of(point).items():
+            top, _, inner = name.partition(".")
+            given = self._checked(name, value)[top]
+            options[top] = _put(options[top], inner, given) if inner else given
+        refuse(
+            option_problems(
+                options["probe"], options["seed"], options["max_length"], options["batch_tokens"], options["replicates"]
+            )
+        )
+        layer_numbers(options["layer"])
+        task = load_task(options["task"], options["task_args"] or {})
+        if predicts_numbers(task):
+            raise UserError(
+                f"`task {options['task']}`: it predicts numbers, "
+                "and a sweep compares accuracies of classes; use `fit`, whose ridge probe has no options to search."
+            )
+        chosen_controls(options["controls"], task.ordinal, isinstance(task, SentenceTask))
+        return options
+
+    def varied_of(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a point that vary between trials."""
+        return {name: value for name, value in point.items() if name in self.varied}
+
+    def _checked(self, name: str, value: Any) -> Mapping[str, Any]:
+        key = (name, repr(value))
+        if key not in self.known:
+            self.known[key] = checked(self.command, {name: value}, "fit", self.place)
+        return self.known[key]
+
+
+def _decided(name: str) -> bool:
+    return name.partition(".")[0] in DECIDED
+
+
+def _some_values(parameter: Parameter) -> list[Any]:
+    """Return some values of a parameter, enough to check its types."""
+    if parameter.distribution.startswith("categorical"):
+        return parameter.values()
+    return [parameter.settings[end] for end in ("min", "max") if end in parameter.settings and _is_range(parameter)]
+
+
+def _is_range(parameter: Parameter) -> bool:
+    return parameter.distribution in ("uniform", "q_uniform", "int_uniform", "log_uniform_values")
+
+
+def _put(options: Any, inner: str, given: Any) -> Any:
+    """Return a group of options with one option replaced by that of another such group."""
+    if is_dataclass(options) and not isinstance(options, type):
+        return replace(options, **{inner: getattr(given, inner)})
+    return {**(options or {}), inner: given[inner]}
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A sweep on disk: `NAME.partial` until all trials are finished; an interrupted sweep is continued there.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+class SweepFolder(ResumableFolder):
+    """The folder of a sweep that is new or continued.
+
+    Args:
+        runs: The folder of runs.
+        name: Name of the sweep.
+        definition: Everything that decides which trials there are; a sweep with another definition is another sweep.
+
+    Raises:
+        UserError: If the name is taken by something else, or the folder cannot be made.
+    """
+
+    what, other = "sweep", "another sweep, or to another version of this file"
+    work = "trials"
+    temporary = ("progress.safetensors",)
+
+    def __init__(self, runs: Path, name: str, definition: Mapping[str, Any]) -> None:
+        super().__init__(runs, name, definition)
+        self.trials = self.path / self.work
+
+    @contextmanager
+    def claimed(self) -> Iterator[list[str]]:
+        """Lock the folder against other processes, and yield the names of the finished trials.
+
+        Raises:
+            UserError: If another process is running the sweep, or the folder cannot be made.
+        """
+        with self.locked():
+            for torn in self.trials.glob(f"*{PARTIAL}"):
+                shutil.rmtree(torn)
+            yield sorted(trial.name for trial in self.trials.iterdir())
 
 
 @command
@@ -145,7 +300,7 @@ def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
     Raises:
         UserError: If nothing limits their number, or the search cannot be done here.
     """
-    from probing.studies.sweep.metric import check_metric
+    from probing.studies.sweep.definition import check_metric
     from probing.studies.sweep.search import check_installed, n_points
 
     refuse([problem] if (problem := check_metric(definition.metric)) else [])
@@ -208,8 +363,7 @@ class _Runner:
 
     def _search(self) -> list[Trial]:
         """Run a Bayesian search: each trial's point is suggested by the metrics of the trials before it."""
-        from probing.studies.sweep.rows import metric_of, not_measured, outcome
-        from probing.studies.sweep.search import suggest
+        from probing.studies.sweep.search import metric_of, not_measured, outcome, suggest
 
         trials: list[Trial] = []
         finished: list[tuple[dict[str, Any], float]] = []
@@ -233,7 +387,7 @@ class _Runner:
         """Refuse what the model or the training cannot do, before any work."""
         from probing.models import load_config, parse_layers, resolve_model
         from probing.runtime.trainer import check_trainer_options
-        from probing.studies.sweep.metric import check_layer
+        from probing.studies.sweep.definition import check_layer
 
         for same in {alike(trial): trial for trial in trials}.values():
             trainer = same.options["trainer"] or {}
@@ -296,8 +450,8 @@ def _conclude(
     import yaml
 
     from probing.runtime.machine import versions
-    from probing.studies.sweep import rows as table
-    from probing.studies.sweep.figures import write_sweep_figure
+    from probing.studies.sweep import search as table
+    from probing.studies.sweep.search import write_sweep_figure
 
     outcomes = [table.outcome(trial.name, trial.point, load_fit(folder / "trials" / trial.name)) for trial in trials]
     rows = table.rows(outcomes, options.varied)

@@ -35,7 +35,7 @@ from probing.runs.results import Measured, write, write_summary
 from probing.runtime.files import parse_json, regular, write_tensors
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
-from probing.studies.sweep.trials import Trial, alike, by_seed
+from probing.studies.sweep.definition import Trial, alike, by_seed
 from probing.tasks import Labels, load_task, reader_of
 
 # Seconds between two savings.

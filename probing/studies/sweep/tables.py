@@ -7,7 +7,7 @@ from typing import Any
 
 from probing.results.schema import Schema, Type, interval, text
 from probing.runtime.terminal import plain_table
-from probing.studies.sweep.metric import column_of
+from probing.studies.sweep.definition import column_of
 from probing.tables.schema import ACCURACY, NUMBERS
 
 BEST = 10

@@ -27,8 +27,8 @@ from probing.cli.arguments import parse
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.studies.sweep.command import _flat
-from probing.studies.sweep.metric import check_metric
-from probing.studies.sweep.rows import metric_of, outcome
+from probing.studies.sweep.definition import check_metric
+from probing.studies.sweep.search import metric_of, outcome
 from wandb_reader import read_offline_runs
 from written import read_csv
 

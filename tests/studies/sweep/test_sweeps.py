@@ -16,11 +16,18 @@ from conftest import ROOT
 from probing.cli.arguments import read_yaml
 from probing.cli.options import ProbeOptions
 from probing.errors import UserError
-from probing.studies.sweep import rows as table
-from probing.studies.sweep.definition import parse_sweep
-from probing.studies.sweep.metric import check_layer, check_metric
+from probing.studies.sweep import search as table
+from probing.studies.sweep.definition import (
+    Trial,
+    by_seed,
+    check_layer,
+    check_metric,
+    is_stacked,
+    parse_sweep,
+    stacks,
+    trial_name,
+)
 from probing.studies.sweep.search import draw, grid, n_points
-from probing.studies.sweep.trials import Trial, by_seed, is_stacked, stacks, trial_name
 
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.yaml"))
 
