@@ -26,7 +26,7 @@ from probing.studies.geometry.schema import (
 from probing.studies.geometry.section import MEASURES
 from probing.studies.similarity.tables import STS, STS_CHOSEN, WIC, WIC_CHOSEN
 from probing.tables.columns import DIRECTION_COLUMNS, UNRESOLVED
-from probing.tables.first_token import TOKENS
+from probing.tables.heads import TOKENS
 from probing.tables.schema import ACCURACY, BASES, GIVEN, HEADS, NEURONS
 from written import columns_of, complete, read_csv, type_of, write_csv
 

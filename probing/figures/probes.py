@@ -25,9 +25,9 @@ from probing.figures.style import (
     side_by_side,
 )
 from probing.results.schema import two_decimals
-from probing.tables.bases import beside_directions
-from probing.tables.classes import confusion_shares
 from probing.tables.columns import R2, controls_of, score_of, score_of_neurons, with_intercept
+from probing.tables.conclusions import beside_directions
+from probing.tables.probes import confusion_shares
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

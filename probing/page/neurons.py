@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from probing.page.sources import Subject
 from probing.results.rows import Html, element
 from probing.results.schema import Column, Row, shortened
-from probing.tables.bases import beside_directions
 from probing.tables.columns import FAR, NEGLIGIBLE, UNRESOLVED
+from probing.tables.conclusions import beside_directions
 from probing.tables.schema import NEURONS, NUMBER_NEURONS
 
 # Bytes of text for each byte of an array.

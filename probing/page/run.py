@@ -30,16 +30,25 @@ from probing.results.rows import Html, as_in_terminal, element, joined, table
 from probing.results.schema import Row, count, ends, interval, layers_named, listed, shortened
 from probing.runs.checks import reading
 from probing.runs.neuron_page import NeuronPage, pages_of_first
-from probing.tables.answers import accuracies
-from probing.tables.bases import bases_lines, bases_table, beside_directions
-from probing.tables.classes import classes_table, confusion_shares
 from probing.tables.columns import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of, has_intercept, score_of
-from probing.tables.conclusions import basis, conclusion, dependent_unit, given_words, held_fixed, overlaps, scope
-from probing.tables.controls import held_against_by_layer, why_leading
+from probing.tables.conclusions import (
+    bases_lines,
+    bases_table,
+    basis,
+    beside_directions,
+    conclusion,
+    dependent_unit,
+    given_words,
+    held_against_by_layer,
+    held_fixed,
+    overlaps,
+    scope,
+    why_leading,
+)
 from probing.tables.evidence_sentences import say
-from probing.tables.neuron import classes_table as neuron_classes_table
-from probing.tables.probes import heads_table, transform_sizes
+from probing.tables.probes import accuracies, classes_table, confusion_shares, heads_table, transform_sizes
 from probing.tables.schema import CONTEXTS
+from probing.tables.schema import classes_table as neuron_classes_table
 from probing.tasks import task_in_words
 
 # --------------------------------------------------------------------------------------------------------------------

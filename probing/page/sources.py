@@ -24,7 +24,7 @@ from probing.runs.run import Run, load_fit
 from probing.runs.study import Result
 from probing.runtime.files import read_text
 from probing.tables.columns import Score, score_of
-from probing.tables.controls import leading
+from probing.tables.conclusions import leading
 from probing.tasks import short_name, task_in_words
 
 # Columns that a ranked table must have for a page to be made of it.

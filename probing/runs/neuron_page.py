@@ -17,8 +17,16 @@ from probing.runs.checks import read_tensor, reading
 from probing.runs.results import contexts_of
 from probing.runtime import terminal
 from probing.runtime.machine import quiet_libraries
-from probing.tables.neuron import classes_table, positions_of, positions_table, profile_sentences, rank_sentence
-from probing.tables.schema import CONTEXTS, NEURON_CLASSES, PROFILES
+from probing.tables.schema import (
+    CONTEXTS,
+    NEURON_CLASSES,
+    PROFILES,
+    classes_table,
+    positions_of,
+    positions_table,
+    profile_sentences,
+    rank_sentence,
+)
 
 if TYPE_CHECKING:
     from probing.runs.run import Run

@@ -47,8 +47,8 @@ from probing.runtime.progress import stage
 from probing.statistics.chance import correlation_of_neighbours
 from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval, ratio_interval, widened
 from probing.statistics.sample_size import size_columns
-from probing.tables.bases import with_basis
 from probing.tables.columns import accuracy_flag, r2_flag
+from probing.tables.conclusions import with_basis
 from probing.tables.schema import NUMBER_TABLES, TABLES
 from probing.tasks import Labels, short_name
 from probing.tracking import Tracker

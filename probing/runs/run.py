@@ -74,9 +74,8 @@ class Fit(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the accuracy of each layer, and the first neurons of the leading one."""
-        from probing.tables.classes import classes_table
-        from probing.tables.controls import leading
-        from probing.tables.probes import accuracy_table, neurons_table
+        from probing.tables.conclusions import leading
+        from probing.tables.probes import accuracy_table, classes_table, neurons_table
 
         layer = leading(made.accuracy)["layer"]
         ranked = [row for row in made.neurons if row["layer"] == layer]
@@ -87,9 +86,7 @@ class Fit(Study):
     def conclusions(self, made: Result) -> list[str]:
         """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
         from probing.evidence.neuron_profiles import position_line
-        from probing.tables.bases import bases_lines
-        from probing.tables.conclusions import ranking_conclusions
-        from probing.tables.controls import leading, not_above, why_leading
+        from probing.tables.conclusions import bases_lines, leading, not_above, ranking_conclusions, why_leading
         from probing.tables.probes import penalty_lines
 
         assert isinstance(made, Run)
@@ -349,7 +346,7 @@ class Run(Result):
         return "numbers" in self.results
 
     def _repr_html_(self) -> str:
-        from probing.tables.controls import leading, why_leading
+        from probing.tables.conclusions import leading, why_leading
 
         texts = (what_is_a_neuron(site_of(self.config)), why_leading(self.accuracy), str(self.folder))
         said = (element("p", text) for text in texts if text)

@@ -6,24 +6,360 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import Row, ends, in_brackets, interval, listed, shown
+from probing.data.control_names import ADDED_CONTROLS, CONTROLS
+from probing.results.schema import Row, ends, in_brackets, interval, layers_named, listed, shown
+from probing.runtime.terminal import plain_table
 from probing.statistics.intervals import few_sentences
 from probing.statistics.rank_similarity import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES
-from probing.tables.bases import as_a_direction, basis, is_above_directions
 from probing.tables.columns import (
+    BASIS_KINDS,
+    CENTRED,
     FAR,
+    FIRST,
     NEGLIGIBLE,
     NEGLIGIBLE_NATS,
+    PLAIN,
     R2,
     UNINFORMATIVE,
     UNRESOLVED,
+    controls_of,
     has_intercept,
     score_of,
     score_of_neurons,
     with_intercept,
 )
-from probing.tables.controls import side_of
 from probing.tables.evidence_sentences import ALPHA, say
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sentences on the accuracies of controls beside those of a probe, by the interval of the difference.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def held_against(row: Mapping[str, Any], task: str) -> str:
+    """Compare a layer's accuracy with each control, by the interval of the difference.
+
+    Where there are no intervals, only the controls and their accuracies are listed.
+
+    Args:
+        row: The layer's row of `accuracy.csv`.
+        task: What the probe predicts.
+    """
+    score = score_of(row).name
+    if not controls_of([row]):
+        return ""
+    named = {name: f"{_called(name)} ({row[f'{name}_{score}']:.3f})" for name in controls_of([row])}
+    if ends(row, score) is None:
+        return say("compare_it", layer=row["layer"], names=listed(list(named.values())))
+    if side_of(row, "untrained") == "below":  # what is said of it ends the sentence
+        named["untrained"] = named.pop("untrained") + say("ceiling", task=task)
+    sides: dict[str, list[str]] = {}
+    for name, said in named.items():
+        sides.setdefault(side_of(row, name), []).append(said)
+    parts = [say(side, names=listed(sides[side])) for side in SIDES if side in sides]
+    return say("held_against", layer=row["layer"], sides="; ".join(parts))
+
+
+def held_against_by_layer(rows: Sequence[Mapping[str, Any]], task: str) -> str:
+    """Compare the accuracies of several layers with each control, by the intervals of the differences.
+
+    Args:
+        rows: Rows of `accuracy.csv`, ascending by layer.
+        task: What the probe predicts.
+
+    Returns:
+        What `held_against` says of the last layer where there are no intervals, or is a single layer.
+    """
+    if len(rows) == 1:
+        return held_against(rows[0], task)
+    everywhere: dict[str, list[str]] = {}
+    somewhere: list[str] = []
+    for name in sorted(controls_of(rows), key=lambda name: name == "untrained"):
+        layers: dict[str, list[int]] = {}
+        for row in rows:
+            if side := side_of(row, name):
+                layers.setdefault(side, []).append(row["layer"])
+        called = _called(name)
+        if len(layers) == 1:
+            (side,) = layers
+            end = say("ceiling", task=task) if (name, side) == ("untrained", "below") else ""
+            everywhere.setdefault(side, []).append(f"{called}{end}")
+        elif layers:
+            # Named where it is first said of, in the order of the sides.
+            sides = [side for side in SIDES if side in layers]
+            names = [called, *["it"] * (len(sides) - 1)]
+            parts = [
+                say("side_in", side=say(side, names=name), layers=layers_named(layers[side]))
+                for side, name in zip(sides, names, strict=True)
+            ]
+            end = say("ceiling", task=task) if name == "untrained" and sides[-1] == "below" else ""
+            somewhere.append(f"{listed(parts)}{end}")
+    if not everywhere and not somewhere:
+        return held_against(rows[-1], task)
+    first = [say(side, names=listed(everywhere[side])) for side in SIDES if side in everywhere]
+    said = [say("in_every_layer", sides="; ".join(first))] if first else []
+    return " ".join([*said, *(say("in_some_layers", parts=part) for part in somewhere)])
+
+
+def not_above(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each control that is not beaten in some layer, by the interval of the difference.
+
+    Args:
+        rows: Rows of `accuracy.csv`, ascending by layer.
+    """
+    what = "R²" if score_of(rows[0]) is R2 else "accuracy"
+    found = []
+    for name, words in controls_of(rows).items():
+        for side in ("below", "alike"):
+            if layers := [row["layer"] for row in rows if side_of(row, name) == side]:
+                beside = say(side, names=say("the_control", control=words))
+                found.append(say("not_above", layers=layers_named(layers), what=what, side=beside))
+    return found
+
+
+# Controls that are other probes of what can be read, and no floors.
+_NO_FLOORS = ("untransformed", "others_clipped")
+
+
+def _strongest_floor(row: Row) -> tuple[str, float]:
+    """Return the floor with the highest score, in words, and its score; of R² without controls, a constant answer."""
+    score = score_of(row).name
+    # Of positions, a model without training is a ceiling; only labels that are such numbers have `within_one`.
+    ceilings = ("untrained",) if "within_one" in row else ()
+    floors = [name for name in controls_of([row]) if name not in _NO_FLOORS + ceilings]
+    constant = {"a constant answer": 0.0} if score == R2.name else {}
+    scores = {**constant, **{_called(name): float(row[f"{name}_{score}"]) for name in floors}}
+    return max(scores.items(), key=lambda item: item[1], default=("nothing", 0.0))
+
+
+def leading(rows: Sequence[Row]) -> Row:
+    """Return the row of the layer whose neurons are shown first: the one furthest above its strongest floor.
+
+    Layers whose ranking is not to be read come after all others. Of differences that are equal to three digits, the
+    last layer is taken.
+
+    Args:
+        rows: Rows of `accuracy.csv`, ascending by layer.
+    """
+    return max(reversed(rows), key=lambda row: (row.get("flag") != UNINFORMATIVE, _above_floor(row)))
+
+
+def _above_floor(row: Row) -> float:
+    return round(row[score_of(row).name] - _strongest_floor(row)[1], 3)
+
+
+def why_leading(rows: Sequence[Row]) -> str:
+    """Say which of several layers has its neurons shown first, and why; an empty text for a single layer."""
+    if len(rows) == 1:
+        return ""
+    row = leading(rows)
+    floor, value = _strongest_floor(row)
+    among = say("among_readable") if any(one.get("flag") == UNINFORMATIVE for one in rows) else ""
+    what = "R²" if score_of(row) is R2 else "accuracy"
+    apart = _above_floor(row)
+    return say("leading", layer=row["layer"], what=what, apart=apart, floor=floor, value=value, among=among)
+
+
+# Results of comparing a score with that of a control, by the names of their words in `SENTENCES`.
+SIDES = ("above", "alike", "below")
+
+
+def side_of(row: Mapping[str, Any], name: str) -> str:
+    """Return how a layer's score lies to a control's; empty where there are no intervals."""
+    if (apart := ends(row, f"above_{name}")) is None:
+        return ""
+    return "above" if apart[0] > 0 else "below" if apart[1] < 0 else "alike"
+
+
+def _called(name: str) -> str:
+    """Return the name of a control in a sentence."""
+    return "the majority class" if name == "majority" else {**CONTROLS, **ADDED_CONTROLS}[name].called
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Neurons beside directions, and features beside other units of the same hidden states: tables and sentences.
+# --------------------------------------------------------------------------------------------------------------------
+
+FEATURES = "features"
+_MARKS = {"better": "", "unresolved": "°", "worse": "−"}
+_SENTENCES = {"better": "better_with", "unresolved": "unresolved_with", "worse": "worse_with"}
+
+
+def bases_table(rows: Sequence[Row]) -> Any:
+    """Return the accuracies of one layer as a rich table, a row per number of units."""
+    names = list(dict.fromkeys(row["basis"] for row in rows))
+    table = plain_table(f"Layer {rows[0]['layer']}: accuracy of the first k units of each basis")
+    for heading in ("k", FEATURES, "95% range", *names[1:]):
+        table.add_column(heading, justify="right", no_wrap=heading == "k")
+    cells = {(row["basis"], row["k"]): row for row in rows}
+    for k in dict.fromkeys(row["k"] for row in rows):
+        own = cells[FEATURES, k]
+        others = [cells[name, k] for name in names[1:]]
+        shown = [f"{row['accuracy']:.3f}{_MARKS[row['features']]}" for row in others]
+        table.add_row(str(k), f"{own['accuracy']:.3f}", interval(own, "accuracy"), *shown)
+    first = {name: next(row for row in rows if row["basis"] == name) for name in names}
+    drawn = first["random features"]
+    table.caption = "; ".join([
+        say("note_of_bases", majority=drawn["majority_accuracy"], n=drawn["n_draws"]),
+        say("note_of_activity", features=first[FEATURES]["n_active"], n_features=first[FEATURES]["n_units"],
+            random=drawn["n_active"]),
+    ])  # fmt: skip
+    table.caption_justify = "left"
+    return table
+
+
+def bases_lines(rows: Sequence[Row], task: str) -> list[str]:
+    """Return what may be concluded: of each basis where features are better, and plainly where nowhere.
+
+    Args:
+        rows: The rows of `bases.csv`.
+        task: The task in words.
+    """
+    lines = []
+    for layer in dict.fromkeys(row["layer"] for row in rows):
+        own = [row for row in rows if row["layer"] == layer and row["basis"] != FEATURES]
+        names, never = list(dict.fromkeys(row["basis"] for row in own)), []
+        for name in names:
+            of = [row for row in own if row["basis"] == name]
+            parts = [_part(verdict, [row for row in of if row["features"] == verdict]) for verdict in _MARKS]
+            lines.append(say("beside_basis", layer=layer, basis=name, parts="; ".join(filter(None, parts))))
+            never += [name] * all(row["features"] != "better" for row in of)
+        if never:
+            lines.append(say("no_better_than", layer=layer, task=task, others=f"as many {listed(never)}"))
+    return lines
+
+
+def _part(verdict: str, rows: Sequence[Row]) -> str:
+    """Return with which numbers of units a verdict holds; nothing where it holds with none."""
+    if not rows:
+        return ""
+    most = max(abs(row["difference"]) for row in rows)
+    return say(_SENTENCES[verdict], counts=listed([str(row["k"]) for row in rows]), most=most)
+
+
+# --- neurons beside directions ---
+
+
+def basis(
+    rows: Sequence[Row], beside: Sequence[Row] = (), task: str = "", config: Mapping[str, Any] | None = None,
+    in_short: bool = False,
+) -> list[str]:  # fmt: skip
+    """Say whether layers favour neurons over directions; nothing of layers whose rankings are not to be read.
+
+    Args:
+        rows: Rows of `accuracy.csv`.
+        beside: Rows of `basis.csv`; without any, say that directions were not measured.
+        task: Name of the task.
+        config: The resolved configuration.
+        in_short: Whether several layers are taken together.
+    """
+    layers = [row["layer"] for row in rows if row.get("flag") != UNINFORMATIVE]
+    if not layers:
+        return []
+    of_layers = {kind: {row["layer"]: row for row in beside if row["kind"] == kind} for kind in BASIS_KINDS}
+    pairs = [(of_layers[PLAIN][layer], of_layers[CENTRED][layer]) for layer in layers if layer in of_layers[PLAIN]]
+    if not pairs:
+        return [say("basis")]
+    if in_short and len(pairs) > 1:
+        said = _favouring_layers([plain for plain, _ in pairs], task)
+    else:
+        said = [_favouring(plain, centred, task) for plain, centred in pairs]
+    return said + [say("optimum_of_neurons")] * bool(((config or {}).get("probe") or {}).get("l1"))
+
+
+def _favouring(plain: Row, centred: Row, task: str) -> str:
+    """Say whether a layer favours neurons, and how many contribute more than directions."""
+    favours, beside = _favours(plain), ""
+    if favours != _favours(centred):
+        beside = say("centred_favours_not" if favours else "centred_favours", **_shares(centred))
+    name, n, direction = "favours_neurons" if favours else "favours_no_neurons", plain["n_above"], _direction(plain)
+    neurons = f"{n:,} neuron{' contributes' if n == 1 else 's contribute'}"
+    above = say("n_above" if n else "none_above", neurons=neurons, direction=direction, task=task)
+    return say(name, layer=plain["layer"], centred=beside, above=above, **_shares(plain))
+
+
+def _favouring_layers(rows: Sequence[Row], task: str) -> list[str]:
+    """Say which layers favour neurons and which do not, and in which no neuron contributes more than directions."""
+    said = []
+    for favours in (True, False):
+        name = "layers_favour_neurons" if favours else "layers_favour_no_neurons"
+        if own := [row for row in rows if _favours(row) == favours]:
+            layers = layers_named([row["layer"] for row in own])
+            verb = ("favour" if len(own) > 1 else "favours") if favours else _not(len(own))
+            shown_of = own[-1 if favours else 0]
+            said.append(say(name, Layers=f"{layers[0].upper()}{layers[1:]}", favour=verb, layer=shown_of["layer"],
+                            **_shares(shown_of)))  # fmt: skip
+    if none := [row["layer"] for row in rows if not row["n_above"]]:
+        said.append(say("layers_none_above", layers=layers_named(none), direction=_direction(rows[0]), task=task))
+    return said
+
+
+def _not(n: int) -> str:
+    return "do not favour" if n > 1 else "does not favour"
+
+
+def _share(row: Row) -> str:
+    """Return the column that a layer is judged by: of few neurons the first ten would be nearly all."""
+    return f"first_{FIRST}_share" if row["n_neurons"] >= 4 * FIRST else "first_share"
+
+
+def _favours(row: Row) -> bool:
+    return bool(row[f"{_share(row)}_p"] <= ALPHA)
+
+
+def _shares(row: Row) -> dict[str, Any]:
+    """Return what sentences say of the shares of a row of `basis.csv`."""
+    share = _share(row)
+    is_one = share == "first_share"
+    return {
+        "first": "first makes up" if is_one else f"first {FIRST} make up", "n": row["n_rotations"],
+        "directions": "one random direction" if is_one else f"{FIRST} random directions",
+        "share": row[share], "lowest": row[f"{share}_lowest"], "highest": row[f"{share}_highest"],
+    }  # fmt: skip
+
+
+def _direction(row: Row) -> str:
+    """Return what neurons contribute more than: with so few rotations than all directions of all of them."""
+    every = 2 / (1 + row["n_rotations"]) > ALPHA
+    return "any direction" if every else f"the largest direction of 95% of {row['n_rotations']} rotations"
+
+
+# Columns that loggers show as curves over layers.
+_CURVES = (f"first_{FIRST}_share", *(f"first_{FIRST}_share_{of}" for of in ("directions", "highest", "p")), "n_above")
+
+
+def with_basis(accuracy: Sequence[Row], beside: Sequence[Row]) -> list[Row]:
+    """Return the rows of `accuracy.csv` with how each layer compares with directions, as loggers show them.
+
+    Args:
+        accuracy: Rows of `accuracy.csv`.
+        beside: Rows of `basis.csv`; without any, nothing is added.
+    """
+    of_layers = {row["layer"]: {name: row[name] for name in _CURVES} for row in beside if row["kind"] == PLAIN}
+    return [{**row, **of_layers.get(row["layer"], {})} for row in accuracy]
+
+
+def is_above_directions(row: Mapping[str, Any]) -> bool:
+    """Return whether a neuron contributes more than directions; one with the flag `offset`, centred too.
+
+    Nothing is shown where no rotations were measured.
+
+    Args:
+        row: The neuron's row of the table.
+    """
+    names = ["direction_p", *["direction_p_centred"] * ("offset" in row["flag"])]
+    return all(isinstance(row.get(name), float) and row[name] <= ALPHA for name in names)
+
+
+def beside_directions(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of `neurons.csv` of neurons that were rotated: none without rotations, and no dead ones."""
+    ends = ("direction_lowest", "direction_highest")
+    return [row for row in rows if all(isinstance(at := row.get(end), float) and math.isfinite(at) for end in ends)]
+
+
+def as_a_direction(top: Mapping[str, Any]) -> str:
+    """Say that a direction contributes as much; an empty text where none does, or none was measured."""
+    return say("as_a_direction", p=top["direction_p"]) if "direction" in top["flag"].split() else ""
+
 
 # A centred contribution within this share of the contribution itself counts as nearly unchanged.
 UNCHANGED = 0.05

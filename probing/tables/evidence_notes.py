@@ -129,3 +129,237 @@ NOTES: dict[str, Sentence] = {
         TABLES,
     ),
 }
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sentences of neurons beside directions, and of features beside other units of the same hidden states.
+# --------------------------------------------------------------------------------------------------------------------
+
+_BASES = "Features beside other units (`fit --site sae:FOLDER`)"
+
+DIRECTION_SENTENCES: dict[str, Sentence] = {
+    "basis": Sentence(
+        "A ranking is of one basis: random directions were not measured beside it.",
+        "A ranking is said to be read in at least one layer, and there is no table `basis`.",
+        RANKING,
+    ),
+    "favours_neurons": Sentence(
+        "Layer {layer} favours neurons: its {first} {share:.1%}, {directions} at most {highest:.1%} "
+        "({n} rotations){centred}; {above}.",
+        "Table `basis`, in layers without the flag `uninformative`: at most one of 20 rotations, the layer itself "
+        "counted as one, gives its first ten directions as large a share (p ≤ .05). Of less than 40 neurons, the first "
+        "one is taken.",
+        RANKING,
+    ),
+    "favours_no_neurons": Sentence(
+        "Layer {layer} does not favour neurons: its {first} {share:.1%}, {directions} {lowest:.1%} "
+        "to {highest:.1%} ({n} rotations){centred}; {above}.",
+        "The same, where more rotations do.",
+        RANKING,
+    ),
+    "layers_favour_neurons": Sentence(
+        "{Layers} {favour} neurons: in layer {layer}, the {first} {share:.1%}, {directions} at "
+        "most {highest:.1%} ({n} rotations).",
+        "The same in several layers, with the numbers of the last of those that favour neurons.",
+        RANKING,
+    ),
+    "layers_favour_no_neurons": Sentence(
+        "{Layers} {favour} neurons: in layer {layer}, the {first} {share:.1%}, {directions} "
+        "{lowest:.1%} to {highest:.1%} ({n} rotations).",
+        "The same in several layers, where more rotations do, with the numbers of the first of them.",
+        RANKING,
+    ),
+    "layers_none_above": Sentence(
+        "In {layers} no neuron contributes more than {direction}: none may be said to carry {task} there.",
+        "The same in several layers: `n_above` is 0.",
+        RANKING,
+    ),
+    "centred_favours": Sentence(
+        "; without the neurons' means it does ({share:.1%}, at most {highest:.1%})",
+        "Part of the first two: centred contributions favour neurons, and contributions do not.",
+        RANKING,
+    ),
+    "centred_favours_not": Sentence(
+        "; without the neurons' means it does not ({share:.1%}, {lowest:.1%} to {highest:.1%})",
+        "Part of the first two: contributions favour neurons, and centred ones do not.",
+        RANKING,
+    ),
+    "n_above": Sentence(
+        "{neurons} more than {direction}", "Part of the first two: `n_above` is not 0.", RANKING,
+    ),
+    "none_above": Sentence(
+        "no neuron contributes more than {direction}: none may be said to carry {task}",
+        "Part of the first two: `n_above` is 0.",
+        RANKING,
+    ),
+    "optimum_of_neurons": Sentence(
+        "With an l1 penalty the probe is the optimum of the basis of neurons alone, which favours neurons.",
+        "`--probe.l1` above 0 and a table `basis`.",
+        RANKING,
+    ),
+}  # fmt: skip
+
+BASIS_SENTENCES: dict[str, Sentence] = {
+    "beside_basis": Sentence(
+        "Layer {layer}, the first features beside as many {basis}: {parts}.",
+        "A table `bases`. With so many units the paired interval of the difference, at the level that leaves 5% for "
+        "all comparisons of the layer, is above 0 and the features are above every draw (better), the other way "
+        "round (worse), or neither (not resolved).",
+        _BASES,
+    ),
+    "no_better_than": Sentence(
+        "Layer {layer}: with no number of units are the features shown to tell more of {task} than {others}.",
+        "Of these bases no comparison is `better`.",
+        _BASES,
+    ),
+    "better_with": Sentence("better with {counts} (by {most:.3f} at most)", "Part of the sentence before.", _BASES),
+    "worse_with": Sentence("worse with {counts} (by {most:.3f} at most)", "Part of the sentence before.", _BASES),
+    "unresolved_with": Sentence("not resolved with {counts}", "Part of the sentence before.", _BASES),
+    "note_of_bases": Sentence(
+        "probes with an intercept of the first k units of each basis by the training part, accuracy (majority "
+        "{majority:.3f}); ° features are not shown to be better, − they are worse; random features and rotations: "
+        "means of {n} draws",
+        "A table `bases`.",
+        TABLES,
+    ),
+    "note_of_activity": Sentence(
+        "active on a test token: {features:.1f} of {n_features:,} features, {random:.1f} of the random ones",
+        "A table `bases`.",
+        TABLES,
+    ),
+}
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is said of a whole layer, and of why its ranking is not to be read, each with its rule.
+# --------------------------------------------------------------------------------------------------------------------
+
+_WHOLE_LAYER = "The whole layer"
+_PARTS = "Parts of the sentences above"
+
+LAYER_SENTENCES: dict[str, Sentence] = {
+    "no_weights": Sentence(
+        "Layer {layer}: no neuron contributes, because every weight of the probe is 0.",
+        "All contributions are 0.",
+        _WHOLE_LAYER,
+    ),
+    "unread": Sentence(
+        "Layer {layer}: do not read its ranking. In {measure}, it is not resolved whether the probe predicts the test "
+        "part better than a constant answer does. The comparison with the controls may still show that {task} can be "
+        "read in this layer.",
+        "Flag `uninformative`: the 95% interval of the nats saved over a constant answer, or of R², contains 0.",
+        _WHOLE_LAYER,
+    ),
+    "worse": Sentence(
+        "Layer {layer}: do not read its ranking. In {measure}, the probe predicts the test part worse than a constant "
+        "answer does (95% interval {interval}). The comparison with the controls may still show that {task} can be "
+        "read in this layer.",
+        "Flag `uninformative`, and the interval is below 0.",
+        _WHOLE_LAYER,
+    ),
+    "no_intercept": Sentence(
+        "The missing intercept may be why: {why}. --probe.bias true (in Python `ProbeOptions(bias=True)`) trains with "
+        "one.",
+        "One of these two is said, of a probe without an intercept whose mean is 3 sd from 0 in some neuron; or that "
+        "has a neuron with q < .001 and is below the majority class, or below 0 in R².",
+        _WHOLE_LAYER,
+    ),
+    "far_mean": Sentence("the mean of neuron {neuron} is {far:.1f} sd from 0", "The farthest of these.", _PARTS),
+    "varies_by_itself": Sentence(
+        "neuron {neuron} varies with {task} (q = {q:.2g}), and yet the probe is below the majority class",
+        "The neuron of the lowest q.",
+        _PARTS,
+    ),
+    "varies_by_itself_number": Sentence(
+        "neuron {neuron} varies with {task} (q = {q:.2g}), and yet R² is below 0", "The same, of numbers.", _PARTS
+    ),
+    "unread_layers": Sentence(
+        "Do not read the rankings of {layers}: their probes are not shown to be better than a constant answer.",
+        "Flag `uninformative` in some of several layers.",
+        _WHOLE_LAYER,
+    ),
+    "leading": Sentence(
+        "Neurons are those of layer {layer}, whose {what} is furthest above its strongest floor, by {apart:.3f} "
+        "({floor}, {value:.3f}){among}.",
+        "Several layers. Floors are the majority class or a constant answer and all controls but the randomly "
+        "initialised model, where labels are positions, and those of `--transform`; of equal differences, the last "
+        "layer's; layers with the flag `uninformative` come last.",
+        _WHOLE_LAYER,
+    ),
+    "among_readable": Sentence(
+        ", of the layers whose ranking may be read", "Some layers have the flag `uninformative`.", _PARTS
+    ),
+    "led_by_means": Sentence(
+        "In {layers} the first neuron contributes mostly by its mean (flag `offset`), in place of an intercept: --sort "
+        "centred ranks without means, --probe.bias true trains with an intercept.",
+        "Flag `offset` of the first neuron in some of several layers.",
+        _WHOLE_LAYER,
+    ),
+    "worst_class": Sentence(
+        "Layer {layer}: macro F1 is {macro:.3f}; of the classes that the test part has {few} times or more, {label} is "
+        "read worst (F1 {f1:.3f}, {right} of {n} right{taken}).",
+        "Classes are no numbers, the test part has at least two of them 10 times, and one answer is wrong.",
+        _WHOLE_LAYER,
+    ),
+    "stopped_short": Sentence(
+        "Layer {layer}: the probe stopped up to {gap:.1g} nats short of its optimum, so this ranking may reflect the "
+        "optimiser rather than the data.",
+        "The bound on the distance to the optimum is above the tolerance.",
+        _WHOLE_LAYER,
+    ),
+    "stopped_short_report": Sentence(
+        "In {layers} the probe stopped short of its optimum, so the ranking may reflect the optimiser rather than the "
+        "data.",
+        "The same, in a report.",
+        _WHOLE_LAYER,
+    ),
+}
+
+# --------------------------------------------------------------------------------------------------------------------
+# What is said of two recipes of tuning that `compare` holds against each other, each with its rule.
+# --------------------------------------------------------------------------------------------------------------------
+
+_RECIPES = "Several recipes of tuning (`compare` of runs of `finetune`)"
+
+RECIPE_SENTENCES: dict[str, Sentence] = {
+    "better_recipe": Sentence(
+        "{better} is better than {worse}, {start}: {difference} {score}, {low} to {high} over seeds, orders and test "
+        "{examples}.",
+        "The interval of the difference of both mean scores, over seeds, orders and test clusters, leaves out 0.",
+        _RECIPES,
+    ),
+    "equal_recipes": Sentence(
+        "{a} and {b} do not differ, {start}: every pair of tunings has the same score on every test cluster.",
+        "So it is.",
+        _RECIPES,
+    ),
+    "unresolved_recipes": Sentence(
+        "Whether {a} or {b} is better, {start}, is not resolved: {difference} {score}, {low} to {high} over seeds, "
+        "orders and test {examples}.",
+        "The interval includes 0. The difference is that of the first run less the second.",
+        _RECIPES,
+    ),
+    "unknown_recipes": Sentence(
+        "Whether {a} or {b} is better, {start}, cannot be said: {difference} {score}, without an interval, for which "
+        "each needs two tunings or more, and the test part {least} clusters.",
+        "There is no interval.",
+        _RECIPES,
+    ),
+    "options_differ": Sentence("The runs differ in {options}.", "Some option of the runs differs.", _RECIPES),
+    "options_same": Sentence(
+        "The runs have the same options, apart from what does not decide what is learnt.", "None does.", _RECIPES
+    ),
+    "paired_tunings": Sentence(
+        "{a} and {b} are held against each other at the same seeds and orders{left_out}.",
+        "Those of one run are all among those of the other. Tunings that only one has are left out.",
+        _RECIPES,
+    ),
+    "independent_tunings": Sentence(
+        "{a} and {b} have other seeds or orders, so that these are independent draws, and what they vary is added up.",
+        "Otherwise.",
+        _RECIPES,
+    ),
+    "several_recipes": Sentence(
+        "Intervals are of {level:.1%}, so that those of all {n} pairs of runs hold together in 95 of 100 cases.",
+        "There are three runs or more (Bonferroni).",
+        _RECIPES,
+    ),
+}

@@ -7,10 +7,15 @@ this table by `python docs/evidence.py`. Sentences of a group exclude one anothe
 from __future__ import annotations
 
 from probing.statistics.intervals import FEW
-from probing.tables.basis_sentences import BASIS_SENTENCES, DIRECTION_SENTENCES
-from probing.tables.evidence_notes import NOTES, RANKING, Sentence
-from probing.tables.layer_sentences import LAYER_SENTENCES
-from probing.tables.recipe_sentences import RECIPE_SENTENCES
+from probing.tables.evidence_notes import (
+    BASIS_SENTENCES,
+    DIRECTION_SENTENCES,
+    LAYER_SENTENCES,
+    NOTES,
+    RANKING,
+    RECIPE_SENTENCES,
+    Sentence,
+)
 
 # Error rate at which claims are made: for a single interval, and for all neurons together that were removed in a layer.
 ALPHA = 0.05

@@ -8,12 +8,96 @@ from typing import Any
 
 from probing.results.schema import ALL_LAYERS, ends, in_brackets, interval
 from probing.statistics.intervals import few_sentences
-from probing.tables.change import change_conclusions, change_table
-from probing.tables.fusion import fusion_lines, fusion_tables
-from probing.tables.roles import role_lines
-from probing.tables.rollout import rollout_lines, rollout_table
+from probing.tables.change import change_conclusions, change_table, fusion_lines, fusion_tables
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the terminal says of heads and semantic roles.
+# --------------------------------------------------------------------------------------------------------------------
 
 Row = Mapping[str, Any]
+
+
+def role_lines(made: Sequence[Row]) -> list[str]:
+    """Return a sentence on the heads that attend along role links, and on how many links are compared."""
+    rows = [row for row in made if row["role"] == "all"]
+    if not rows:
+        return []
+    best = max(rows, key=lambda row: row["z"])
+    heads = {_name_of(row) for row in rows if row["p_value"] < 0.05}
+    several = f"{len(heads)} of {len({_name_of(row) for row in rows})} heads"
+    return [
+        f"Role links: {several} attend along {best['n']:,} links more than to pairs of other sentences that look alike"
+        ", the links of each predicate resampled together (p below .05, corrected for the choice of a head), above all "
+        f"{_name_of(best)} from the {best['query']}: {best['score']:.3f}"
+        f"{in_brackets(interval(best, between=' to '))}, unlinked pairs "
+        f"{best['unlinked']:.3f}, p {best['p_value']:.2g}.{_unmatched(best)}"
+    ]
+
+
+def _unmatched(row: Row) -> str:
+    """Return how many links were not compared; empty if none, or if an earlier version did not count them."""
+    n = int(row.get("n_unmatched", 0))
+    several = "A further link has" if n == 1 else f"A further {n:,} links have"
+    alike = "no unlinked pairs that look alike, together with the other links of their predicate"
+    return f" {several} {alike}, and cannot be compared." if n else ""
+
+
+def _name_of(row: Row) -> str:
+    return f"{row['layer']}-{row['head']}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The table and the sentence of attention rollout, for the terminal.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Headings of the shares of a vector, in the order of the table, and their names in a sentence.
+_SHARES = {
+    "self": ("itself", "the word's own token"),
+    "special_tokens": ("special tokens", "special tokens"),
+    "previous": ("previous", "the previous token"),
+    "next": ("next", "the next token"),
+    "others": ("others", "all other tokens"),
+}
+
+
+def rollout_table(rows: Sequence[Row]) -> Any:
+    """Return what the vectors of words are composed of after each layer, as a rich table; None without rows."""
+    from probing.runtime.terminal import plain_table
+
+    found = {(row["layer"], row["measure"]): row for row in _of_words(rows)}
+    if not found:
+        return None
+    table = plain_table("Rollout: which tokens the vectors of words are composed of (under uniform attention)")
+    for heading in ("layer", *(heading for heading, _ in _SHARES.values())):
+        table.add_column(heading, justify="right")
+    for layer in dict.fromkeys(layer for layer, _ in found):
+        cells = [found[layer, name] for name in _SHARES]
+        table.add_row(str(layer), *(f"{row['value']:.3f} ({row['uniform']:.3f})" for row in cells))
+    return table
+
+
+def rollout_lines(rows: Sequence[Row]) -> list[str]:
+    """Return a sentence on the last layer."""
+    of_words = _of_words(rows)
+    if not of_words:
+        return []
+    layer = of_words[-1]["layer"]
+    last = {row["measure"]: row for row in of_words if row["layer"] == layer}
+    parts = []
+    for name in sorted(_SHARES, key=lambda name: -last[name]["value"]):
+        between = interval(last[name], between=" to ", form=".1f", times=100)
+        uniform = f"uniform attention: {last[name]['uniform']:.1%}"
+        parts.append(f"{_SHARES[name][1]} {last[name]['value']:.1%}{in_brackets(between, uniform)}")
+    return [
+        "Rollout, which takes every block to keep half of each vector, finds in the vectors of words after block "
+        f"{layer}: {', '.join(parts)}."
+    ]
+
+
+def _of_words(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if row["query"] == "words"]
+
+
 Tables = Mapping[str, Sequence[Row]]
 
 
@@ -356,3 +440,93 @@ def _why_no_intervals(made: Tables) -> list[str]:
     of_pairs = any("b" in row for row in rows)
     few = few_sentences(most["n"], "pair" if of_pairs else "sentence") if most and not ends(most) else None
     return [few] if few else []
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the terminal says of the first token of each sentence: the table of `geometry`, and sentences.
+# --------------------------------------------------------------------------------------------------------------------
+
+# Headings, by the value of the column `first_token`.
+TOKENS = {"exclude": "without the first token", "include": "with it", "only": "first tokens alone"}
+_FAR, _NORM, _COSINE = "mean_profile", "rms_norm", "mean_cosine"
+_NAMES = {_NORM: "norm", _COSINE: "mean cosine"}
+
+
+def first_token_tables(rows: Sequence[Row]) -> list[Any]:
+    """Return as a rich table which neurons have an outlying mean without the first token, with it, and on it alone."""
+    from probing.runtime.terminal import plain_table
+
+    if not rows:
+        return []
+    table = plain_table("The first token of each sentence: neurons with a far mean (sd), norms, and mean cosines")
+    table.add_column("layer", justify="right")
+    for heading in TOKENS.values():
+        table.add_column(heading)
+    shown = [(_NORM, "exclude"), (_NORM, "only"), (_COSINE, "exclude"), (_COSINE, "include")]
+    for measure, which in shown:
+        table.add_column(f"{_NAMES[measure]}, {TOKENS[which].removesuffix(' alone')}", justify="right")
+    for layer in _layers(rows):
+        here = [row for row in rows if row["layer"] == layer]
+        values = {(row["measure"], row["first_token"]): row["value"] for row in here if row["measure"] in _NAMES}
+        numbers = (f"{values[one]:.{3 if one[0] == _COSINE else 1}f}" if one in values else "" for one in shown)
+        table.add_row(str(layer), *(_named(here, which) for which in TOKENS), *numbers)
+    return [table]
+
+
+def first_token_conclusions(rows: Sequence[Row]) -> list[str]:
+    """Return sentences on the outliers that the first token adds, hides, or has alone, if it was measured."""
+    if not rows:
+        return []
+    without, with_it, alone = (_neurons(rows, which) for which in TOKENS)
+    sentences = {
+        "Neurons with a far mean with the first token and not without it": _less(with_it, without),
+        "Neurons with a far mean without the first token, which it hides": _less(without, with_it),
+        "Neurons with a far mean on the first token alone, and not on the others": _less(alone, without),
+    }
+    if not any(sentences.values()):
+        return ["The first token has no outlier of its own, and hides none."]
+    return [f"{what}: {_list(by_layer)}." for what, by_layer in sentences.items() if by_layer]
+
+
+def causal_conclusions(is_causal: bool, heads: Sequence[Row]) -> list[str]:
+    """Return a sentence on the first token of a causal model, where it is counted among the special tokens.
+
+    Args:
+        is_causal: Whether no token attends to a later one.
+        heads: Rows of `heads.csv`.
+    """
+    if (
+        not is_causal
+        or not any(row.get("to") == SPECIAL for row in heads)
+        or any(row.get("to") == FIRST for row in heads)
+    ):
+        return []
+    return [
+        "The first token counts as a special one here. With a causal mask uniform attention favours it too: "
+        "`--first_token exclude` measures it beside that, and leaves it out of all else."
+    ]
+
+
+def _neurons(rows: Sequence[Row], which: str) -> dict[int, set[int]]:
+    """Return the neurons with a far mean in each layer, over some of the tokens."""
+    return {layer: {row["neuron"] for row in _far(rows, which) if row["layer"] == layer} for layer in _layers(rows)}
+
+
+def _less(some: Mapping[int, set[int]], others: Mapping[int, set[int]]) -> dict[int, list[int]]:
+    return {layer: own for layer in some if (own := sorted(some[layer] - others[layer]))}
+
+
+def _list(by_layer: Mapping[int, Sequence[int]]) -> str:
+    return "; ".join(f"layer {layer}: {', '.join(map(str, neurons))}" for layer, neurons in by_layer.items())
+
+
+def _layers(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["layer"] for row in rows})
+
+
+def _far(rows: Sequence[Row], which: str) -> list[Row]:
+    return [row for row in rows if row["first_token"] == which and row["measure"] == _FAR]
+
+
+def _named(rows: Sequence[Row], which: str) -> str:
+    return ", ".join(f"{row['neuron']} ({row['value']:+.1f})" for row in _far(rows, which))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probing.models.layers import what_is_a_neuron
-from probing.results.schema import RANGE, Row, in_brackets, interval, shown
+from probing.results.schema import RANGE, Row, ends, in_brackets, interval, layers_named, shown, shown_table
 from probing.runtime.terminal import plain_table
+from probing.statistics.intervals import MIN_SENTENCES
 from probing.statistics.sample_size import label, size_lines
-from probing.tables.classes import are_unequal
 from probing.tables.columns import (
     NEGLIGIBLE,
     NEGLIGIBLE_NATS,
@@ -19,14 +20,107 @@ from probing.tables.columns import (
     Order,
     centred_of,
     controls_of,
+    has_intercept,
     ordered,
     score_of,
     score_of_neurons,
     with_intercept,
 )
-from probing.tables.conclusions import first_unflagged
+from probing.tables.conclusions import (
+    basis,
+    conclusion,
+    dependent_unit,
+    first_unflagged,
+    given_words,
+    held_against_by_layer,
+    held_fixed,
+    leading,
+    overlaps,
+    scope,
+    why_leading,
+)
 from probing.tables.evidence_sentences import say
-from probing.tables.schema import NEURONS
+from probing.tables.schema import CLASS_SCORES, NEURONS
+
+# --------------------------------------------------------------------------------------------------------------------
+# How well each class is read: its table, what is confused, and a sentence on the class that is read worst.
+# --------------------------------------------------------------------------------------------------------------------
+
+Rows = Sequence[Row]
+# Classes are unequal where a constant answer is off by less than this share of what it is with equal ones, in nats.
+EQUAL = 0.9
+# Of a class with fewer test tokens a sentence would say more than is known.
+FEW = 10
+# Most classes in the table of a terminal.
+MOST = 20
+# Columns of the table of classes; an asterisk shows the interval.
+SHOWN = "class", "n_test_tokens", "recall*", "precision*", "f1"
+
+
+def are_unequal(row: Row) -> bool:
+    """Whether the classes of a run are of so unequal sizes that accuracy says little, given a row of `accuracy.csv`."""
+    if "macro_f1" not in row or "prior_cross_entropy" not in row:
+        return False
+    return bool(row["prior_cross_entropy"] < EQUAL * math.log(row["n_classes"]))
+
+
+def classes_table(rows: Rows, most: int = MOST) -> Any:
+    """Return the classes of one layer as a rich table, those with most test tokens first.
+
+    Args:
+        rows: Rows of `class_scores.csv` of one layer.
+        most: Most classes to show.
+    """
+    shown = sorted(rows, key=lambda row: -row["n_test_tokens"])[:most]
+    which = f", of {len(rows)} the {most} with most test tokens" * (len(rows) > most)
+    title = f"Layer {rows[0]['layer']}: recall and precision of each class{which}"
+    table = shown_table(CLASS_SCORES, shown, title, SHOWN, {CLASS_SCORES["confused_with"].words: _taken_for})
+    if any(ends(row, name) is None for row in shown for name in ("recall", "precision")):
+        table.caption, table.caption_justify = say("note_of_classes", least=MIN_SENTENCES), "left"
+    return table
+
+
+def _taken_for(row: Row) -> str:
+    return f"{row['confused_with']} ({row['n_confused']})" if row["n_confused"] else ""
+
+
+def worst_class(row: Row, scores: Rows) -> str:
+    """Return a sentence on the class with the lowest F1 among those with `FEW` test tokens, and what it is taken for.
+
+    It is empty where classes are numbers, or nothing is wrong.
+
+    Args:
+        row: The layer's row of `accuracy.csv`.
+        scores: Its rows of `class_scores.csv`.
+    """
+    there = [one for one in scores if one["n_test_tokens"] >= FEW]
+    if "macro_f1" not in row or "within_one" in row or row["accuracy"] == 1 or len(there) < 2:
+        return ""
+    worst = min(there, key=lambda one: (one["f1"], -one["n_test_tokens"]))
+    taken = say("taken_for", other=worst["confused_with"], n=worst["n_confused"]) if worst["n_confused"] else ""
+    return say(
+        "worst_class", layer=row["layer"], macro=row["macro_f1"], few=FEW, label=worst["class"], f1=worst["f1"], 
+        right=round(worst["recall"] * worst["n_test_tokens"]), n=f"{worst['n_test_tokens']:,}",
+        taken=taken,
+    )  # fmt: skip
+
+
+def confusion_shares(scores: Rows, confusions: Rows) -> list[list[float]]:
+    """Return the share of each class's test tokens that are taken for each class; NaN without any.
+
+    Args:
+        scores: Rows of `class_scores.csv` of one layer.
+        confusions: Rows of `confusions.csv` of that layer.
+
+    Returns:
+        Shape (n_classes, n_classes): the class, and what it is taken for.
+    """
+    index, counts = {row["class"]: i for i, row in enumerate(scores)}, [[0] * len(scores) for _ in scores]
+    for row in confusions:
+        counts[index[row["class"]]][index[row["predicted"]]] = row["n_test_tokens"]
+    totals = [sum(row) for row in counts]
+    return [[n / total if total else math.nan for n in row] for row, total in zip(counts, totals, strict=True)]
+
 
 # What the headings of the table of accuracies mean.
 _MEANINGS = {
@@ -346,3 +440,95 @@ def _transform_line(row: Row, done: str) -> str:
         "transformed", layer=row["layer"], done=done, words=score.words, value=row[score.name], plain=plain,
         difference=in_brackets(difference and f"difference {difference}"), others=clipped,
     )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What a run of probes answers, in the order in which it is read: the answer first, then what to distrust.
+# --------------------------------------------------------------------------------------------------------------------
+
+# What shows the tables and sentences that are not printed.
+IN_FULL = "--verbose, report.html"
+
+
+def accuracies(rows: Rows) -> str:
+    """Return how well the probes predict: in the first layer, in the best one and in the last one."""
+    first, last = rows[0], rows[-1]
+    score = score_of(first)
+    if len(rows) == 1:
+        what = "an accuracy" if score is not R2 else "an R²"
+        return f"In layer {first['layer']} the probe reaches {what} of {_share(first)}."
+    # Of equal maxima, take the last layer: it shows up to which layer the task can be decoded.
+    best = max(reversed(rows), key=lambda row: row[score.name])
+    parts = [f"{_share(first)} in layer {first['layer']}"]
+    if best not in (first, last):
+        parts.append(f"{_share(best)} in layer {best['layer']}, the highest,")
+    name, where = f"{score.words[0].upper()}{score.words[1:]}", _highest(best, first, last)
+    return f"{name} is {', '.join(parts)} and {_share(last)} in layer {last['layer']}{where}."
+
+
+def _highest(best: Row, first: Row, last: Row) -> str:
+    if best is last:
+        return ", the highest"
+    return f"; it is highest in layer {first['layer']}" if best is first else ""
+
+
+def _share(row: Row) -> str:
+    name = score_of(row).name
+    return f"{row[name]:.3f}{in_brackets(interval(row, name, ' to '))}"
+
+
+def answer(
+    accuracy: Rows, neurons: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any]
+) -> list[str]:
+    """Return how well the task is read, the controls beside it, and which neuron contributes most in the leading layer.
+
+    Args:
+        accuracy: Rows of `accuracy.csv`.
+        neurons: Rows of `neurons.csv`.
+        task: Name of the task.
+        results: The content of `results.json`.
+        config: The resolved configuration.
+    """
+    row = leading(accuracy)
+    own = [one for one in neurons if one["layer"] == row["layer"]]
+    of_neuron = conclusion(own, task, row, given_words(config), has_intercept(config), dependent_unit(results))
+    said = [accuracies(accuracy), why_leading(accuracy), of_neuron, held_against_by_layer(accuracy, task)]
+    return [sentence for sentence in said if sentence]
+
+
+def _led_by_means(neurons: Rows) -> str:
+    """Return in which layers the first neuron contributes by its mean; empty where none does."""
+    led = sorted({row["layer"] for row in neurons if row["rank"] == 1 and "offset" in row["flag"]})
+    return say("led_by_means", layers=layers_named(led)) if led else ""
+
+
+def distrust(
+    accuracy: Rows, neurons: Rows, scores: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any],
+    beside: Rows = (),
+) -> list[str]:  # fmt: skip
+    """Return what speaks against a ranking, or limits what it says, for the end of what is printed.
+
+    Args:
+        accuracy: Rows of `accuracy.csv`.
+        neurons: Rows of `neurons.csv`.
+        scores: Rows of `class_scores.csv`.
+        task: Name of the task.
+        results: The content of `results.json`.
+        config: The resolved configuration.
+        beside: Rows of `basis.csv`.
+    """
+    said: list[str | None] = []
+    if len(accuracy) == 1:
+        said += [worst_class(accuracy[0], scores), overlaps(accuracy[0], len(neurons))]
+    elif poor := [row["layer"] for row in accuracy if row.get("flag") == UNINFORMATIVE]:
+        said.append(say("unread_layers", layers=layers_named(poor)))
+    if len(accuracy) > 1 and config.get("sort") != "centred":  # there, the neurons shown first are others
+        said.append(_led_by_means(neurons))
+    if short := [row["layer"] for row in results["layers"] if not row.get("converged", True)]:
+        said.append(say("stopped_short_report", layers=layers_named(short)))
+    said += [
+        *basis(accuracy, beside, task, config, in_short=True),
+        held_fixed(results, config),
+        scope(results, config["test_corpus"]),
+    ]
+    return [sentence for sentence in said if sentence]

@@ -29,7 +29,7 @@ from probing.models import load_tokenizer, resolve_model, word_folding
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training, train_controls, train_probes
 from probing.runs.results import Measured
-from probing.tables.controls import side_of
+from probing.tables.conclusions import side_of
 from probing.tables.schema import GIVEN, NEURONS
 from synthetic import LIGHTNING_WARNINGS, SPLITS, Data, make_splits, make_store, make_tokens, positional, sides
 from written import columns_of

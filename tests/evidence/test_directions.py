@@ -22,7 +22,7 @@ from probing.evidence.table import Directions, basis_table, measure_directions
 from probing.statistics import chance
 from probing.statistics.chance import random_rotation
 from probing.statistics.moments import PenaltySpace
-from probing.tables.bases import basis
+from probing.tables.conclusions import basis
 from synthetic import LIGHTNING_WARNINGS, Array, optimum
 
 pytestmark = [pytest.mark.numeric, *map(pytest.mark.filterwarnings, LIGHTNING_WARNINGS)]

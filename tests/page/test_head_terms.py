@@ -18,7 +18,8 @@ from probing.studies.disable.section import DISABLED, PRUNED
 from probing.studies.disable.tables import PLACES, weight_tables
 from probing.studies.geometry.neurons import tables as neuron_interventions
 from probing.studies.geometry.section import CHANGED_NEURONS
-from probing.tables import change, fusion, position_heads, rollout
+from probing.tables import change, heads, position_heads
+from probing.tables import change as tables_change
 from written import results_of
 
 ENDS = {"low": 0.1, "high": 0.3}
@@ -33,7 +34,7 @@ def headings(tables: Iterable[Any]) -> set[str]:
 def of_rollout() -> set[str]:
     shares = ("self", "special_tokens", "previous", "next", "others")
     rows = [{"query": "words", "layer": 1, "measure": name, "value": 0.2, "uniform": 0.1} for name in shares]
-    return headings([rollout.rollout_table(rows)])
+    return headings([heads.rollout_table(rows)])
 
 
 def of_change() -> set[str]:
@@ -43,12 +44,15 @@ def of_change() -> set[str]:
 
 def of_fusion() -> set[str]:
     here: Mapping[str, Any] = {"task": "position", "measure": "accuracy", "value": 0.5, "chosen": "yes"}
-    rows: list[Any] = [{**here, "fusion": "layer", "layer": 1}, *({**here, "fusion": name} for name in fusion.FUSIONS)]
+    rows: list[Any] = [
+        {**here, "fusion": "layer", "layer": 1},
+        *({**here, "fusion": name} for name in tables_change.FUSIONS),
+    ]
     rows += [
         {**here, **ENDS, "measure": "difference", "fusion": name, "against": against, "p_value": 0.5}
-        for name in fusion.FUSIONS for against in ("last layer", "best layer", "equal")
+        for name in tables_change.FUSIONS for against in ("last layer", "best layer", "equal")
     ]  # fmt: skip
-    return headings(fusion.fusion_tables(rows))
+    return headings(tables_change.fusion_tables(rows))
 
 
 def of_position_heads() -> set[str]:

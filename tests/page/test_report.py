@@ -62,7 +62,7 @@ from probing.studies.similarity.tables import (
     wic_lines,
     wic_tables,
 )
-from probing.tables.controls import held_against, not_above
+from probing.tables.conclusions import held_against, not_above
 from report_runs import QUICKLY, make_run
 from written import complete, read_csv, write_csv
 

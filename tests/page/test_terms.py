@@ -17,7 +17,7 @@ from probing.page.terms import ACCURACY, FLAGS, Glossary, names_in
 from probing.page.terms import NEURONS as NEURON_TERMS
 from probing.results.rows import element, table
 from probing.studies.geometry.section import MEASURES
-from probing.tables.first_token import TOKENS
+from probing.tables.heads import TOKENS
 from probing.tables.schema import NEURONS
 from report_runs import QUICKLY, SETS, make_page
 

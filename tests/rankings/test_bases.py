@@ -17,7 +17,7 @@ from probing.models.dictionaries import Dictionary
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training
 from probing.rankings.bases import basis_rows, explained, random_dictionary
-from probing.tables.bases import bases_lines, bases_table
+from probing.tables.conclusions import bases_lines, bases_table
 from synthetic import LIGHTNING_WARNINGS, make_splits, make_store, make_tokens
 
 pytestmark = [pytest.mark.numeric, *map(pytest.mark.filterwarnings, LIGHTNING_WARNINGS)]

@@ -10,7 +10,7 @@ import pytest
 
 from probing.runtime.terminal import render
 from probing.statistics.intervals import MIN_SENTENCES
-from probing.tables.classes import are_unequal, classes_table, confusion_shares, worst_class
+from probing.tables.probes import are_unequal, classes_table, confusion_shares, worst_class
 
 
 def scores(label: str, n: int, right: int, n_predicted: int, other: str = "", n_other: int = 0) -> dict[str, Any]:

@@ -25,10 +25,20 @@ from probing.results.schema import ends
 from probing.statistics.intervals import difference_interval
 from probing.studies.compare.tables import everywhere_sentence, unpaired_lines, unread_lines, verdicts
 from probing.studies.fit.command import _report
-from probing.tables import answers, probes
+from probing.tables import probes
+from probing.tables import probes as tables_probes
 from probing.tables.columns import UNINFORMATIVE
-from probing.tables.conclusions import basis, carries_it, conclusion, few_clusters, held_fixed, overlaps, scope
-from probing.tables.controls import held_against, not_above
+from probing.tables.conclusions import (
+    basis,
+    carries_it,
+    conclusion,
+    few_clusters,
+    held_against,
+    held_fixed,
+    not_above,
+    overlaps,
+    scope,
+)
 from probing.tables.evidence_sentences import SENTENCES, say
 from probing.tables.probes import transform_lines
 from probing.tables.rankings import evaluation_tables, rankings_tables
@@ -430,7 +440,7 @@ def test_rows_that_are_not_independent_support_no_claim_on_a_neuron(kind: str) -
         X.astype(np.float32), y, groups, given=np.arange(6000) % 3, quiet=True, probe={"l2": 1e-3}, replicates=0
     )  # fmt: skip
     page = answer(source_of(made).subjects[0]) + " ".join(conclusions(source_of(made).subjects[0]))
-    printed = " ".join(answers.answer(made.accuracy, made.neurons, "label", made.results, made.config))
+    printed = " ".join(tables_probes.answer(made.accuracy, made.neurons, "label", made.results, made.config))
     for text in (" ".join(made.conclusions()), page, printed):
         claims = [name for name in ("carries", "varies", "given_too") if said(name, text)]
         assert said("unjudged", text) is (kind == "in time")
@@ -668,8 +678,8 @@ SPEAKERS = {
         "transform_lines",
         "_transform_line",
     },
-    "probing/tables/bases.py": {"bases_table", "bases_lines", "_part"},
-    "probing/tables/classes.py": {"worst_class"},
+    "probing/tables/conclusions.py": {"bases_table", "bases_lines", "_part"},
+    "probing/tables/probes.py": {"worst_class"},
     "probing/tables/rankings.py": {"_evaluation_table"},
     "probing/page/run.py": {"answer", "_on_neurons", "conclusions"},
 }

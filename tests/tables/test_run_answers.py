@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from probing.runtime.terminal import render
-from probing.tables.answers import accuracies, answer, distrust
 from probing.tables.columns import UNINFORMATIVE
-from probing.tables.controls import held_against, held_against_by_layer, leading, why_leading
-from probing.tables.probes import layers_table
+from probing.tables.conclusions import held_against, held_against_by_layer, leading, why_leading
+from probing.tables.probes import accuracies, answer, distrust, layers_table
 
 
 def layer(number: int, accuracy: float, **more: Any) -> dict[str, Any]:

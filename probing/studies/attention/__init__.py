@@ -9,7 +9,7 @@ from probing.results.rows import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
 from probing.studies.attention.command import SCHEMAS
 from probing.tables import heads, position_heads
-from probing.tables.first_token import causal_conclusions
+from probing.tables.heads import causal_conclusions
 
 # --------------------------------------------------------------------------------------------------------------------
 # The study of `attention`.

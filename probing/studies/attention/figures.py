@@ -30,7 +30,7 @@ from probing.heads.subject import Subject
 from probing.results.schema import two_decimals, without_nan
 from probing.runs.call import Measured
 from probing.tables import change
-from probing.tables.fusion import FUSIONS
+from probing.tables.change import FUSIONS
 from probing.tables.heads import CLASSES, LETTERS, SPECIAL, finds_relation, name_of, of_all_maps, of_heads, of_measure
 from probing.tables.position_heads import examined_heads
 

@@ -238,13 +238,13 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
 
     If `quiet`, a line for each layer stands in place of the tables; sentences are the same.
     """
-    from probing.tables import answers, probes
-    from probing.tables.bases import bases_lines
-    from probing.tables.controls import leading
+    from probing.tables import probes
+    from probing.tables import probes as tables_probes
+    from probing.tables.conclusions import bases_lines, leading
 
     rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
     verbose = verbose and not quiet
-    said = answers.answer(rows, neurons, task, run.results, run.config)
+    said = tables_probes.answer(rows, neurons, task, run.results, run.config)
     layer = leading(rows)["layer"]
     if quiet:
         for row in rows:
@@ -256,16 +256,18 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
         terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in said))
     else:
         terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
-        terminal.tell(*answers.distrust(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
+        terminal.tell(
+            *tables_probes.distrust(rows, neurons, run.class_scores, task, run.results, run.config, run.basis)
+        )
     terminal.tell(*probes.transform_lines(run.transform, rows))
-    say_where(run.folder, where, "" if quiet or verbose else answers.IN_FULL)
+    say_where(run.folder, where, "" if quiet or verbose else tables_probes.IN_FULL)
 
 
 def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
     """Print the tables of the leading layer, and of all layers; with `verbose` all there are."""
     from probing.tables import probes
-    from probing.tables.bases import bases_table
-    from probing.tables.classes import classes_table
+    from probing.tables.conclusions import bases_table
+    from probing.tables.probes import classes_table
 
     rows, neurons, scores = run.accuracy, run.neurons, run.scores_of(layer)
     removed = sum(bool(row.get("removed")) for row in run.top(layer, len(neurons)))

@@ -12,7 +12,7 @@ from probing.studies.geometry.extremes import tables as extremes
 from probing.studies.geometry.neurons import tables as neuron_interventions
 from probing.studies.geometry.position.tables import position_conclusions, position_tables
 from probing.studies.geometry.schema import SCHEMAS
-from probing.tables.first_token import first_token_conclusions, first_token_tables
+from probing.tables.heads import first_token_conclusions, first_token_tables
 
 # --------------------------------------------------------------------------------------------------------------------
 # The study of `geometry`.

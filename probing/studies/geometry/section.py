@@ -24,7 +24,7 @@ from probing.studies.geometry.inside.report import inside_conclusions, inside_ta
 from probing.studies.geometry.neurons import tables as neuron_interventions
 from probing.studies.geometry.position.tables import position_conclusions, position_tables
 from probing.studies.geometry.tables import MORE_TEXT
-from probing.tables.first_token import first_token_conclusions, first_token_tables
+from probing.tables.heads import first_token_conclusions, first_token_tables
 
 
 def geometry_section(geometry: Result, anchor: str) -> Html:

@@ -14,7 +14,7 @@ from probing import Result, WandbOptions, attention, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.studies.attention.command import FUSION
-from probing.tables.fusion import fusion_lines
+from probing.tables.change import fusion_lines
 from rendering import rendered
 
 pytestmark = [

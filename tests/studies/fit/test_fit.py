@@ -28,7 +28,7 @@ from probing.cache.tokens import Tokens
 from probing.cli.commandline import run as main_run
 from probing.errors import UserError
 from probing.studies.fit.command import extract
-from probing.tables import answers
+from probing.tables import probes
 from probing.tables.schema import ACCURACY, NEURONS
 from rendering import rendered
 from typed import PROGRAM
@@ -343,8 +343,8 @@ def test_quiet_leaves_out_tables_and_progress_but_no_sentence_and_no_warning(
     sentences = [line for line in said[True][0] if not line.startswith(beginnings)]
     assert len(said[True][0]) == len(sentences) + len(beginnings)
     about = "position", made.results, made.config
-    limits = answers.distrust(made.accuracy, made.neurons, made.class_scores, *about)
-    assert sentences == [*answers.answer(made.accuracy, made.neurons, *about), *limits]
+    limits = probes.distrust(made.accuracy, made.neurons, made.class_scores, *about)
+    assert sentences == [*probes.answer(made.accuracy, made.neurons, *about), *limits]
     assert set(sentences) < set(said[False][0])  # what else is printed is tables
     assert any("do not read its ranking" in sentence for sentence in sentences)
     assert said[True][1] == said[False][1]

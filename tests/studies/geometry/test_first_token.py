@@ -10,7 +10,7 @@ import pytest
 
 from probing.statistics import moments
 from probing.studies.geometry.layers import FARTHEST, NORM, Look, Sampled, first_token_rows, look
-from probing.tables.first_token import first_token_conclusions
+from probing.tables.heads import first_token_conclusions
 from synthetic import make_store, make_tokens
 
 pytestmark = pytest.mark.numeric
