@@ -20,7 +20,7 @@ from probing.runtime.processes import rank_and_world_size
 from probing.statistics.chance import mix
 from probing.statistics.label_scores import LabelCodes, strata_with_several
 from probing.tasks import Labels, Pooling, TokenTask, has_label, labels_of, labels_words, unit_of
-from probing.tasks.given import HeldFixed
+from probing.tasks.loading import HeldFixed
 
 # --------------------------------------------------------------------------------------------------------------------
 # Activations of words and of sentences: means over word pieces, pooled tokens, and words of two tokenizations.

@@ -38,7 +38,7 @@ from probing.tasks import (
     sentences_of,
     unit_of,
 )
-from probing.tasks.given import HeldFixed
+from probing.tasks.loading import HeldFixed
 
 
 def values_of(numbers: Labels) -> NDArray[np.float64]:

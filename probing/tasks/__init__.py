@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from probing.tasks.base import Labels, Pooling, SentenceTask, Task, TokenTask, has_label, predicts_numbers, reader_of
 from probing.tasks.loading import GROUP, described, load_task, short_name, task_in_words
-from probing.tasks.values import classes_of, labels_of, labels_words, sentences_of, unit_of
+from probing.tasks.values import (
+    Labels,
+    Pooling,
+    SentenceTask,
+    Task,
+    TokenTask,
+    classes_of,
+    has_label,
+    labels_of,
+    labels_words,
+    predicts_numbers,
+    reader_of,
+    sentences_of,
+    unit_of,
+)
 
 __all__ = [
     "GROUP", "Labels", "Pooling", "SentenceTask", "Task", "TokenTask", "classes_of", "described", "has_label",

@@ -19,7 +19,7 @@ from probing.corpus import Corpus, from_words
 from probing.data.examples import check_given, permuted_within, type_keys, values_of, with_given
 from probing.errors import UserError
 from probing.tasks import labels_of, labels_words
-from probing.tasks.given import HeldFixed
+from probing.tasks.loading import HeldFixed
 from synthetic import make_store, make_tokens, sides
 
 pytestmark = pytest.mark.numeric

@@ -40,7 +40,7 @@ from probing.runtime.processes import is_main_process
 from probing.runtime.progress import Cost, expect, messages, stage
 from probing.tables.columns import Order, controls_of
 from probing.tasks import SentenceTask, TokenTask, described, load_task, predicts_numbers, reader_of, task_in_words
-from probing.tasks.given import HeldFixed
+from probing.tasks.loading import HeldFixed
 from probing.tracking import Tracker, resolve_mode
 
 Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"]
