@@ -6,8 +6,7 @@ a full quota) only causes one warning. Tested with wandb 0.31; comments name the
 precaution is for.
 """
 
-from probing.tracking.client import one_service
-from probing.tracking.mode import least, resolve_mode
+from probing.tracking.client import least, one_service, resolve_mode
 from probing.tracking.tracker import Tracker
 
 __all__ = ["Tracker", "least", "one_service", "resolve_mode"]

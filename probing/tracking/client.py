@@ -3,26 +3,294 @@
 from __future__ import annotations
 
 import atexit
+import netrc
 import os
 import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from numbers import Real
 from operator import attrgetter
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
-from probing.tracking.mode import Mode
-from probing.tracking.results import of_lightning
+from probing.errors import UserError
+from probing.results.schema import with_layer_name
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger
     from wandb import Run
+
+# --------------------------------------------------------------------------------------------------------------------
+# Decides whether a run is logged online, from options, environment, settings and keys, without network or prompt.
+# --------------------------------------------------------------------------------------------------------------------
+
+Mode = Literal["online", "offline", "disabled"]
+# The client's older names. Lightning's `WandbLogger(offline=True)` leaves the first in WANDB_MODE.
+_OLDER_NAMES = {"dryrun": "offline", "run": "online"}
+
+
+# What is true for the client and for transformers.
+_TRUE = {"1", "on", "t", "true", "y", "yes"}
+
+
+def resolve_mode(mode: str) -> Mode:
+    """Decide where the run is logged, without network or prompt.
+
+    The client's own rules are not used: without a key it prompts forever in a terminal and fails elsewhere, and it
+    treats an empty `WANDB_MODE` as an error. A user who has switched it off anywhere, as `wandb offline` and `wandb
+    disabled` do for a folder, is followed even if the environment says `online`.
+
+    Args:
+        mode: The requested mode; `auto` takes the least of `WANDB_MODE`, or else of what an API key allows, of
+            `WANDB_DISABLED`, and of the client's settings files.
+
+    Raises:
+        UserError: If the option, `WANDB_MODE` or the mode of a settings file is not a valid mode.
+    """
+    if mode != "auto":
+        return _checked_mode("--wandb.mode", mode)
+    modes: list[Mode] = ["disabled"] if os.environ.get("WANDB_DISABLED", "").lower() in _TRUE else []
+    if from_environment := os.environ.get("WANDB_MODE"):
+        modes.append(_checked_mode("WANDB_MODE", from_environment))
+    else:
+        modes.append("online" if credentials() else "offline")
+    return least([*modes, *_modes_of_settings()])
+
+
+def least(modes: Iterable[Mode]) -> Mode:
+    """Return the mode that sends and writes least."""
+    return max(modes, key=get_args(Mode).index)
+
+
+def _modes_of_settings() -> list[Mode]:
+    """Return the modes of the folder's settings, or else of the user's; those of clients up to 0.17 say `disabled`."""
+    modes: list[Mode] = []
+    for path in _local_settings():
+        modes += _mode_of_file(path)
+    return modes or _mode_of_file(_global_settings())
+
+
+def _mode_of_file(path: Path) -> list[Mode]:
+    settings = _settings_in(path)
+    if mode := settings.get("mode"):
+        return [_checked_mode(f"`mode` in {path}", mode)]
+    return ["disabled"] if settings.get("disabled", "").lower() in _TRUE else []
+
+
+def _checked_mode(source: str, mode: str) -> Mode:
+    if (mode := _OLDER_NAMES.get(mode, mode) if not source.startswith("--") else mode) in get_args(Mode):
+        return cast(Mode, mode)
+    raise UserError(
+        f"{source} is {mode!r}: expected online, offline or disabled"
+        + (" (or auto)." if source.startswith("--") else "; correct it or remove it.")
+    )
+
+
+def credentials() -> dict[str, str]:
+    """Find the user's W&B credentials, and return them as an environment variable.
+
+    Returns:
+        One variable and its value, or an empty dict. In this form the client uses credentials from netrc as they were
+        found here, and does not prompt because it reads the file differently.
+    """
+    for variable in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"):
+        if value := os.environ.get(variable):
+            return {variable: value}
+    key = _netrc_password(_api_hosts())
+    return {"WANDB_API_KEY": key} if key else {}
+
+
+def _api_hosts() -> tuple[str, ...]:
+    """Return the hosts whose netrc entries are used: the configured server, else W&B's own service."""
+    here = [settings["base_url"] for path in _local_settings() if "base_url" in (settings := _settings_in(path))]
+    url = os.environ.get("WANDB_BASE_URL") or next(iter(here), _settings_in(_global_settings()).get("base_url"))
+    # Both names of W&B's own service; the client accepts an entry for either.
+    return (urlsplit(url).netloc,) if url else ("api.wandb.ai", "api.forge.coreweave.com")
+
+
+def _global_settings() -> Path:
+    """Return the settings file of the user, to which `wandb login --host` writes the server."""
+    return Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser() / "settings"
+
+
+def _local_settings() -> list[Path]:
+    """Return the settings files of the working folder, which the client reads, and of `WANDB_DIR`, where it writes."""
+    folders = dict.fromkeys([Path(), Path(os.environ.get("WANDB_DIR") or ".").expanduser()])
+    return [folder / (".wandb" if (folder / ".wandb").exists() else "wandb") / "settings" for folder in folders]
+
+
+def _settings_in(path: Path) -> Mapping[str, str]:
+    """Return the settings in a file of the client, which also takes one that cannot be read as empty."""
+    parser = ConfigParser(interpolation=None)
+    try:
+        parser.read(path, encoding="utf-8")
+    except (ConfigParserError, OSError, UnicodeDecodeError):
+        return {}
+    return dict(parser["default"]) if "default" in parser else {}
+
+
+def _netrc_password(hosts: Iterable[str]) -> str | None:
+    candidates = [os.environ.get("NETRC"), "~/.netrc", "~/_netrc"]
+    paths = [Path(candidate).expanduser() for candidate in candidates if candidate]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        return None
+    try:
+        entries = netrc.netrc(path)
+    except (netrc.NetrcParseError, OSError, UnicodeDecodeError):
+        return None  # as the client does
+    found = (entries.authenticators(host) for host in hosts)
+    return next((entry[2] for entry in found if entry and entry[2]), None)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What every logger shows of a run's results: curves over layers, a summary, tables, figures and files.
+# --------------------------------------------------------------------------------------------------------------------
+
+# The media copy of a table of W&B, which offline runs show, is silently cut at this number of rows.
+MAX_TABLE_ROWS = 10_000
+# The axis of most curves.
+LAYER = "layer"
+Rows = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Logged:
+    """The results of a run, as every logger takes them.
+
+    Args:
+        name: Name of the run.
+        curves: Rows by the axis of their curves.
+        tables: Rows by the name of their table.
+        figures: Figures.
+        files: Files of the run's folder.
+        kind: What kind of results they are.
+        report: A self-contained page.
+    """
+
+    name: str
+    curves: Mapping[str, Rows]
+    tables: Mapping[str, Rows]
+    figures: Sequence[Path]
+    files: Sequence[Path]
+    kind: str
+    report: Path | None
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the summary of the run says of all rows with an axis; see `summary_of`."""
+        return {key: value for axis, rows in self.curves.items() for key, value in summary_of(rows, axis).items()}
+
+    def shown(self) -> Iterator[tuple[str, list[str], list[list[Any]]]]:
+        """Yield the name, the columns and the first rows of each table that has rows."""
+        for name, all_rows in self.tables.items():
+            rows = [with_layer_name(row) for row in all_rows[:MAX_TABLE_ROWS]]
+            columns = list(dict.fromkeys(column for row in rows for column in row))
+            if rows:
+                yield name, columns, [[row.get(column) for column in columns] for row in rows]
+
+    def kept(self) -> dict[Path, str]:
+        """Return where each file is kept beside the others: files, and figures that are no images."""
+        vectors = [figure for figure in self.figures if figure.suffix != ".png"]
+        return {file: file.name for file in self.files} | {file: f"figures/{file.name}" for file in vectors}
+
+    @property
+    def images(self) -> list[Path]:
+        """Figures that are images."""
+        return [figure for figure in self.figures if figure.suffix == ".png"]
+
+
+def summary_of(rows: Rows, axis: str = LAYER) -> dict[str, Any]:
+    """Return what the summary of a run says of some rows: numbers whose names tell what they are of.
+
+    Over layers these are `layer_06/COLUMN` for each number, and the best accuracy (of numbers, R²) with its layer, the
+    lowest one among equals. A run of one layer also has `layer` and `by_layer/COLUMN`, which in trials of a sweep over
+    layers are the same for all.
+
+    These are set explicitly because `define_metric(summary="max")` gives different values before and after a sync.
+
+    Args:
+        rows: Rows of a table.
+        axis: Their column that is the axis of the curves.
+    """
+    found: dict[str, Any] = {}
+    for row in rows:
+        numbers = {column: row[column] for column in row if column != axis and _is_number(row[column])}
+        if axis == LAYER:
+            found |= {f"layer_{int(row[axis]):02d}/{column}": value for column, value in numbers.items()}
+        if len(rows) == 1:
+            found |= {axis: row[axis], **{by(axis, column): value for column, value in numbers.items()}}
+    return found | (_best(rows) if axis == LAYER else {})
+
+
+def curves_of(rows: Rows, axis: str) -> list[str]:
+    """Return the columns that have a number in more than one row: a single number is no curve."""
+    counts = Counter(column for row in rows for column, value in row.items() if column != axis and _is_number(value))
+    return [column for column, n in counts.items() if n > 1]
+
+
+def points(rows: Rows, axis: str) -> Iterator[dict[str, Any]]:
+    """Yield the points of the curves over an axis, one for each row that has any."""
+    columns = curves_of(rows, axis)
+    for row in rows:
+        if found := {by(axis, column): row[column] for column in columns if _is_number(row.get(column))}:
+            yield {axis: row[axis]} | found
+
+
+def by(axis: str, column: str) -> str:
+    """Return the name of a column's curve over an axis."""
+    return f"by_{axis}/{column}"
+
+
+def _best(accuracy: Rows) -> dict[str, Any]:
+    """Return the best accuracy, of numbers the best R², and its layer, the lowest one among equals."""
+    for name in ("accuracy", "r2"):
+        if measured := [row for row in accuracy if _is_number(row.get(name))]:
+            best = max(measured, key=lambda row: (row[name], -row[LAYER]))
+            return {f"best_{name}": best[name], "best_layer": best[LAYER]}
+    return {}
+
+
+def of_lightning(metrics: Mapping[str, Any], layers: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a call of Lightning's logger into what is a curve and what belongs into the summary alone.
+
+    Metrics of the test tokens are measured once. Means over several layers, which `LinearProbe` logs for callbacks,
+    belong to neither: they stand in no table.
+
+    Args:
+        metrics: Values by name, such as `val/layer_06/accuracy`; `val/accuracy` is the mean.
+        layers: The layers in former calls, to which those of this one are added: solved ones are no longer logged.
+    """
+    of_layers = [parts for parts in (key.split("/") for key in metrics) if len(parts) == 3]
+    layers |= {layer for _, layer, _ in of_layers}
+    means = {f"{stage}/{name}" for stage, _, name in of_layers} if len(layers) > 1 else set()
+    kept = {key: value for key, value in metrics.items() if key not in means}
+    tested = {key: value for key, value in kept.items() if key.startswith("test/")}
+    return ({}, tested) if tested else (kept, {})
+
+
+def by_layer(neurons: Rows) -> dict[str, list[Mapping[str, Any]]]:
+    """Split the ranking into one table per layer, in order of rank."""
+    layers = sorted({row["layer"] for row in neurons})
+    tables: dict[str, list[Mapping[str, Any]]] = {f"neurons/layer_{n:02d}": [] for n in layers}
+    for row in sorted(neurons, key=lambda row: row["rank"]):
+        tables[f"neurons/layer_{row['layer']:02d}"].append(row)
+    return tables
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @contextmanager

@@ -16,8 +16,7 @@ from typing import Any
 
 from probing.errors import as_clause
 from probing.runtime.machine import LOGGERS
-from probing.tracking.client import variables
-from probing.tracking.results import Logged, of_lightning, points
+from probing.tracking.client import Logged, of_lightning, points, variables
 from probing.tracking.wandb_run import PROJECT
 
 # Rows of a table that TensorBoard shows as text.

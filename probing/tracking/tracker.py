@@ -9,9 +9,8 @@ from typing import Any
 
 from probing.cli.options import WandbOptions
 from probing.runtime.machine import logger_names
+from probing.tracking.client import LAYER, Logged, Mode, Rows, by_layer
 from probing.tracking.file_loggers import RUNS, LoggerRun
-from probing.tracking.mode import Mode
-from probing.tracking.results import LAYER, Logged, Rows, by_layer
 from probing.tracking.wandb_run import WandbRun
 
 

@@ -20,7 +20,7 @@ from probing.cli.arguments import parse
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.tracking import Tracker, resolve_mode
-from probing.tracking.mode import Mode
+from probing.tracking.client import Mode
 from wandb_reader import OfflineRun, read_offline_run, read_offline_runs
 from wandb_server import WandbServer
 

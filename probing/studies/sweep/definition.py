@@ -11,7 +11,7 @@ from typing import Any
 from probing.cli.options import ProbeOptions
 from probing.errors import did_you_mean, refuse
 from probing.tables.schema import ACCURACY
-from probing.tracking.results import summary_of
+from probing.tracking.client import summary_of
 
 METHODS = ("grid", "random", "bayes")
 GOALS = ("minimize", "maximize")

@@ -21,7 +21,7 @@ from probing.runs.run import Run
 from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
 from probing.studies.sweep.definition import BEST_ACCURACY, Parameter, Sweep, rows_of, value_of
 from probing.tables.columns import UNINFORMATIVE
-from probing.tracking.results import summary_of
+from probing.tracking.client import summary_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
