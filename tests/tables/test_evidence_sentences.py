@@ -667,9 +667,10 @@ SPEAKERS = {
         "unpaired_lines",
         "everywhere_sentence",
         "agreement_tables",
+        "conclusions",
         "_verdict",
+        "_options",
     },
-    "probing/studies/compare/tables.py": {"conclusions", "_verdict", "_options"},
     "probing/tables/probes.py": {
         "neurons_table",
         "heads_table",
@@ -677,9 +678,9 @@ SPEAKERS = {
         "_uninformative",
         "transform_lines",
         "_transform_line",
+        "worst_class",
     },
     "probing/tables/conclusions.py": {"bases_table", "bases_lines", "_part"},
-    "probing/tables/probes.py": {"worst_class"},
     "probing/tables/rankings.py": {"_evaluation_table"},
     "probing/page/run.py": {"answer", "_on_neurons", "conclusions"},
 }

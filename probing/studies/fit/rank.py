@@ -97,8 +97,7 @@ def rank(
     with quiet_libraries():
         from probing.rankings.methods import METHODS
         from probing.runs.finished import probe_weight
-        from probing.runs.ranked import Judging, rank_layers
-        from probing.studies.fit.erase import erasure_rows
+        from probing.studies.fit.ranked import Judging, erasure_rows, rank_layers
 
         methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
         if curves and methods == ["random"]:

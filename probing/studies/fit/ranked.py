@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from probing.data.examples import Sides
+from probing.evidence.removal import usable_information
 from probing.evidence.table import concentration, measure_directions, shares_above
+from probing.probes.training import CONTROL_TOLERANCE, Lbfgs
 from probing.rankings import evaluation
 from probing.rankings.bases import rotated_scores
 from probing.rankings.methods import METHODS, LayerData, Ranking, read_layer
 from probing.results.schema import layers_named
-from probing.runs.finished import check_contributions, penalty_of, probe_weight
+from probing.runs.finished import check_contributions, penalty_of, probe_weight, trained_as
 from probing.runs.rankings import ranking_rows
 from probing.runs.run import Run
 from probing.runtime.progress import note, stage
@@ -133,3 +135,33 @@ def _judge(rankings: dict[str, Ranking], data: LayerData, sides: Sides, judging:
         sizes, draws = judging.fitting(evaluation.COUNTS, d_model), judging.draws or evaluation.DRAWS
         curves = evaluation.curves(rankings, data, sides, sizes, draws, note)
     return evaluated, curves
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Usable information of a finished run's layers without some neurons or directions: `rank --erase`.
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@stage("information without neurons")
+def erasure_rows(run: Run, sides: Sides, layers: Sequence[int], n_top: int, seed: int) -> list[dict[str, Any]]:
+    """Return the usable information under each condition in some layers of a run.
+
+    Probes are trained with the run's penalty by lbfgs, whatever trained the run's own.
+
+    Args:
+        run: The finished run.
+        sides: The run's examples and their classes.
+        layers: Layers of the run to measure.
+        n_top: Number of first neurons of the run's ranking that are kept or removed.
+        seed: Seed of every random draw: random neurons, shuffled labels and resampled sentences.
+
+    Returns:
+        Rows as `probing.evidence.removal.usable_information` returns them.
+
+    Raises:
+        ValueError: If `n_top` is not between 1 and half the neurons.
+    """
+    d_model = sides.train.store.plan.d_model
+    rankings = {layer: [row["neuron"] for row in run.top(layer, d_model)] for layer in layers}
+    training = replace(trained_as(run), solver=Lbfgs(CONTROL_TOLERANCE))
+    return usable_information(sides, rankings, n_top, training, seed)
