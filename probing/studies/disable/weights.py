@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from probing.cache.store import PassStore, batches
 from probing.comparison.agreement import holm
-from probing.disabling.probed_task import Kind, PassStore, UnitType, run_unfinished
+from probing.disabling.probed_task import Kind, UnitType, run_unfinished
 from probing.disabling.subject import Rows, tested
 from probing.models.examination import run, vectors_given, with_vectors
 from probing.readouts.forward import Forward, Intact, Loss, Padded, Readers, Readout, padded
