@@ -239,7 +239,7 @@ def _finding(figure: Figure, runs: Runs) -> None:
 
 
 def _contributions(axes: Axes, run: Any, layers: Sequence[int]) -> None:
-    """Draw the contributions of the neurons that rank first in the most layers, over the range of all others."""
+    """Draw the contributions of the neurons that are first in most layers, beside others and random directions."""
     chosen = first_neurons(run)
     by_layer = {
         layer: {row["neuron"]: row["ratio"] for row in run.neurons if row["layer"] == layer} for layer in layers
@@ -247,8 +247,11 @@ def _contributions(axes: Axes, run: Any, layers: Sequence[int]) -> None:
     others = [[value for neuron, value in by_layer[layer].items() if neuron not in chosen] for layer in layers]
     axes.fill_between(layers, [min(one) for one in others], [max(one) for one in others], color=GREY, alpha=0.2, lw=0,
                       label="all other neurons")  # fmt: skip
-    ends = [[float(np.quantile(one, q)) for one in others] for q in (0.05, 0.95)]
-    axes.fill_between(layers, *ends, color=GREY, alpha=0.45, lw=0, label="the middle 90% of them")
+    basis = [row for row in run.basis if row["kind"] == "plain"]
+    if basis:
+        ends = [[row[f"first_share_{end}"] * row["n_neurons"] for row in basis] for end in ("lowest", "highest")]
+        label = f"largest direction ({basis[0]['n_rotations']} rotations)"
+        axes.fill_between(layers, *ends, color=PURPLE, alpha=0.3, lw=0, label=label)
     flagged = {(row["layer"], row["neuron"]) for row in run.neurons if "offset" in (row["flag"] or "")}
     for neuron, look in zip(chosen, OF_NEURONS, strict=False):
         values = [by_layer[layer][neuron] for layer in layers]

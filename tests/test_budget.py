@@ -1,0 +1,117 @@
+"""How large the project is: numbers that may fall, and rise only with a reason beside them in `budget.json`.
+
+python tests/test_budget.py    # writes the numbers that have fallen
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BUDGET = ROOT / "tests" / "budget.json"
+# Words that name nothing, as parts of identifiers of the package.
+VAGUE = (
+    "asked", "found", "given", "held", "here", "kept", "left", "made", "measured", "one", "own", "said", "subject",
+    "there", "those", "told", "typed", "usual", "wanted",
+)  # fmt: skip
+DOCUMENTS = {"README": ["README.md"], "manual": ["docs/*.md"], "notes": ["docs/notes/*.md"]}
+# Tokens that are no code.
+_BLANK = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def python_files(room: str) -> Iterator[Path]:
+    """Yield the Python files of a folder of the project."""
+    yield from (path for path in sorted((ROOT / room).rglob("*.py")) if "__pycache__" not in path.parts)
+
+
+def rooms() -> dict[str, list[Path]]:
+    """Return the files of each folder of the package, and of `tasks` and `tests`."""
+    by_room: dict[str, list[Path]] = {}
+    for folder in ("probing", "tasks", "tests"):
+        for path in python_files(folder):
+            parts = path.relative_to(ROOT).parts[:-1]
+            room = "/".join(parts[: 3 if parts[1:2] == ("studies",) else 2]) if folder == "probing" else folder
+            by_room.setdefault(room, []).append(path)
+    return by_room
+
+
+def code_lines(path: Path) -> int:
+    """Return the number of lines with code, without docstrings, comments and empty lines."""
+    source = path.read_text(encoding="utf-8")
+    docstrings = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or 0) + 1)
+    }
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in _BLANK
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(lines - docstrings)
+
+
+def vague_identifiers() -> dict[str, int]:
+    """Return how often each vague word stands in identifiers of the package."""
+    words: Counter[str] = Counter()
+    for path in python_files("probing"):
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+            if token.type == tokenize.NAME:
+                words.update(re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", token.string).lower()))
+    return {word: words[word] for word in VAGUE}
+
+
+def measure() -> dict[str, int]:
+    """Return all numbers, by name."""
+    by_room = rooms()
+    documents = {
+        name: sum(len(path.read_text(encoding="utf-8").split()) for pattern in patterns for path in ROOT.glob(pattern))
+        for name, patterns in DOCUMENTS.items()
+    }
+    names = (ROOT / "tests" / "public_names.txt").read_text(encoding="utf-8").splitlines()
+    return {
+        **{f"files of {room}": len(files) for room, files in by_room.items()},
+        **{f"code lines of {room}": sum(map(code_lines, files)) for room, files in by_room.items()},
+        "public names": sum(bool(name) and not name.startswith("#") for name in names),
+        **{f"words of {name}": n for name, n in documents.items()},
+        **{f"identifiers with {word}": n for word, n in vague_identifiers().items()},
+    }
+
+
+def test_nothing_is_above_its_budget() -> None:
+    budget, measured = json.loads(BUDGET.read_text(encoding="utf-8")), measure()
+    above = {
+        name: (n, budget["at most"].get(name)) for name, n in measured.items() if n > budget["at most"].get(name, 0)
+    }
+    assert above == {}, "lower it, or raise the number in tests/budget.json with the reason"
+
+
+def test_what_is_gone_has_no_budget_and_every_reason_is_of_a_number() -> None:
+    budget = json.loads(BUDGET.read_text(encoding="utf-8"))
+    assert set(budget["at most"]) == set(measure())
+    assert set(budget["reasons"]) <= set(budget["at most"])
+
+
+def test_lines_with_code_are_counted(tmp_path: Path) -> None:
+    file = tmp_path / "file.py"
+    file.write_text(
+        '"""A file.\n\nOf two lines.\n"""\n\nx = [  # a comment\n    1,\n]\n\n\ndef f():\n    """F."""\n    return x\n'
+    )
+    assert code_lines(file) == 5
+
+
+if __name__ == "__main__":
+    limits = json.loads(BUDGET.read_text(encoding="utf-8")) if BUDGET.exists() else {"at most": {}, "reasons": {}}
+    limits["at most"] = {name: min(n, limits["at most"].get(name, n)) for name, n in measure().items()}
+    BUDGET.write_text(json.dumps(limits, indent=2) + "\n", encoding="utf-8")
