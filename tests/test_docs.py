@@ -43,7 +43,9 @@ def test_the_readme_is_short() -> None:
 def test_the_readme_shows_what_the_quickstart_shows() -> None:
     (output,) = (block for language, block in code_blocks(README) if language == "text")
     assert 20 <= len(output.splitlines()) <= 30
-    assert output in (DOCS / "quickstart.md").read_text(encoding="utf-8")
+    whole = iter((DOCS / "quickstart.md").read_text(encoding="utf-8").splitlines())
+    # Line by line in the same order; the last rows of the table are left out.
+    assert [line for line in output.splitlines() if line not in whole] == []
 
 
 @pytest.mark.parametrize("page", LINKING, ids=label)
