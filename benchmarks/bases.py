@@ -32,10 +32,11 @@ READS = {
 }  # fmt: skip
 BARE = ("--controls", "none", "--replicates", "0", "--evidence", "none", "--rotations", "20", "--figure_format", "png")
 INITIALISATIONS = {"trained": (), "random": ("--random_weights", "true")}
-HEADER = (
-    "| model | layer | kind | trained: first 10 | 10 directions | p | neurons above | random: first 10 | 10 directions "
-    "| neurons above |\n|---|---|---|---|---|---|---|---|---|---|"
-)
+COLUMNS = (
+    "model", "layer", "neurons", "directions", "above", "neurons, centred", "directions", "above", "neurons, random",
+    "directions", "neurons, random, centred", "directions",
+)  # fmt: skip
+HEADER = f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}"
 
 
 def texts(folder: Path, reactions: Path) -> dict[str, Path]:
@@ -76,16 +77,17 @@ def runs(
 
 
 def table(model: str, trained: Any, random: Any) -> Iterator[str]:
-    """Yield a line of the table for each layer and kind."""
-    for row, other in zip(trained.basis, random.basis, strict=True):
-        assert (row["layer"], row["kind"]) == (other["layer"], other["kind"])
-        cells = [model, row["layer"], row["kind"], *_shares(row), f"{row['first_10_share_p']:.2f}", row["n_above"]]
-        yield f"| {' | '.join(map(str, [*cells, *_shares(other), other['n_above']]))} |"
+    """Yield a line of the table for each layer: shares of the first 10, and how many neurons are above directions."""
+    rows = {(row["layer"], row["kind"]): (row, other) for row, other in zip(trained.basis, random.basis, strict=True)}
+    for layer in dict.fromkeys(layer for layer, _ in rows):
+        (plain, other), (centred, other_centred) = (rows[layer, kind] for kind in ("plain", "centred"))
+        cells = [model, str(layer), *_shares(plain), str(plain["n_above"]), *_shares(centred), str(centred["n_above"])]
+        yield f"| {' | '.join([*cells, *_shares(other), *_shares(other_centred)])} |"
 
 
 def _shares(row: Mapping[str, Any]) -> tuple[str, str]:
     lowest, highest = row["first_10_share_lowest"], row["first_10_share_highest"]
-    return f"{row['first_10_share']:.3f}", f"{lowest:.3f} to {highest:.3f}"
+    return f"{row['first_10_share']:.3f}"[1:], f"{lowest:.3f} to {highest:.3f}".replace("0.", ".")
 
 
 def main() -> int:
