@@ -106,7 +106,8 @@ def test_what_is_gone_has_no_budget_and_every_reason_is_of_a_number() -> None:
 def test_lines_with_code_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "file.py"
     file.write_text(
-        '"""A file.\n\nOf two lines.\n"""\n\nx = [  # a comment\n    1,\n]\n\n\ndef f():\n    """F."""\n    return x\n'
+        '"""A file.\n\nOf two lines.\n"""\n\nx = [  # a comment\n    1,\n]\n\n\ndef f():\n    """F."""\n    return x\n',
+        encoding="utf-8",
     )
     assert code_lines(file) == 5
 

@@ -64,9 +64,9 @@ def test_a_notebook_sees_tables_and_can_repeat_a_run(
     names = {"MODEL": str(checkpoints["bert"]), "CORPUS": str(corpus_file), "RUNS": str(tmp_path / "runs")}
     (html, text), layers, top, same, converged, refused, misspelt = shown(CELLS, {**names})
     assert html.count("<table>") == 2
-    assert len(re.findall("<tr>", html)) == 1 + 4 + 1 + 10  # a row for each layer, the last layer's first ten neurons
+    assert len(re.findall("<tr>", html)) == 1 + 4 + 1 + 10  # a row for each layer, ten neurons of one
     assert "Test accuracy by layer" in text
-    assert "Layer 3: neurons by contribution" in text
+    assert "Layer 0: neurons by contribution" in text  # the one furthest above its strongest floor
     assert layers[1] == "([0, 1, 2, 3], 64)"
     assert top[1].startswith("Neurons: a row per layer and neuron, in ranked order")
     assert same[1] == "True"

@@ -42,7 +42,12 @@ def fitted(first: list[int], n_neurons: int = 40) -> Any:
         own = [row for row in neurons if row["layer"] == layer]
         return sorted(own, key=lambda row: -float(row["ratio"]))[:n]
 
-    return SimpleNamespace(accuracy=accuracy, neurons=neurons, top=top)
+    basis = [
+        {"layer": layer, "kind": kind, "first_share_lowest": 0.05, "first_share_highest": 0.08, "n_neurons": n_neurons,
+         "n_rotations": 20}
+        for layer in range(len(first)) for kind in ("plain", "centred")
+    ]  # fmt: skip
+    return SimpleNamespace(accuracy=accuracy, neurons=neurons, top=top, basis=basis)
 
 
 def test_neurons_that_are_first_in_the_most_layers_are_looked_at() -> None:

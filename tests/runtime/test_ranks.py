@@ -50,9 +50,9 @@ sys.path.append({str(ROOT / "tests")!r})
 from rendering import without_rendering
 without_rendering()
 from probing.__main__ import main
-from probing.cache import plan, store
-from probing.heads import sums
-plan.SHARD_BYTES, plan.MIN_SHARD_TOKENS, sums.SHARD_TOKENS = 0, 600, 600
+from probing.cache import store
+from probing.heads import accumulation
+store.SHARD_BYTES, store.MIN_SHARD_TOKENS, accumulation.SHARD_TOKENS = 0, 600, 600
 write, read = store.ActivationStore.write, store.ActivationStore.read
 write_tensors = store.ActivationStore.write_tensors
 rank = os.environ.get("RANK", os.environ.get("LOCAL_RANK", os.environ.get("SLURM_PROCID", "0")))
