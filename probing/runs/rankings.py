@@ -110,8 +110,8 @@ class Rank(Study):
 
 
 RANK = Rank()
-# The tables beside the rankings, by name.
-BESIDE = {schema.name: schema for schema in (DIRECTIONS, EVALUATION, ERASURE, CURVES)}
+# Schemas of the tables that evaluate rankings, by name.
+TABLES = {schema.name: schema for schema in (DIRECTIONS, EVALUATION, ERASURE, CURVES)}
 
 
 class Rankings(Result):
@@ -135,9 +135,9 @@ def read_rankings(folder: Path, run: Run) -> Rankings:
     Raises:
         ValueError: If a ranking does not rank every neuron of its layers.
     """
-    found = {path.stem: read_measured(path, BESIDE.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
-    rankings = {name: table for name, table in found.items() if name not in BESIDE}
+    found = {path.stem: read_measured(path, TABLES.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
+    rankings = {name: table for name, table in found.items() if name not in TABLES}
     for name, rows in rankings.items():
         ranked = list(dict.fromkeys(row["layer"] for row in rows))
         check_ranking(f"{name}.csv", rows, [layer for layer in run.layers if layer in ranked])
-    return Rankings(run, folder, rankings, {name: table for name, table in found.items() if name in BESIDE})
+    return Rankings(run, folder, rankings, {name: table for name, table in found.items() if name in TABLES})

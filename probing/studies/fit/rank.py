@@ -26,8 +26,8 @@ from probing.results.schema import Row, layers_named
 from probing.runs.call import say_where, writable_folder
 from probing.runs.loading import load_fit_of_classes, tracked_like
 from probing.runs.rankings import (
-    BESIDE,
     RANKING_KEY,
+    TABLES,
     Ranked,
     Rankings,
     draw_curves,
@@ -117,7 +117,7 @@ def rank(
         rankings, tables = rank_layers(run, layers, sides, methods, judging, seed, rotations)
         tables["erasure"] = erasure_rows(run, sides, layers, top, seed) if erase else []
         ranked = {name: Table(rows, RANKING) for name, rows in rankings.items()}
-        made = Rankings(run, place, ranked, {name: Table(rows, BESIDE[name]) for name, rows in tables.items()})
+        made = Rankings(run, place, ranked, {name: Table(rows, TABLES[name]) for name, rows in tables.items()})
         figures = _write(made, run, layers, label, figure_formats(figure_format))
     where = _track(made, tracked_like(run, wandb), f"{run.folder.name}-rankings", config, figures)
     _report(made, run, where, quiet)
