@@ -187,8 +187,8 @@ def make(work: Path) -> None:
     """Make models and texts."""
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
     from conftest import make_sentences
-    from downstream_data import word_pairs, write_sts, write_wic
     from families import make_checkpoint, masked_lm
+    from small_data import word_pairs, write_sts, write_wic
 
     data = work / "data"
     data.mkdir(parents=True)
@@ -340,7 +340,7 @@ def content(path: Path) -> str:
 def keys_of(folder: Path) -> str:
     """Return the names of what a run logged to W&B, and of its configuration, summary and artifacts."""
     sys.path[:0] = [str(ROOT / "tests")]
-    from wandb_reader import read_offline_runs
+    from wandb_stand_in import read_offline_runs
 
     lines: list[str] = []
     for logged in read_offline_runs(folder):

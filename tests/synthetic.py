@@ -20,6 +20,8 @@ from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
 from probing.probes.solvers import Penalty
 from probing.probes.training import Adam, LayerFit, Lbfgs, Training, train_probes
+from probing.studies.geometry.layers import Sampled
+from probing.studies.geometry.position.survey import Measured, survey_position
 
 Array = NDArray[np.float64]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -146,3 +148,39 @@ def _proximal_gradients(x: Array, y: NDArray[np.integer], n_classes: int, l1: fl
         following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
         ahead, weight, momentum = new + (momentum - 1) / following * (new - weight), new, following
     raise RuntimeError("the reference did not converge")
+
+
+D, N_SENTENCES = 24, 200
+NEURONS = (3, 7, 20)
+Tables = dict[str, list[dict[str, Any]]]
+
+
+def helix(n: int) -> Array:
+    """Return a turn every 15 positions and a rise, in three dimensions; shape (n, 3)."""
+    t = np.arange(n)
+    return np.stack([np.cos(2 * np.pi * t / 15), np.sin(2 * np.pi * t / 15), (t - 12) / 12], 1)
+
+
+def rotation(seed: int = 0) -> Array:
+    return np.asarray(np.linalg.qr(np.random.default_rng(seed).normal(size=(D, D)))[0])
+
+
+def planted(folder: Path, parts: Sequence[Array | None], scale: float = 1.0) -> ActivationStore:
+    """Return layers of contexts and noise with a position part each, shape (n_positions, d_model)."""
+    generator = np.random.default_rng(1)
+    lengths = generator.integers(7, 28, N_SENTENCES)
+    tokens = make_tokens(lengths.tolist())
+    states = []
+    for part in parts:
+        x = (
+            generator.normal(size=(tokens.n_tokens, D))
+            + 0.5 * generator.normal(size=(N_SENTENCES, D))[tokens.sentences]
+        )
+        x[:, 0] *= scale
+        states.append(x if part is None else x + part[tokens.positions])
+    return make_store(folder, states, tokens, 700)
+
+
+def surveyed(store: ActivationStore, ranked: dict[int, list[int]] | None = None) -> Tables:
+    counts = Sampled(store.tokens, "exclude", 0).counts
+    return survey_position(Measured(store, counts, 0), list(range(store.plan.n_layers + 1)), ranked or {})

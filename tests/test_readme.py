@@ -16,7 +16,6 @@ import pytest
 
 import probing
 from conftest import BARE, BARE_ARGS, make_sentences
-from downstream_data import word_pairs, write_sts, write_wic
 from families import masked_lm
 from pages import PAGES, README, ROOT, code_blocks, label
 from probing.__main__ import COMMANDS
@@ -25,6 +24,7 @@ from probing.cli.commandline import load_command, run
 from probing.models import find_model
 from probing.runtime.trainer import check_trainer_options
 from rendering import rendered_once
+from small_data import word_pairs, write_sts, write_wic
 
 # Notes tell how something was measured; what the README and the manual show is run.
 NOTES = ROOT / "docs" / "notes"

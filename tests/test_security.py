@@ -30,7 +30,7 @@ from probing.errors import UserError
 from probing.models import load_config, load_encoder, load_tokenizer, resolve_model
 from probing.runs.loading import load_run
 from probing.tracking import resolve_mode
-from wandb_server import WandbServer
+from wandb_stand_in import WandbServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.position_parts import CLOSE, READ, draw, main, repeated, rows_of
-from planted_position_parts import NEURONS, D, helix, planted, surveyed
 from probing.figures.style import write_drawings
+from synthetic import NEURONS, D, helix, planted, surveyed
 
 pytestmark = pytest.mark.numeric
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from conftest import FAMILIES
-from family_tokenizers import MAX_LENGTH
+from families import MAX_LENGTH
 from probing.cache import tokens as tokens_module
 from probing.cache.tokens import ADDED_SET_ASIDE, LONGEST, SET_ASIDE, Tokens, tokenize, tokenize_pairs
 from probing.corpus import from_pairs, from_sentences, from_words

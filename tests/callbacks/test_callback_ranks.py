@@ -22,7 +22,7 @@ def train_by_lightning(folder: Path, place: Path, layer: int) -> tuple[Any, Any,
     import torch
 
     import probing
-    from tiny_training import OPTIONS, SENTENCES, Calls, Lengths, in_bytes, train
+    from tiny_models import OPTIONS, SENTENCES, Calls, Lengths, in_bytes, train
 
     warnings.simplefilter("ignore")
     found, ends = [], []
@@ -50,7 +50,7 @@ def train_by_lightning(folder: Path, place: Path, layer: int) -> tuple[Any, Any,
 def test_two_processes_of_lightning_have_the_numbers_of_fit(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     import probing
     from conftest import BARE
-    from tiny_training import SENTENCES
+    from tiny_models import SENTENCES
 
     first, second = in_two_ranks(train_by_lightning, checkpoints["bert"], tmp_path, 3)
     assert first.found == second.found
@@ -77,7 +77,7 @@ def train_by_transformers(folder: Path, place: Path) -> tuple[list[Any], Any, An
     import warnings
 
     import probing
-    from tiny_training import OPTIONS, SENTENCES, in_bytes, make, trained
+    from tiny_models import OPTIONS, SENTENCES, in_bytes, make, trained
 
     warnings.simplefilter("ignore")
     logged, ends = [], []

@@ -18,7 +18,7 @@ from torch import nn
 import probing
 from conftest import BARE, make_sentences
 from probing.errors import RunError
-from tiny_training import OPTIONS, SENTENCES, WARNINGS, Calls, Lengths, in_bytes, loaders, train
+from tiny_models import OPTIONS, SENTENCES, WARNINGS, Calls, Lengths, in_bytes, loaders, train
 
 pytestmark = pytest.mark.filterwarnings(*WARNINGS)
 

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 import probing
 from conftest import BARE
-from tiny_training import OPTIONS, SENTENCES, WARNINGS, in_bytes, make, trained
+from tiny_models import OPTIONS, SENTENCES, WARNINGS, in_bytes, make, trained
 
 pytestmark = [pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")]
 

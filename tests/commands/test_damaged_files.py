@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import probing
-from damaged_files import HostileHub, damaged_activations, damaged_model, write_activations
-from damaged_runs import ended, make_few
+from damaged_runs import HostileHub, damaged_activations, damaged_model, ended, make_few, write_activations
 from loopback_hub import loopback_hub
 
 pytestmark = pytest.mark.filterwarnings("ignore")

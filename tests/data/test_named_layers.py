@@ -17,7 +17,7 @@ from probing import ActivationDataModule, LinearProbe, load_run, probe
 from probing.errors import UserError
 from probing.figures.style import name_layers
 from probing.results.schema import NamedLayer
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

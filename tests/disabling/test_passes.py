@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from disabled_case import Case, of_whole_model, weights_of
 from probing.disabling.probed_task import KINDS, OF_HEADS, Job, Passes, all_jobs, fingerprint_of
 from probing.readouts.forward import Readers, Text
 from probing.readouts.frozen_probes import Probes
+from tiny_models import Case, of_whole_model, weights_of
 
 pytestmark = [
     pytest.mark.numeric,

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from downstream_data import WORDS, sentence_pairs, write_benchmark
 from probing.downstream.names import SPACES
 from probing.downstream.sentence_vectors import (
     FitOn,
@@ -22,6 +21,7 @@ from probing.downstream.sentence_vectors import (
 from probing.downstream.static import StaticVectors, read_static
 from probing.downstream.sts_dataset import SentencePairs, read_sts
 from probing.errors import UserError
+from small_data import WORDS, sentence_pairs, write_benchmark
 
 pytestmark = pytest.mark.numeric
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from downstream_data import sentence_pairs, write_benchmark, write_semeval, write_sick, write_sts
 from probing.downstream.sts_dataset import SentencePairs, read_sts
 from probing.errors import UserError
+from small_data import sentence_pairs, write_benchmark, write_semeval, write_sick, write_sts
 
 
 def spelled(pairs: SentencePairs) -> list[tuple[str, str, float]]:

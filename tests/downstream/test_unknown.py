@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from family_tokenizers import make_tokenizer
+from families import make_tokenizer
 from probing.cache.tokens import tokenize
 from probing.downstream.sentence_vectors import known_tokens, unknown_sentences, unknown_words
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from downstream_data import word_pairs, write_wic
 from probing.downstream.labelled_pairs import WordPairs, read_wic, read_wic_parts
 from probing.errors import UserError
+from small_data import word_pairs, write_wic
 
 
 def spelled(pairs: WordPairs) -> list[tuple[tuple[str, ...], tuple[str, ...], str, str, bool]]:

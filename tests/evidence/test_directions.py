@@ -226,7 +226,7 @@ def test_a_sample_is_never_empty_however_long_a_sentence_is() -> None:
     store.tokens.lengths[:] = store.tokens.lengths  # rows are sentences of one token
     one = Examples(store, np.zeros(500, dtype=np.int32))
     assert thin(one, 100, 0).n_tokens == 100
-    from synthetic import make_tokens  # a long sentence
+    from synthetic import make_tokens
 
     class Long:
         plan, tokens = store.plan, make_tokens(sizes, special=False)

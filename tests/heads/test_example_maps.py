@@ -10,7 +10,7 @@ import pytest
 
 from probing.heads.example_maps import ClassExample, Example, Examples, ExampleSentence, read_examples, write_examples
 from probing.heads.syntax import WordBatch, most_attended
-from treebanks import batch_of, random_maps, tokens_of_words, treebank
+from small_data import batch_of, random_maps, tokens_of_words, treebank
 
 pytestmark = pytest.mark.numeric
 

@@ -16,7 +16,7 @@ from probing.heads.example_sentences import MOST_TOKENS, MOST_WORDS, N_SENTENCES
 from probing.heads.rows import CLASSES, PATTERNS, classify
 from probing.heads.subject import Subject
 from probing.models import resolve_model
-from treebanks import treebank
+from small_data import treebank
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = [

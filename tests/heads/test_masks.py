@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from families import FAMILIES, save_at_random
-from family_tokenizers import make_tokenizer
+from families import FAMILIES, make_tokenizer, save_at_random
 from probing.cache import Request, load, tokens_of
 from probing.corpus import from_sentences
 from probing.heads.accumulation import AttentionReader, Measure, accumulate

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from conftest import N_LAYERS
-from families import D_MODEL, batch_of, few_quickly, untouched
+from families import D_MODEL, MAX_LENGTH, batch_of, few_quickly, untouched
 from families import FAMILIES as ALL_FAMILIES
-from family_tokenizers import MAX_LENGTH
 from probing.errors import UserError
 from probing.models import (
     ALIASES,

@@ -14,8 +14,7 @@ from torch.testing import assert_close
 from transformers import CONFIG_MAPPING, AutoModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from families import D_MODEL, FAMILIES, N_HEADS, save_at_random
-from family_tokenizers import MAX_LENGTH, make_tokenizer
+from families import D_MODEL, FAMILIES, MAX_LENGTH, N_HEADS, make_tokenizer, save_at_random
 from probing.errors import UserError
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine, hidden_states

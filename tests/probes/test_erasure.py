@@ -27,7 +27,7 @@ from probing.results.schema import without_nan
 from probing.tables.rankings import CONDITIONS
 from probing.tables.schema import ERASURE
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]

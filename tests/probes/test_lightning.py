@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from probing import ActivationDataModule, LinearProbe, probe
 from probing.errors import UserError
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),

@@ -11,7 +11,6 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from probing.cache import ActivationStore, Request, activations
 from probing.corpus import Corpus
 from probing.downstream.labelled_pairs import WordPairs
@@ -32,6 +31,7 @@ from probing.readouts.pair_cosines import (
     similarity_readout,
 )
 from probing.studies.disable.weights import importance
+from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 
 pytestmark = [
     pytest.mark.numeric,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from families import FAMILIES
-from family_tokenizers import make_tokenizer
+from families import FAMILIES, make_tokenizer
 from probing.readouts.model_output import Prompt, prompt_of, tokens_of_prompts
 
 pytestmark = pytest.mark.numeric

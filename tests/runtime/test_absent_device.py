@@ -19,11 +19,11 @@ import pytest
 
 import probing
 from conftest import BARE
-from downstream_data import word_pairs, write_sts, write_wic
 from families import masked_lm
 from pretended_device import pretended
 from probing.probes import objective as midway_curvature
 from probing.runs.study import Result
+from small_data import word_pairs, write_sts, write_wic
 from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = pytest.mark.filterwarnings(

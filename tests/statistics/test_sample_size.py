@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from conftest import BARE
-from downstream_data import word_pairs, write_sts, write_wic
 from probing import fit, sts, wic
 from probing.page.run import answer
 from probing.page.sources import read_sources
@@ -21,6 +20,7 @@ from probing.studies.geometry.section import geometry_section
 from probing.studies.geometry.tables import conclusions
 from probing.studies.similarity.tables import similarity_section
 from probing.tables.probes import transform_lines
+from small_data import word_pairs, write_sts, write_wic
 from synthetic import LIGHTNING_WARNINGS
 from written import read_csv
 

@@ -17,12 +17,12 @@ from rich.console import Console
 
 import probing
 from conftest import BARE
-from downstream_data import word_pairs, write_sts, write_wic
 from families import masked_lm
 from probing.errors import UserError
 from probing.results.rows import Table
 from probing.runs.study import Result, study_names, study_of
-from wandb_reader import read_offline_runs
+from small_data import word_pairs, write_sts, write_wic
+from wandb_stand_in import read_offline_runs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from conftest import BARE, BARE_ARGS, FAMILIES
-from family_tokenizers import MAX_LENGTH
+from families import MAX_LENGTH
 from probing import Task, WandbOptions, fit, load_run, rank
 from probing.__main__ import COMMANDS
 from probing.cache.tokens import Tokens, tokenize

@@ -21,7 +21,7 @@ from probing.errors import UserError
 from probing.runtime.machine import LOGGERS, logger_names, logger_problems
 from probing.runtime.trainer import check_trainer_options
 from probing.tracking import Tracker
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 
 pytestmark = [
     # MLflow's own use of SQLAlchemy, and SQLite's connections that it leaves to the garbage collector.

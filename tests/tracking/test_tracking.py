@@ -21,8 +21,7 @@ from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.tracking import Tracker, resolve_mode
 from probing.tracking.client import Mode
-from wandb_reader import OfflineRun, read_offline_run, read_offline_runs
-from wandb_server import WandbServer
+from wandb_stand_in import OfflineRun, WandbServer, read_offline_run, read_offline_runs
 
 ACCURACY: list[dict[str, Any]] = [
     {"layer": 0, "accuracy": 0.25, "accuracy_low": 0.2, "untrained": None, "note": "embeddings"},

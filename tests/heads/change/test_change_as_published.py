@@ -20,7 +20,7 @@ from probing.heads.accumulation import Measure, accumulate
 from probing.heads.change import OTHER_HEADS, SAME, Change, PublishedChange, check_padding, map_rows, published_rows
 from probing.heads.subject import Checkpoint
 from probing.models import load_tokenizer
-from tuned import asked, other_padding, other_queries, tuned
+from tiny_models import asked, other_padding, other_queries, tuned
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = [

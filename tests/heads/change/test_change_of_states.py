@@ -15,7 +15,7 @@ from probing.heads.accumulation import accumulate
 from probing.heads.change import OTHER_TOKENS, SAME, StateChange, parameter_rows, row_cosines, state_rows
 from probing.heads.subject import Checkpoint
 from probing.models import load_tokenizer
-from tuned import CHANGED, asked, other_queries, tuned
+from tiny_models import CHANGED, asked, other_queries, tuned
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = [

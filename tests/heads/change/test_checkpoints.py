@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from conftest import make_sentences
-from families import FAMILIES, make_checkpoint, untouched
-from family_tokenizers import make_tokenizer
+from families import FAMILIES, make_checkpoint, make_tokenizer, untouched
 from probing.errors import UserError
 from probing.heads.subject import Checkpoint, check_comparable
-from tuned import asked, tuned
+from tiny_models import asked, tuned
 
 pytestmark = pytest.mark.numeric
 

@@ -17,7 +17,7 @@ from probing.heads.accumulation import SumsStore, accumulate
 from probing.heads.syntax import NO_PAIR, HeadPairs, MostAttended, arcs_of, sample_sentences
 from probing.heads.trees import L2, Answers, Candidates, answers_of, candidates_of, fit, probe_row
 from probing.models import resolve_model
-from treebanks import treebank
+from small_data import treebank
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = [

@@ -33,7 +33,7 @@ from probing.heads.syntax import (
 from probing.models import resolve_model
 from probing.statistics.intervals import difference_p_value
 from probing.tables.heads import beats_offset
-from treebanks import MapsOf, batch_of, kept_of, random_maps, tokens_of_words, treebank
+from small_data import MapsOf, batch_of, kept_of, random_maps, tokens_of_words, treebank
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = [

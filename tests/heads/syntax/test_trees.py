@@ -16,7 +16,7 @@ from probing.heads.accumulation import accumulate, attention_of
 from probing.heads.syntax import NONE, WordBatch, arcs_of, punctuation_of
 from probing.heads.trees import Trees, TreeScores, scored_trees, spanning_trees, tree_rows
 from probing.models import resolve_model
-from treebanks import batch_of, kept_of, random_maps, tokens_of_words, treebank
+from small_data import batch_of, kept_of, random_maps, tokens_of_words, treebank
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = [

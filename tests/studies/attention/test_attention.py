@@ -21,7 +21,7 @@ from probing.models import load_tokenizer, resolve_model
 from probing.studies.attention.command import SCHEMAS
 from probing.tables.heads import conclusions
 from rendering import rendered
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

@@ -16,8 +16,8 @@ from probing.heads import accumulation
 from probing.heads import change as change_as_published
 from probing.models import load_tokenizer, resolve_model
 from probing.tables.change import change_conclusions, change_table
-from tuned import CHANGED, other_queries, other_second_sentences, tuned
-from wandb_reader import read_offline_runs
+from tiny_models import CHANGED, other_queries, other_second_sentences, tuned
+from wandb_stand_in import read_offline_runs
 
 pytestmark = [
     pytest.mark.slow,

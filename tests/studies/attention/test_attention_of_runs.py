@@ -19,7 +19,7 @@ from probing.heads.position import OFFSETS
 from probing.heads.subject import PositionRun
 from probing.tables.position_heads import conclusions
 from rendering import rendered
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 
 NAMES = ("position_heads", "position_neurons", "position_removal")
 pytestmark = [

@@ -13,7 +13,7 @@ from conftest import make_sentences
 from families import untouched
 from probing import Result, UserError, WandbOptions, attention, changes, finetune, load_run
 from probing.studies.changes.tables import MEASURES
-from tuned import CHANGED
+from tiny_models import CHANGED
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

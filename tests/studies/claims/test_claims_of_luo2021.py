@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planted_claims import paper, runs_of
+from planted_claims import paper, positions_runs_of
 from probing.studies.claims.claim import KINDS_OF_MODELS, Claim
 from probing.studies.claims.planning import Model, rows_of
 
@@ -18,8 +18,8 @@ def name(value: object) -> str:
 
 
 def verdict(claim: Claim, model: str, true: bool) -> str:
-    compared = [Model("bert", runs_of("bert", True))] if model == "roberta" else []
-    rows = rows_of([claim], [Model(model, runs_of(model, true)), *compared], paper())
+    compared = [Model("bert", positions_runs_of("bert", True))] if model == "roberta" else []
+    rows = rows_of([claim], [Model(model, positions_runs_of(model, true)), *compared], paper())
     return next(str(row["verdict"]) for row in rows if row["model"] == model)
 
 
@@ -32,7 +32,7 @@ def test_a_claim_is_confirmed_where_it_is_true_and_not_where_it_is_false(claim: 
 def test_decoders_are_anisotropic_if_every_layer_is() -> None:
     (claim,) = (claim for claim in paper().claims if claim.id == 58)
     for true, expected in ((True, "confirmed"), (False, "not confirmed")):
-        (row,) = rows_of([claim], [Model("gpt2", runs_of("bert", true))], paper())
+        (row,) = rows_of([claim], [Model("gpt2", positions_runs_of("bert", true))], paper())
         assert row["verdict"] == expected
 
 
@@ -42,7 +42,7 @@ def test_a_claim_on_a_kind_of_models_is_measured_on_another_model_of_that_kind_a
     (kind,) = claim.kinds
     source = "bert-large" if number == 8 else "bert"
     for true, met in ((True, "yes"), (False, "no")):
-        runs = runs_of(source, true)
+        runs = positions_runs_of(source, true)
         (row,) = rows_of([claim], [Model("other", runs, kinds=frozenset({kind}))], paper())
         assert (row["verdict"], row["met"]) == ("analogue", met)
         (without,) = rows_of([claim], [Model("other", runs)], paper())

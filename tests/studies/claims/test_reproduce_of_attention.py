@@ -11,7 +11,7 @@ from families import masked_lm
 from probing import Result, reproduce
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from tuned import other_queries, tuned
+from tiny_models import other_queries, tuned
 
 NO_WANDB: Any = {"mode": "disabled"}
 PAIRS = [f"word {'ab' * i} goes\tthe next one is {i}" for i in range(1, 26)]

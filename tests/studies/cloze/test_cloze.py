@@ -15,7 +15,7 @@ from probing.cli.commandline import run
 from probing.corpus import load_corpus
 from probing.studies.cloze.predictor import fingerprint_of, read_pairs
 from rendering import rendered
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from families import FAMILIES
-from family_tokenizers import make_tokenizer
+from families import FAMILIES, make_tokenizer
 from probing.errors import UserError
 from probing.studies.cloze.predictor import MASK, prompts_of, read_pairs
 

@@ -21,7 +21,7 @@ from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models.layers import aligned
 from probing.runs.study import Result
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

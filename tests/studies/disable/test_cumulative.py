@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from disabled_case import Case, of_whole_model, weights_of
 from probing.disabling.probed_task import PassStore
 from probing.readouts.forward import Forward, Readers
 from probing.readouts.frozen_probes import ProbeReadout
 from probing.studies.disable.weights import Cumulative, n_files
+from tiny_models import Case, of_whole_model, weights_of
 
 pytestmark = [
     pytest.mark.numeric,

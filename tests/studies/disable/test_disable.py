@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import BARE
-from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
-from families import masked_lm, save_at_random
-from family_tokenizers import make_tokenizer
+from families import make_tokenizer, masked_lm, save_at_random
 from probing import Result, UserError, WandbOptions, disable, fit, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
@@ -21,7 +19,8 @@ from probing.disabling.probed_task import Job, Passes
 from probing.readouts.forward import Readout
 from probing.studies.disable.schema import DISABLED
 from probing.studies.disable.tables import conclusions
-from wandb_reader import read_offline_runs
+from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
+from wandb_stand_in import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

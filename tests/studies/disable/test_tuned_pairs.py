@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from conftest import make_sentences
-from downstream_data import entailment_of, marked_pairs, sentence_pairs, write_sick
 from probing import Result, UserError, disable, finetune
 from probing.downstream.labelled_pairs import pair_text, read_parts
+from small_data import entailment_of, marked_pairs, sentence_pairs, write_sick
 
 pytestmark = [
     pytest.mark.slow,

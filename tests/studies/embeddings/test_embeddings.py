@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import BARE, make_sentences
-from downstream_data import sentence_pairs, write_benchmark
 from probing import embeddings, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.runs.study import Result
 from rendering import rendered
-from wandb_reader import read_offline_runs
+from small_data import sentence_pairs, write_benchmark
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = [

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from downstream_data import entailment_of, marked_pairs, sentence_pairs, word_pairs, write_benchmark, write_sick
-from downstream_data import write_wic as written_wic
 from probing import UserError, compare, finetune, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.downstream.sentence_vectors import spearman
 from probing.downstream.sts_dataset import read_sts
 from probing.runs.study import study_of
+from small_data import entailment_of, marked_pairs, sentence_pairs, word_pairs, write_benchmark, write_sick
+from small_data import write_wic as written_wic
 from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from downstream_data import entailment_of, marked_pairs, sentence_pairs, word_pairs, write_benchmark, write_sick
-from downstream_data import write_wic as written_wic
 from probing import UserError
 from probing.cache import Request, tokens_of
 from probing.corpus.splits import compared
@@ -20,6 +18,8 @@ from probing.downstream.labelled_pairs import PairText, groups_of, pair_text, re
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.residual_stream import word_table
 from probing.studies.finetune.examples import TokenTable, labelled, static_pairs
+from small_data import entailment_of, marked_pairs, sentence_pairs, word_pairs, write_benchmark, write_sick
+from small_data import write_wic as written_wic
 
 
 def text_of(source: Path, other: Path | None = None, group_by: Any = "auto") -> tuple[PairText, list[str]]:

@@ -32,8 +32,7 @@ from probing.tables import probes
 from probing.tables.schema import ACCURACY, NEURONS
 from rendering import rendered
 from typed import PROGRAM
-from wandb_reader import read_offline_runs
-from wandb_server import WandbServer
+from wandb_stand_in import WandbServer, read_offline_runs
 from written import columns_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

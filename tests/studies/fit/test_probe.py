@@ -21,7 +21,7 @@ from probing.data.examples import read
 from probing.data.module import ActivationDataModule
 from probing.errors import UserError
 from probing.statistics.intervals import difference_interval
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 
 FAST: Mapping[str, Any] = {"probe": {"l2": 1e-2}, "replicates": 0, "evidence": "none"}
 CARRIER = 7

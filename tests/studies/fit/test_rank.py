@@ -27,7 +27,7 @@ from probing.runs.run import Run, load_fit
 from probing.runtime.terminal import render
 from probing.tables.schema import CURVES, EVALUATION
 from rendering import rendered
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

@@ -29,7 +29,7 @@ from probing.studies.geometry.section import GEOMETRY, MEASURES
 from probing.studies.geometry.survey import Regressors, _explained
 from probing.tables.probes import transform_lines
 from synthetic import make_store, make_tokens
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from conftest import BARE
-from downstream_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from families import make_checkpoint, masked_lm
 from probing import UserError, WandbOptions, fit, load_run, report
 from probing.__main__ import COMMANDS
@@ -21,7 +20,8 @@ from probing.studies.geometry.command import geometry
 from probing.studies.geometry.neurons.sets import NeuronPasses, NeuronSet
 from probing.studies.geometry.neurons.tables import conclusions
 from probing.studies.geometry.schema import NEURON_INTERVENTIONS
-from wandb_reader import read_offline_runs
+from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
+from wandb_stand_in import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

@@ -15,7 +15,7 @@ from probing.probes.training import STRONGEST_PENALTY as STRONGEST
 from probing.probes.training import WEAKEST_PENALTY as WEAKEST
 from probing.probes.training import strength
 from rendering import rendered
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = [

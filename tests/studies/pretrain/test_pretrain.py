@@ -19,7 +19,7 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.studies.pretrain.tables import ARMS
 from typed import processes_of
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

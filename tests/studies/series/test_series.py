@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import make_sentences
-from family_tokenizers import make_tokenizer
+from families import make_tokenizer
 from fault_loop import contents
 from probing import Result, UserError, WandbOptions, attention, fit, geometry, series
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.studies.series import survey as series_survey
 from probing.studies.series.tables import EMERGENCE, conclusions
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from downstream_data import WORDS, plant_outlier, sentence_pairs, write_benchmark, write_semeval, write_sts
 from probing import sts
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
@@ -17,7 +16,8 @@ from probing.errors import UserError
 from probing.runs.loading import load_run
 from probing.runs.run import load_fit
 from probing.runs.study import Result
-from wandb_reader import read_offline_runs
+from small_data import WORDS, plant_outlier, sentence_pairs, write_benchmark, write_semeval, write_sts
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

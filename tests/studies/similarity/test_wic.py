@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from downstream_data import Pair, plant_outlier, word_pairs, write_wic
 from probing import wic
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
@@ -20,7 +19,8 @@ from probing.runs.loading import load_run
 from probing.runs.run import load_fit
 from probing.runs.study import Result
 from rendering import rendered
-from wandb_reader import read_offline_runs
+from small_data import Pair, plant_outlier, word_pairs, write_wic
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")

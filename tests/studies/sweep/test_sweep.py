@@ -29,7 +29,7 @@ from probing.errors import UserError
 from probing.studies.sweep.command import _flat
 from probing.studies.sweep.definition import check_metric
 from probing.studies.sweep.search import metric_of, outcome
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

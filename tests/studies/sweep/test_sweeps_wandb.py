@@ -20,8 +20,7 @@ from probing.cli.arguments import parse
 from probing.models import ALIASES
 from probing.tasks import load_task
 from probing.tracking.wandb_run import PROJECT
-from wandb_reader import read_offline_runs
-from wandb_server import WandbServer
+from wandb_stand_in import WandbServer, read_offline_runs
 
 FILES = sorted((ROOT / "conf" / "sweeps").rglob("*.yaml"))
 COMMAND = ["${env}", "${interpreter}", "-m", "probing", "fit", "${args}"]

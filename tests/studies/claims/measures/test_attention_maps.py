@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planted_attention import classes, with_interval
+from planted_claims import classes, with_interval
 from probing.results.rows import Table
 from probing.runs.study import Result
 from probing.studies.claims.measures import heads as measures

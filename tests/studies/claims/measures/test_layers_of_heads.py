@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planted_attention import with_interval
+from planted_claims import with_interval
 from probing.results.rows import Table
 from probing.studies.claims.measures import layers as measures
 from probing.studies.claims.measures.registry import NotMeasurable, Subject

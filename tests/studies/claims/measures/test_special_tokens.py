@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planted_attention import with_interval
+from planted_claims import with_interval
 from probing.results.rows import Table
 from probing.studies.claims.measures import heads
 from probing.studies.claims.measures import heads as measures

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import linregress, rankdata, spearmanr
 
-from planted_attention import with_interval
+from planted_claims import with_interval
 from probing.results.rows import Table
 from probing.studies.claims.measures import layers as measures
 from probing.studies.claims.measures.registry import NotMeasurable, Subject

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from planted_tuned import disabled, pruned, runs_of, tuned
+from planted_claims import disabled, pruned, tuned, tuned_runs_of
 from probing.results.rows import Table
 from probing.studies.claims.measures import layers as measures
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
@@ -89,8 +89,8 @@ def test_a_larger_share_without_a_loss_behind_one_with_it_does_not_count() -> No
 
 
 def test_a_head_below_the_last_layer_is_held_against_the_best_of_the_others() -> None:
-    found = measures.lead_of_lower_head(Subject("any", runs_of(True)), 2)
+    found = measures.lead_of_lower_head(Subject("any", tuned_runs_of(True)), 2)
     assert (found.value, found.low, found.high) == pytest.approx((0.3, 0.2, 0.4))
     assert found.control == pytest.approx(0.3)
-    found = measures.lead_of_lower_head(Subject("any", runs_of(False)), 2)
+    found = measures.lead_of_lower_head(Subject("any", tuned_runs_of(False)), 2)
     assert (found.value, found.control) == pytest.approx((-0.3, -0.3))

@@ -15,7 +15,7 @@ from probing.studies.geometry.inside.changed_norms import (
     ordinary_row,
     see_layers,
 )
-from wide_models import N_LAYERS, make_wide, make_wide_tokens
+from tiny_models import N_LAYERS, make_wide, make_wide_tokens
 
 pytestmark = pytest.mark.numeric
 

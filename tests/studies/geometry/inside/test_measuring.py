@@ -21,7 +21,7 @@ from probing.runs.study import Result
 from probing.studies.geometry.command import geometry
 from probing.studies.geometry.inside.report import inside_conclusions
 from synthetic import LIGHTNING_WARNINGS
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = [

@@ -16,7 +16,7 @@ from probing.readouts.later_blocks import Read
 from probing.readouts.model_output import sum_by_sentence
 from probing.statistics.moments import by_mean_profile
 from probing.studies.geometry.inside.changed_norms import change_norms, chosen_conditions, see_layers
-from wide_models import D_MODEL, N_LAYERS, each_alone, make_wide, make_wide_tokens
+from tiny_models import D_MODEL, N_LAYERS, each_alone, make_wide, make_wide_tokens
 
 pytestmark = pytest.mark.numeric
 

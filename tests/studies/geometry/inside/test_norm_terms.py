@@ -12,7 +12,7 @@ from probing.cache.tokens import Tokens
 from probing.models.anatomy import examine
 from probing.models.residual_stream import find_norms
 from probing.studies.geometry.inside.stream import NormMeans, norm_means, norm_rows
-from wide_models import D_MODEL, N_LAYERS, each_alone, make_wide, make_wide_tokens
+from tiny_models import D_MODEL, N_LAYERS, each_alone, make_wide, make_wide_tokens
 
 pytestmark = pytest.mark.numeric
 

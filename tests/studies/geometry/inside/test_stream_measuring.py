@@ -17,7 +17,7 @@ from probing.readouts import model_output as readouts
 from probing.runs.study import Result
 from probing.studies.geometry.command import geometry
 from synthetic import LIGHTNING_WARNINGS
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 from written import read_csv
 
 pytestmark = [

@@ -12,7 +12,7 @@ from probing.models.anatomy import examine
 from probing.models.residual_stream import Site, find_path
 from probing.studies.geometry.inside.report import course, followed
 from probing.studies.geometry.inside.stream import groups_of, path_means, path_rows
-from wide_models import D_MODEL, N_LAYERS, each_alone, make_wide, make_wide_tokens
+from tiny_models import D_MODEL, N_LAYERS, each_alone, make_wide, make_wide_tokens
 
 pytestmark = pytest.mark.numeric
 

@@ -18,7 +18,7 @@ from probing.runs.study import Result
 from probing.studies.geometry.command import geometry
 from probing.studies.geometry.position.tables import position_tables
 from probing.studies.geometry.section import POSITION
-from wandb_reader import read_offline_runs
+from wandb_stand_in import read_offline_runs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planted_position_parts import N_SENTENCES, NEURONS, D, Tables, helix, planted, rotation, surveyed
 from probing.errors import UserError
 from probing.studies.geometry.position.survey import check_position
 from probing.studies.geometry.position.tables import SCALES, Found, position_conclusions, position_tables
-from synthetic import make_store, make_tokens
+from synthetic import N_SENTENCES, NEURONS, D, Tables, helix, make_store, make_tokens, planted, rotation, surveyed
 
 pytestmark = pytest.mark.numeric
 
