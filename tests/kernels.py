@@ -38,7 +38,7 @@ _ARITHMETIC = {"numpy", "scipy", "torch"}
 _ABOVE = {"matplotlib", "pytorch_lightning", "torchmetrics", "transformers"}
 
 # Files are searched for the mark instead of imported, which would take as long as the tests.
-_MARK = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.numeric\b", re.MULTILINE)
+_MARK = re.compile(r"^(?:pytestmark = \[?\s*|@)pytest\.mark\.numeric\b", re.MULTILINE)
 
 # Whole runs on real models are left out: they are slow, and compute nothing that quick tests do not.
 _CHOICE = "numeric and not slow and not patient and not several and not fuzz and not base"
@@ -51,7 +51,7 @@ def computing() -> list[Path]:
 
 
 def numeric_tests() -> set[Path]:
-    """Return the test files that are marked as numeric: those of modules that compute."""
+    """Return the files with tests that are marked as numeric: those of modules that compute."""
     return {file for file in TESTS.rglob("test_*.py") if _MARK.search(file.read_text(encoding="utf-8"))}
 
 
