@@ -1,8 +1,9 @@
-"""The benchmarks' harness on fake commands, and two real comparisons at toy size."""
+"""The benchmarks' harness on fake commands, comparisons of two checkouts, and how columns are continued."""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import re
@@ -10,17 +11,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import commands, floor, scaling
+from benchmarks import commands, floor, growth, scaling
 from benchmarks.__main__ import COMPARISONS, main
+from benchmarks.checkouts import BEFORE, NOW, Answer, differences, told
+from benchmarks.checkouts import main as checkouts_main
 from benchmarks.contestants.answers import states
 from benchmarks.contestants.files import forget, size
+from benchmarks.contestants.stages import name_of
 from benchmarks.corpora import BEYOND, larger, sentences, word_labels
 from benchmarks.harness import (
     ROOT,
@@ -39,6 +43,8 @@ from benchmarks.harness import (
     summarise,
 )
 from benchmarks.report import render
+from benchmarks.same_results import CALLS, LAST, PROGRAMS, calls
+from benchmarks.same_results import main as results_main
 from benchmarks.targets import TARGETS
 from conftest import N_LAYERS
 from probing.corpus.splits import assign_splits
@@ -331,3 +337,230 @@ def test_every_comparison_has_a_module_and_make_bench_runs_them() -> None:
         ["make", "-n", "bench", "ARGS=startup"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
     )
     assert "-m benchmarks startup" in planned.stdout
+
+
+Change = Callable[[dict[str, str]], None]
+
+
+def answer(change: Change | None = None) -> Answer:
+    """Return tables of one layer of 30 neurons, of which the first was removed."""
+    neurons = [
+        {
+            "layer": "0", "rank": str(i + 1), "neuron": str(i), "contribution": str(1 / (i + 1)),
+            "removed": "" if i else "top", "cross_entropy_without": "" if i else "0.02",
+            "cross_entropy_without_low": "" if i else "0.01", "cross_entropy_without_high": "" if i else "0.03",
+        }
+        for i in range(30)
+    ]  # fmt: skip
+    layer = {"layer": "0", "accuracy": "0.5", "cross_entropy": "1.5", "shuffled_accuracy": "0.04", "flag": ""}
+    if change is not None:
+        for row in (*neurons, layer):
+            change(row)
+    return Answer(neurons, [layer])
+
+
+def broken(change: Change) -> list[str]:
+    return [check.what for check in differences(answer(change), answer()) if not check.held]
+
+
+def checkouts_setting(column: str, value: str, where: str = "0") -> Change:
+    def change(row: dict[str, str]) -> None:
+        if column in row and row.get("neuron", where) == where:
+            row[column] = value
+
+    return change
+
+
+def test_equal_answers_differ_in_nothing() -> None:
+    assert {check.difference for check in differences(answer(), answer())} == {0}
+
+
+@pytest.mark.parametrize(
+    ("change", "begins"),
+    [
+        (checkouts_setting("contribution", "1.02"), "contribution of the first 20"),
+        (checkouts_setting("accuracy", "0.502"), "accuracy"),
+        (checkouts_setting("cross_entropy", "1.501"), "cross_entropy"),
+        (checkouts_setting("shuffled_accuracy", "0.044"), "shuffled_accuracy"),
+        (checkouts_setting("cross_entropy_without", "0.031"), "cross_entropy_without"),
+        (checkouts_setting("cross_entropy_without_high", "0.036"), "width of that interval"),
+    ],
+)
+def test_a_difference_beyond_what_is_allowed_is_named(change: Change, begins: str) -> None:
+    (found,) = broken(change)
+    assert found.startswith(begins)
+
+
+def test_a_removal_may_differ_within_its_interval() -> None:
+    assert broken(checkouts_setting("cross_entropy_without", "0.024")) == []
+
+
+def test_other_neurons_at_the_top_are_counted() -> None:
+    def reversed_order(row: dict[str, str]) -> None:
+        if "rank" in row:
+            row["rank"] = str(31 - int(row["rank"]))
+
+    (found,) = [c for c in differences(answer(reversed_order), answer()) if "only one has" in c.what]
+    assert found.difference == 10
+    assert not found.held
+
+
+def test_ratios_are_those_of_each_pair() -> None:
+    times = {BEFORE: [10.0, 30.0, 20.0], NOW: [5.0, 10.0, 20.0]}
+    runs = [Run(name, i, {"seconds": t, "processor_s": 2 * t}) for name in times for i, t in enumerate(times[name])]
+    wall, processor = told(runs)
+    assert wall.startswith("wall time: before 20.0 s, now 10.0 s")
+    assert wall.endswith("of 3 pairs: least 1.00, median 2.00, largest 3.00")
+    assert processor.startswith("processor time: before 40.0 s, now 20.0 s")
+
+
+def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        checkouts_main([str(tmp_path)])
+    assert f"{tmp_path} is no checkout" in capsys.readouterr().err
+
+
+def write(place: Path, table: str = "accuracy", column: str = "accuracy", value: str = "0.5", time: int = 1) -> None:
+    """Write the results of a run, as a checkout leaves them."""
+    run = place / "runs" / "position"
+    run.mkdir(parents=True)
+    (run / f"{table}.csv").write_text(f"layer,{column}\n0,{value}\n", encoding="utf-8")
+    (run / "results.json").write_text(json.dumps({"kind": "x", "timings": {"total_s": time}}), encoding="utf-8")
+    (place / "position-fit.txt").write_text(f"The {column} is {value}. Done in {time} s\n", encoding="utf-8")
+    (place / "public_names.list").write_text(f"fit --layer\nfit: {table}.csv {column}\n", encoding="utf-8")
+
+
+def test_equal_results_differ_in_nothing_but_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "before")
+    write(tmp_path / "after", time=2)
+    assert results_main(["compare", str(tmp_path), "before", "after"]) == 0
+    assert "0 of 3 files differ" in (shown := capsys.readouterr().out)
+    assert "1 of 1 tables compared" in shown
+
+
+def test_a_changed_number_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "before")
+    write(tmp_path / "after", value="0.5000001")
+    assert results_main(["compare", str(tmp_path), "before", "after"]) == 2
+    assert "+0,0.5000001" in capsys.readouterr().out
+
+
+def test_a_table_that_no_call_wrote_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for label in ("before", "after"):
+        write(tmp_path / label)
+    names = tmp_path / "after" / "public_names.list"
+    names.write_text(names.read_text(encoding="utf-8") + "rank: evaluation.csv k\n", encoding="utf-8")
+    assert results_main(["compare", str(tmp_path), "before", "after"]) == 1
+    assert "1 of 2 tables compared, not rank: evaluation" in capsys.readouterr().out
+
+
+def test_renamed_tables_and_columns_are_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "before")
+    write(tmp_path / "after", table="scores", column="test_accuracy")
+    renames = tmp_path / "renames.json"
+    renames.write_text(json.dumps({"columns": {"accuracy": "test_accuracy"}, "texts": {}}), encoding="utf-8")
+    # The table's file still has its old name, which is the same word as the column's.
+    assert results_main(["compare", str(tmp_path), "before", "after", "--renames", str(renames)]) > 0
+    capsys.readouterr()
+    (tmp_path / "before" / "runs" / "position" / "accuracy.csv").rename(
+        tmp_path / "before" / "runs" / "position" / "quality.csv"
+    )
+    renames.write_text(
+        json.dumps({"tables": {"quality": "scores"}, "columns": {"accuracy": "test_accuracy"}}), encoding="utf-8"
+    )
+    assert results_main(["compare", str(tmp_path), "before", "after", "--renames", str(renames)]) == 0
+
+
+def test_commands_and_options_are_called_by_their_new_names() -> None:
+    (call,) = (call for call in calls(CALLS) if call.name == "disabled")
+    new = call.arguments({"commands": {"disable": "ablate"}, "options": {"--units": "--what", "--prune": "--cut"}})
+    assert new[:3] == ["-m", "probing", "ablate"]
+    assert "--cut" in new
+    assert "--prune" not in new
+
+
+def test_every_call_has_its_name_once_and_every_program_is_called() -> None:
+    names = [call.name for call in (*calls(CALLS), *calls(LAST)) if call.name != "-"]
+    assert len(names) == len({*names})
+    assert {call.name for call in (*calls(CALLS), *calls(LAST)) if call.words == ["python"]} == {*PROGRAMS}
+
+
+SIZES = (30_000, 100_000, 1_000_000)
+
+
+def row(n: int) -> dict[str, float]:
+    """Probes in proportion to n^1.2, everything else to n; memory of 500 MB and 200 MB for each million tokens."""
+    values = dict.fromkeys(growth.COLUMNS, n / 1e6)
+    memory = {column: 500 + 2e-4 * n for column in growth.COLUMNS if "peak" in column}
+    return {**values, **memory, "n_tokens": n, "probes.processor_s": (n / 1e6) ** 1.2}
+
+
+@pytest.fixture
+def rows() -> list[Mapping[str, float]]:
+    return [row(n) for n in SIZES]
+
+
+@pytest.mark.parametrize(
+    ("column", "slope", "far"),
+    [
+        ("cache_mb", 1, 100),
+        ("probes.processor_s", 1.2, 100**1.2),
+        ("processor_s", 1, 4 * 100 + 100**1.2),
+        ("peak_anonymous_mb", 0.129, 20_500),
+    ],
+)
+def test_times_go_on_by_their_slope_memory_by_a_line_and_the_whole_by_its_stages(
+    rows: list[Mapping[str, float]], column: str, slope: float, far: float
+) -> None:
+    found = growth.trend(rows, column)
+    assert found.slope == pytest.approx(slope, abs=1e-3)
+    assert found.far == pytest.approx(far, rel=1e-6)
+
+
+def test_a_single_size_is_not_continued(rows: list[Mapping[str, float]]) -> None:
+    assert math.isnan(growth.trend(rows[-1:], "cache_mb").far)
+
+
+def test_the_table_is_drawn_again_without_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, figure = tmp_path / "growth.csv", tmp_path / "growth.png"
+    growth.write_csv(table, growth.COLUMNS, [row(n) for n in SIZES])
+    monkeypatch.setattr(sys, "argv", ["growth", "--tokens", "", "--table", str(table), "--figure", str(figure)])
+    assert growth.main() == 0
+    assert figure.is_file()
+    assert "| probes.processor_s | 0.0149 | 0.0631 | 1 | 1.20 | 251 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [
+        ("hidden states of layers 0 to 2", "hidden states"), ("probes of layer 3", "probes"),
+        ("probes of 2 layers", "probes"), ("probes of 4 controls", "controls"),
+        ("layer 0: without a neuron", "without a neuron"), ("tables, figures and page", "tables"),
+        ("libraries", "start"), ("tokens on which neurons are highest and lowest", "evidence"),
+    ],
+)  # fmt: skip
+def test_a_stage_has_the_same_name_for_any_number_of_layers(stage: str, name: str) -> None:
+    assert name_of(stage) == name
+
+
+@pytest.mark.slow
+def test_a_small_text_has_time_and_memory_of_every_stage(tmp_path: Path) -> None:
+    n_tokens = 5000
+    found = growth.measured(growth.write_model(tmp_path / "model"), n_tokens, tmp_path)
+    assert found["n_tokens"] == pytest.approx(n_tokens, rel=0.2)
+    assert all(found[f"{stage}.processor_s"] > 0 for stage in growth.STAGES)
+    assert found["processor_s"] == pytest.approx(
+        sum(found[f"{stage}.processor_s"] for stage in growth.STAGES), rel=0.05
+    )
+    # Three layers of 128 float32, and the table of the tokens.
+    assert found["cache_mb"] * 2**20 == pytest.approx(found["n_tokens"] * 3 * 128 * 4, rel=0.05)
+
+
+@pytest.mark.slow
+def test_made_up_rows_of_some_classes_have_time_and_memory_of_every_stage(tmp_path: Path) -> None:
+    from benchmarks.classes import STAGES
+
+    found = measure(commands.stages("classes", 5, 1000, 16, tmp_path))
+    assert all(found[f"{stage}.{what}"] > 0 for stage in STAGES for what in ("processor_s", "peak_anonymous_mb"))
