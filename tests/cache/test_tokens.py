@@ -1,20 +1,36 @@
-"""The table of tokens against the tokenizer called sentence by sentence."""
+"""Tables of tokens and their words, and how they are divided into shards and batches."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from conftest import FAMILIES
 from families import MAX_LENGTH
+from probing.cache import store
 from probing.cache import tokens as tokens_module
-from probing.cache.tokens import ADDED_SET_ASIDE, LONGEST, SET_ASIDE, Tokens, tokenize, tokenize_pairs
+from probing.cache.store import Plan, batches, divide, fingerprint, shard_tokens
+from probing.cache.tokens import (
+    ADDED_SET_ASIDE,
+    LONGEST,
+    SET_ASIDE,
+    Tokens,
+    assign,
+    count_words,
+    tokenize,
+    tokenize_pairs,
+)
 from probing.corpus import from_pairs, from_sentences, from_words
 from probing.models import load_tokenizer, resolve_model
 
@@ -275,3 +291,154 @@ def test_first_tokens_that_are_set_aside_belong_to_no_word_and_are_not_measured(
     assert view.positions.tolist() == table.positions.tolist()
     assert table.words.tolist() == [0, 0, 1, -1, 0, -1]
     assert table.measured.all()
+
+
+TEXT = ["the cat sat on the mat", "in the hat of the big cat", "on the mat"]
+
+
+@cache
+def words_tokenizer_of(kind: str) -> Any:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    if kind == "between blanks":  # pieces do not cross a blank, as in the vocabulary of Gemma
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    elif kind == "across blanks":
+        tokenizer.normalizer = normalizers.Replace("\ufe0f", "")
+    trainer = trainers.BpeTrainer(vocab_size=45, special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(TEXT * 5, trainer)
+    if kind == "between blanks":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def test_a_tokenizer_that_says_no_words_has_those_between_blanks() -> None:
+    tokenizer, corpus = words_tokenizer_of("between blanks"), from_sentences("x", TEXT)
+    assert {word for text in TEXT for word in tokenizer(text).word_ids()} == {0}
+    table = tokenize(tokenizer, corpus.sentences, 99)
+    listed = tokenize(tokenizer, corpus.sentences, 99, [text.split() for text in TEXT])
+    assert table.words.tolist() == listed.words.tolist()
+    assert list(dict.fromkeys(table.word_texts(corpus))) == list(dict.fromkeys(" ".join(TEXT).split()))
+    pairs = from_pairs("x", [(TEXT[0], TEXT[1])])
+    assert pairs.seconds is not None
+    words = tokenize_pairs(tokenizer, pairs.sentences, pairs.seconds, 99).words
+    assert sorted(set(words.tolist())) == list(range(13))
+
+
+@pytest.mark.parametrize("kind", ["between blanks", "across blanks"])
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(["the", "cat", "on", "a", "\ufe0f", "big", ""]), min_size=1), min_size=1),
+    st.integers(3, 20),
+)
+def test_every_word_has_a_token_or_a_reason_why_not(kind: str, lists: list[list[str]], max_length: int) -> None:
+    corpus = from_words("x", [["the", *words] for words in lists])
+    table = tokenize(words_tokenizer_of(kind), corpus.sentences, max_length, corpus.words)
+    counts = count_words(table, corpus)
+    assert counts is not None
+    assert counts.n_words == sum(map(len, corpus.words or ()))
+    assert counts.n_words == counts.n_with_token + counts.n_left_out + counts.n_cut
+    assert counts.n_with_token == len(set(zip(table.sentences.tolist(), table.words.tolist(), strict=True)))
+    assert counts.n_cut == 0 or table.n_truncated
+    assert table.in_words(corpus.sentences, corpus.words).words.tolist() == table.words.tolist()
+
+
+def test_a_token_of_several_words_belongs_to_the_first_without_one() -> None:
+    corpus = from_words("x", [["the", "cat", "\ufe0f", "sat", "on"]])
+    table = tokenize(words_tokenizer_of("across blanks"), corpus.sentences, 99, corpus.words)
+    counts = count_words(table, corpus)
+    assert counts is not None
+    assert "\ufe0f" in counts.examples
+    assert (counts.n_without_token, counts.n_cut) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([(0, 2), (2, 5), (5, 8)], [0, 1, 2]),  # the blank belongs to the second word
+        ([(0, 5), (5, 8)], [0, 2]),  # `ab cd` lies in two words: the first has no token yet
+        ([(0, 2), (0, 5), (3, 8)], [0, 1, 2]),
+        ([(0, 5), (2, 8)], [0, 1]),
+        ([(0, 2), (2, 3), (3, 5)], [0, 1, 1]),
+    ],
+)
+def test_a_token_belongs_to_a_word_by_its_characters(spans: list[tuple[int, int]], expected: list[int]) -> None:
+    n = len(spans)
+    found = assign(np.array(spans), np.zeros(n, int), np.ones(n, bool), ["ab cd ef"], [["ab", "cd", "ef"]])
+    assert found.words.tolist() == expected
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_first_token_that_is_set_aside_has_its_characters_and_the_others_their_whole_word(listed: bool) -> None:
+    texts = ["hatmat on the cat", "gib cats"]
+    words = [text.split() for text in texts] if listed else None
+    corpus = from_sentences("x", texts) if words is None else from_words("x", words)
+    table = tokenize(words_tokenizer_of("between blanks"), corpus.sentences, 99, words)
+    expected, pieces = table.word_texts(corpus), table.piece_texts(corpus)
+    first = table.offsets[:-1]
+    assert (table.words[first + 1] == 0).any()  # a first word of several pieces
+    found = table.without_first().word_texts(corpus)
+    assert found[first].tolist() == pieces[first].tolist()
+    assert np.delete(found, first).tolist() == np.delete(expected, first).tolist()
+
+
+LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=60).map(lambda values: np.array(values, dtype=np.int32))
+
+
+@given(LENGTHS, st.integers(1, 120))
+def test_shards_are_consecutive_and_cover_every_sentence_once(lengths: NDArray[np.int32], size: int) -> None:
+    shards = divide(lengths, size)
+    assert [shard.index for shard in shards] == list(range(len(shards)))
+    covered = [s for shard in shards for s in range(shard.first_sentence, shard.first_sentence + shard.n_sentences)]
+    assert covered == list(range(len(lengths)))
+    for shard in shards:
+        own = lengths[shard.first_sentence : shard.first_sentence + shard.n_sentences]
+        assert shard.n_sentences > 0
+        assert shard.n_tokens == own.sum()
+        assert shard.n_tokens <= size or shard.n_sentences == 1
+
+
+@given(LENGTHS, st.integers(1, 120))
+def test_shards_are_as_full_as_they_can_be(lengths: NDArray[np.int32], size: int) -> None:
+    shards = divide(lengths, size)
+    for shard, following in pairwise(shards):
+        assert shard.n_tokens + lengths[following.first_sentence] > size
+
+
+@given(LENGTHS, st.integers(1, 200))
+def test_batches_hold_every_sentence_once_within_the_budget(lengths: NDArray[np.int32], budget: int) -> None:
+    found = list(batches(lengths, budget))
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
+    for batch in found:
+        assert len(batch) > 0
+        assert len(batch) * lengths[batch].max() <= budget or len(batch) == 1
+    longest = [lengths[batch].max() for batch in found]
+    assert longest == sorted(longest, reverse=True)
+
+
+def test_a_sentence_longer_than_everything_has_its_own_shard_and_batch() -> None:
+    lengths = np.array([4, 500, 3, 2], dtype=np.int32)
+    assert [(s.first_sentence, s.n_sentences, s.n_tokens) for s in divide(lengths, 10)] == [
+        (0, 1, 4), (1, 1, 500), (2, 2, 5),
+    ]  # fmt: skip
+    assert [batch.tolist() for batch in batches(lengths, 10)] == [[1], [0, 2], [3]]
+    assert [s.n_sentences for s in divide(np.array([500], dtype=np.int32), 10)] == [1]
+
+
+def test_all_layers_of_a_shard_fill_the_bytes_given() -> None:
+    tokens = shard_tokens(n_layers=6, d_model=384, itemsize=4)
+    assert 0.99 * store.SHARD_BYTES < tokens * 7 * 384 * 4 <= store.SHARD_BYTES
+    assert shard_tokens(6, 384, 2) == pytest.approx(2 * tokens, abs=1)
+    # A model so wide that few tokens would fit still gets shards worth a file.
+    assert shard_tokens(100, 10**6, 4) == store.MIN_SHARD_TOKENS
+
+
+def test_a_plan_counts_the_tokens_of_its_shards() -> None:
+    shards = divide(np.array([5, 6, 7], dtype=np.int32), 11)
+    assert Plan({}, 2, 4, "float32", 64, shards).n_tokens == 18
+
+
+def test_the_fingerprint_of_a_key_ignores_order_and_nothing_else() -> None:
+    assert fingerprint({"a": 1, "b": None}) == fingerprint({"b": None, "a": 1})
+    assert len({fingerprint(key) for key in ({"a": 1}, {"a": 2}, {"a": "1"}, {"b": 1}, {"a": None}, {})}) == 6
