@@ -1,9 +1,14 @@
-"""Probes while Lightning trains: the training stays as it is, and the numbers are those of `fit` and `geometry`."""
+"""Probes while Lightning or the Trainer of transformers trains, in one process or two: the training stays as it is."""
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +19,14 @@ import torch
 from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from torch import nn
+from transformers import TrainerCallback
 
 import probing
 from conftest import BARE, make_sentences
+from fault_loop import in_two_ranks
+from probing.callbacks.measurement import without_traces
 from probing.errors import RunError
-from tiny_models import OPTIONS, SENTENCES, WARNINGS, Calls, Lengths, in_bytes, loaders, train
-
-pytestmark = pytest.mark.filterwarnings(*WARNINGS)
+from tiny_models import OPTIONS, SENTENCES, WARNINGS, Calls, Lengths, in_bytes, loaders, make, train, trained
 
 # A number is logged in float32.
 TOLERANCE = 1e-6
@@ -40,6 +46,7 @@ def draws() -> tuple[Any, ...]:
     return random.random(), float(np.random.random()), float(torch.rand(1))
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize(
     "options",
     [
@@ -68,6 +75,7 @@ def test_the_training_is_the_same_to_the_byte(checkpoints: dict[str, Path], opti
     assert ends[0] == ends[1]
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 def test_the_numbers_are_those_of_the_commands_on_the_checkpoint_of_the_moment(module: Lengths, tmp_path: Path) -> None:
     logged = []
 
@@ -117,6 +125,7 @@ class Kept(Lengths):
         self.tokenizer.save_pretrained(self.kept)
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 def test_the_weights_that_the_validation_used_are_measured_whatever_the_order_of_callbacks(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -141,6 +150,7 @@ def test_the_weights_that_the_validation_used_are_measured_whatever_the_order_of
             assert after[f"probe/layer_{row['layer']:02d}/{name}"] == pytest.approx(row[name], abs=TOLERANCE)
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 def test_every_logger_has_the_numbers_and_checkpoints_are_kept_by_them(module: Lengths, tmp_path: Path) -> None:
     loggers = [CSVLogger(tmp_path, "a"), CSVLogger(tmp_path, "b")]
     best = ModelCheckpoint(tmp_path / "best", "best", monitor="probe/layer_01/accuracy", mode="max")
@@ -153,6 +163,7 @@ def test_every_logger_has_the_numbers_and_checkpoints_are_kept_by_them(module: L
     assert best.best_model_score == pytest.approx(max(value for _, value in kept), abs=TOLERANCE)
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.slow
 def test_a_training_that_is_continued_measures_at_the_same_steps(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     def steps(until: int, start: str | None = None) -> list[int]:
@@ -182,6 +193,7 @@ def test_a_training_that_is_continued_measures_at_the_same_steps(checkpoints: di
     assert steps(2, str(tmp_path / "1.ckpt")) == [8, 12]
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 def test_nothing_is_said_and_nothing_is_left_on_the_disk(
     module: Lengths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -196,6 +208,7 @@ def test_nothing_is_said_and_nothing_is_left_on_the_disk(
     assert [path.name for path in tmp_path.rglob("*")] == ["temporary"]
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 def test_an_error_leaves_the_module_and_the_generators_as_they_are(module: Lengths) -> None:
     probes, device = callback(module), torch.device("cpu")
     probes.prepare(module, module.tokenizer, device)
@@ -219,6 +232,7 @@ def draws_of(seed: int) -> float:
         return float(torch.rand(1))
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -242,6 +256,7 @@ def test_a_mistake_is_refused_before_the_first_step(module: Lengths, options: di
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -263,6 +278,7 @@ def test_a_wrong_option_is_refused_where_it_is_given(options: dict[str, Any], wo
         probing.ProbingCallback("no_such_file.txt")
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 def test_a_module_without_validation_is_refused(module: Lengths) -> None:
     with pytest.raises(probing.UserError, match="measures at validations, and this training has none"):
         train(module, [callback(module)], limit_val_batches=0)
@@ -276,6 +292,7 @@ class Two(nn.Module):
         self.teacher, self.student = Lengths(folder).encoder, nn.Sequential(Lengths(folder).encoder)
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 def test_the_model_is_found_by_itself_by_name_or_by_a_function(checkpoints: dict[str, Path]) -> None:
     from probing.callbacks.measurement import find_in
 
@@ -288,6 +305,7 @@ def test_the_model_is_found_by_itself_by_name_or_by_a_function(checkpoints: dict
         find_in(nn.Linear(1, 1))
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 def test_a_hook_that_was_added_later_is_refused(module: Lengths) -> None:
     probes, device = callback(module), torch.device("cpu")
     probes.prepare(module, module.tokenizer, device)
@@ -296,6 +314,7 @@ def test_a_hook_that_was_added_later_is_refused(module: Lengths) -> None:
         probes.measured(module, module.tokenizer, device)
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 def test_with_enough_test_sentences_an_accuracy_has_its_interval(module: Lengths) -> None:
     def found(n: int) -> dict[str, float]:
         probes = callback(module, layer=2, controls="none", test_corpus=make_sentences(n, seed=9, longest=16))
@@ -311,6 +330,7 @@ def test_with_enough_test_sentences_an_accuracy_has_its_interval(module: Lengths
 BESIDE = {"first_10_share", "first_10_share_directions", "first_10_share_p", "n_above"}
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_neurons_are_compared_with_directions_if_asked_for_and_at_the_optimum(module: Lengths, bias: bool) -> None:
     def found(rotations: int, **probe: Any) -> dict[str, float]:
@@ -332,6 +352,7 @@ def test_neurons_are_compared_with_directions_if_asked_for_and_at_the_optimum(mo
         assert not names & {*found(20, solver="adam")}  # which seldom comes so near
 
 
+@pytest.mark.filterwarnings(*WARNINGS)
 def test_numbers_and_other_tasks_are_logged_under_their_own_names(module: Lengths, tmp_path: Path) -> None:
     rows = "".join(f"{sentence}\t{len(sentence) / 7}\n" for sentence in SENTENCES)
     (tmp_path / "lengths.tsv").write_text(f"sentence\tlength\n{rows}", encoding="utf-8")
@@ -343,3 +364,316 @@ def test_numbers_and_other_tasks_are_logged_under_their_own_names(module: Length
     names = {"r2", "relative_gradient", "shuffled_r2", "outlier_dimensions", "mean_cosine", *BESIDE}
     assert {*found} == {f"length/layer_{layer:02d}/{name}" for layer in (1, 3) for name in names}
     assert found["length/layer_01/r2"] > found["length/layer_01/shuffled_r2"]
+
+
+class Sets(TrainerCallback):
+    """Notes what `on_log` is given, as what `report_to` names is."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        self.logged.append((state.global_step, dict(logs)))
+
+
+def probes(**options: Any) -> probing.ProbingCallback:
+    return probing.ProbingCallback(SENTENCES, **{**OPTIONS, **options})
+
+
+@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "bf16": True}], ids=["float32", "bf16"])
+def test_the_training_is_the_same_to_the_byte_by_transformers(
+    checkpoints: dict[str, Path], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    ends, folder = [], checkpoints["bert"]
+    for probed in (True, False):
+        trainer = make(folder, tmp_path, **options)
+        if probed:
+            trainer.add_callback(probes().for_trainer(trainer))
+        trainer.train()
+        optimizer: Any = trainer.optimizer
+        ends.append((in_bytes(trained(trainer).state_dict()), in_bytes(optimizer.state_dict()), torch.rand(3)))
+    assert ends[0][:2] == ends[1][:2]
+    assert torch.equal(ends[0][2], ends[1][2])
+
+
+@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
+def test_the_numbers_are_those_of_fit_and_are_in_all_logs(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    trainer, noted = make(checkpoints["bert"], tmp_path / "trainer", save_strategy="epoch"), Sets()
+    trainer.add_callback(probes().for_trainer(trainer))
+    trainer.add_callback(noted)
+    trainer.train()
+    name = "eval_probe/layer_03/accuracy"
+    history = {int(row["step"]): row for row in trainer.state.log_history if name in row}
+    reported = {step: row[name] for step, row in noted.logged if name in row}
+    assert {step: row[name] for step, row in history.items()} == reported
+    for step in (6, 12):
+        run = probing.fit(
+            model=tmp_path / "trainer" / f"checkpoint-{step}", quiet=True, runs=str(tmp_path / "runs"),
+            **{**BARE, "corpus": SENTENCES, "layer": [1, 3], "controls": "shuffled", "probe": {"l2": 0.1}},
+        )  # fmt: skip
+        for row in run.accuracy:
+            for column in ("accuracy", "optimality_gap", "shuffled_accuracy"):
+                logged = history[step][f"eval_probe/layer_{row['layer']:02d}/{column}"]
+                assert logged == pytest.approx(row[column], abs=1e-6)
+    assert history[6][name] != history[12][name]
+
+
+class Halved(TrainerCallback):
+    """Evaluates a model of halved weights, and takes them back when the evaluation ends."""
+
+    def _scale(self, model: Any, factor: float) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter *= factor
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._scale(others["model"], 0.5)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._scale(others["model"], 2)
+
+
+@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
+def test_the_weights_that_the_evaluation_used_are_measured_whatever_the_order_of_callbacks(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    found = []
+    for order in ([], [Halved, None], [None, Halved]):
+        trainer = make(checkpoints["bert"], tmp_path, num_train_epochs=1)
+        for one in order or [None]:
+            trainer.add_callback(probes(controls="none").for_trainer(trainer) if one is None else one())
+        trainer.train()
+        found.append(next(row for row in trainer.state.log_history if "eval_probe/layer_03/mean_cosine" in row))
+    raw, before, after = found
+    assert before == after != raw
+
+
+@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
+@pytest.mark.slow
+def test_the_best_model_may_be_chosen_by_a_probe(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    how = {"save_strategy": "epoch", "load_best_model_at_end": True, "greater_is_better": False}
+    trainer = make(checkpoints["bert"], tmp_path, metric_for_best_model="probe/layer_03/mean_cosine", **how)
+    trainer.add_callback(probes(controls="none").for_trainer(trainer))
+    trainer.train()
+    values = [row["eval_probe/layer_03/mean_cosine"] for row in trainer.state.log_history if "eval_probe" in str(row)]
+    assert trainer.state.best_metric == min(values)
+    assert trainer.evaluate()["eval_probe/layer_03/mean_cosine"] == pytest.approx(min(values), abs=1e-6)
+
+
+@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
+@pytest.mark.slow
+def test_of_several_sets_the_first_is_the_evaluation_and_a_continued_training_counts_on(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    def steps(epochs: int, start: str | None = None) -> list[int]:
+        options: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "epoch"}
+        trainer = make(checkpoints["bert"], tmp_path, ("a", "b"), num_train_epochs=epochs, **options)
+        trainer.add_callback(probes(controls="none", every_n_validations=2).for_trainer(trainer))
+        trainer.train(resume_from_checkpoint=start)
+        return [int(row["step"]) for row in trainer.state.log_history if any("eval_probe" in name for name in row)]
+
+    assert steps(2) == [4, 8, 12]
+    assert steps(2, str(tmp_path / "checkpoint-6")) == [4, 8, 12]
+
+
+@pytest.mark.filterwarnings(*WARNINGS, "ignore:.*pin_memory")
+@pytest.mark.parametrize(
+    ("options", "of_trainer", "words"),
+    [
+        ({"layer": 9}, {}, "so not 9"),
+        ({"task": "upos"}, {}, "upos"),
+        ({}, {"eval_strategy": "no"}, "measures at evaluations, and this training has none"),
+    ],
+    ids=["layer", "labels", "no evaluation"],
+)
+def test_a_mistake_is_refused_before_the_first_step_by_transformers(
+    checkpoints: dict[str, Path], tmp_path: Path, options: dict[str, Any], of_trainer: dict[str, Any], words: str
+) -> None:
+    trainer = make(checkpoints["bert"], tmp_path, **of_trainer)
+    trainer.add_callback(probes(**options).for_trainer(trainer))
+    with pytest.raises(probing.UserError, match=words):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def train_by_lightning(folder: Path, place: Path, layer: int) -> tuple[Any, Any, Any]:
+    """Return what is logged, or the error, the bytes of the weights, and those of a training without the callback."""
+    import warnings
+
+    import torch
+
+    import probing
+    from tiny_models import OPTIONS, SENTENCES, Calls, Lengths, in_bytes, train
+
+    warnings.simplefilter("ignore")
+    found, ends = [], []
+
+    def note(trainer: Any, module: Any) -> None:
+        if trainer.is_global_zero:
+            module.encoder.save_pretrained(place / str(trainer.global_step))
+            module.tokenizer.save_pretrained(place / str(trainer.global_step))
+        found.append({name: float(value) for name, value in trainer.callback_metrics.items() if "probe" in name})
+
+    for probed in (True, False):
+        torch.manual_seed(1)
+        module = Lengths(folder)
+        callbacks: list[Any] = [Calls(note)]
+        if probed:
+            callbacks.insert(0, probing.ProbingCallback(SENTENCES, module.tokenizer, **{**OPTIONS, "layer": layer}))
+        try:
+            train(module, callbacks if probed else [], devices=2, strategy="ddp_find_unused_parameters_true")
+        except Exception as error:
+            return type(error).__name__, str(error), module.modes
+        ends.append(in_bytes(module.state_dict()))
+    return found, ends[0], ends[1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+def test_two_processes_of_lightning_have_the_numbers_of_fit(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    import probing
+    from conftest import BARE
+    from tiny_models import SENTENCES
+
+    first, second = in_two_ranks(train_by_lightning, checkpoints["bert"], tmp_path, 3)
+    assert first.found == second.found
+    logged, with_probes, without = first.found
+    assert with_probes == without
+    folders = sorted(tmp_path.iterdir(), key=lambda path: int(path.name))
+    assert [path.name for path in folders] == ["3", "6"]
+    for folder, found in zip(folders, logged, strict=True):
+        how = {**BARE, "corpus": SENTENCES, "controls": "shuffled", "probe": {"l2": 0.1}}
+        (row,) = probing.fit(model=folder, layer=3, quiet=True, runs=str(tmp_path / "runs"), **how).accuracy
+        for name in ("accuracy", "optimality_gap", "shuffled_accuracy"):
+            assert found[f"probe/layer_03/{name}"] == pytest.approx(row[name], abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+def test_two_processes_refuse_a_mistake_together(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    for rank in in_two_ranks(train_by_lightning, checkpoints["bert"], tmp_path, 4):
+        kind, message, steps = rank.found
+        assert (kind, steps) == ("UserError", [])
+        assert "has layers 0 (embeddings) to 3, so not 4" in message
+
+
+def train_by_transformers(folder: Path, place: Path) -> tuple[list[Any], Any, Any]:
+    """Return what is logged, the bytes of the weights, and those of a training without the callback."""
+    import warnings
+
+    import probing
+    from tiny_models import OPTIONS, SENTENCES, in_bytes, make, trained
+
+    warnings.simplefilter("ignore")
+    logged, ends = [], []
+    for probed in (True, False):
+        trainer = make(folder, place)
+        if probed:
+            trainer.add_callback(probing.ProbingCallback(SENTENCES, **OPTIONS).for_trainer(trainer))
+        trainer.train()
+        ends.append(in_bytes(trained(trainer).state_dict()))
+        logged += [
+            {name: value for name, value in row.items() if "probe" in name}
+            for row in trainer.state.log_history
+            if any("probe" in name for name in row)
+        ]
+    return logged, ends[0], ends[1]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+def test_two_processes_of_transformers_have_the_same_numbers(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    first, second = in_two_ranks(train_by_transformers, checkpoints["bert"], tmp_path)
+    assert first.found == second.found
+    logged, with_probes, without = first.found
+    assert with_probes == without
+    assert len(logged) == 2
+    assert logged[0] != logged[1]
+
+
+SWITCHES: Any = torch.backends.cuda, torch.backends.mkldnn
+
+
+def precision() -> tuple[str, ...]:
+    return tuple(one.matmul.fp32_precision for one in SWITCHES)
+
+
+def state() -> dict[str, Any]:
+    """Return what a training goes on with."""
+    return {
+        "python": random.getstate(), "numpy": str(np.random.get_state()), "torch": torch.get_rng_state().tolist(),
+        "grad": torch.is_grad_enabled(), "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"), "dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(), "benchmark": torch.backends.cudnn.benchmark,
+        "precision": precision(), "threads": torch.get_num_threads(), "environment": dict(os.environ),
+        "warnings": list(warnings.filters), "frozen": gc.get_freeze_count() > 0,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def training() -> Iterator[None]:
+    """A process as trainings set it up, which differs in everything from one that was just started."""
+    before = precision()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("medium")
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.random.fork_rng(), torch.autocast("cpu"), torch.inference_mode():
+        yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_float32_matmul_precision("highest")
+    for one, value in zip(SWITCHES, before, strict=True):
+        one.matmul.fp32_precision = value
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(False)
+
+
+def disturb() -> None:
+    """Change all of it, as the core and Lightning may."""
+    random.random(), np.random.random(), torch.rand(1)
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = False
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    torch.set_default_dtype(torch.float64)
+    os.environ["SET_BY_A_LIBRARY"] = "1"
+    os.environ.pop("OMP_NUM_THREADS", None)
+    warnings.simplefilter("ignore")
+
+
+def disturbed(error: type[BaseException] | None) -> None:
+    with without_traces():
+        disturb()
+        if error is not None:
+            raise error
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_the_state_of_the_process_is_restored(training: None, error: type[BaseException] | None) -> None:
+    before = state()
+    with nullcontext() if error is None else pytest.raises(error):
+        disturbed(error)
+    assert state() == before
+
+
+def test_inside_a_process_is_as_a_command_finds_it(training: None) -> None:
+    with without_traces():
+        weight = torch.ones(3, 3, requires_grad=True)
+        (weight @ weight).sum().backward()
+        assert (weight.dtype, weight.grad is not None, torch.is_inference(weight)) == (torch.float32, True, False)
+        assert (weight @ weight).dtype == torch.float32  # and not autocast's
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert precision() == ("ieee", "ieee")
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_switches_that_were_set_one_by_one_are_restored_as_such() -> None:
+    before = precision()
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        with without_traces():
+            assert precision() == ("ieee", "ieee")
+        assert precision() == ("tf32", before[1])
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before[0]
+    assert torch.get_float32_matmul_precision() == "highest"
