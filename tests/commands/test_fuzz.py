@@ -1,4 +1,4 @@
-"""Whatever is in a corpus or a file of options: a whole run, or one sentence and nothing left behind.
+"""Whatever is in a corpus, options, activations, a model's folder or a hub's answer: it is read or refused.
 
 The suite tries a few dozen, always the same; `pytest -m fuzz` tries two thousand others, with `--hypothesis-seed N`
 the same ones again.
@@ -7,6 +7,8 @@ the same ones again.
 from __future__ import annotations
 
 import io
+import random
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +21,10 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import probing
 from conftest import make_sentences
+from damaged_runs import HostileHub, damaged_activations, damaged_model, ended, make_few, write_activations
+from loopback_hub import loopback_hub
 from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore
 from probing.cli.commandline import run
@@ -27,8 +32,6 @@ from probing.cli.option_types import option_types
 from probing.errors import UserError
 from probing.runs.loading import load_run
 from probing.studies.fit.command import fit
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
 MODELS = ("bert", "gpt2", "t5")
 MANY = 100
@@ -126,6 +129,7 @@ CORPORA = st.one_of(
 )
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [10, pytest.param(900, marks=pytest.mark.fuzz)])
 def test_any_corpus_makes_a_run_or_is_refused(n: int, models: Path) -> None:
@@ -185,6 +189,7 @@ DOCUMENTS = st.one_of(
 ).map(lambda text: text.encode("utf-8", "surrogatepass")) | st.binary(max_size=60)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [30, pytest.param(800, marks=pytest.mark.fuzz)])
 def test_any_file_of_options_is_taken_or_refused_before_any_work(
@@ -272,6 +277,7 @@ SENSIBLE = st.one_of(
 )
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, pytest.param(300, marks=pytest.mark.fuzz)])
 def test_any_options_of_the_right_kind_make_a_run_or_are_refused(n: int, models: Path, sentences: list[str]) -> None:
@@ -288,3 +294,68 @@ def test_any_options_of_the_right_kind_make_a_run_or_are_refused(n: int, models:
     try_many(n, check, options=SENSIBLE, model=st.sampled_from(MODELS))
     assert 0 in ended
     print(f"options by exit status: {dict(ended)}")
+
+
+# What reads a damaged copy, and how it was damaged.
+Damaged = tuple[str, Callable[[], object]]
+
+
+def try_damages(n: int, place: Path, make: Callable[[Path, random.Random], Damaged]) -> Counter[str]:
+    """Damage `n` copies and read each; what is neither read nor refused by a sentence fails with its seed."""
+    counts: Counter[str] = Counter()
+    for seed in range(n):
+        folder, draw = place / str(seed), random.Random(seed)
+        folder.mkdir()
+        how, read = make(folder, draw)
+        try:
+            said = ended(read)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {how}") from error
+        counts["refused" if said else "read"] += 1
+        shutil.rmtree(folder)
+    print(dict(counts))
+    return counts
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("n", [100, pytest.param(2000, marks=pytest.mark.fuzz)])
+def test_damaged_activations_are_read_or_refused(n: int, tmp_path: Path) -> None:
+    write_activations(tmp_path / "valid")
+    counts = try_damages(n, tmp_path, lambda place, draw: damaged_activations(tmp_path / "valid", place, draw))
+    assert min(counts["refused"], counts["read"]) > n / 10
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("n", [pytest.param(10, marks=pytest.mark.slow), pytest.param(2000, marks=pytest.mark.fuzz)])
+def test_damaged_models_are_read_or_refused(n: int, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    counts = try_damages(n, tmp_path, lambda place, draw: damaged_model(checkpoints["bert"], place, draw))
+    assert min(counts["refused"], counts["read"]) > n / 10
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HostileHub]:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # between its tries
+    with loopback_hub(HostileHub) as opened:
+        yield opened
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("n", [pytest.param(20, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.fuzz)])
+def test_answers_of_a_hub_are_taken_or_refused(
+    n: int, checkpoints: dict[str, Path], corpus_file: Path, hub: HostileHub, tmp_path: Path
+) -> None:
+    run = make_few(checkpoints["bert"], corpus_file, tmp_path / "runs")["fit"]
+    probing.load_run(run).push("some/run", endpoint=hub.address)
+
+    def make(place: Path, draw: random.Random) -> Damaged:
+        how = hub.damage(draw)
+        return how, lambda: probing.pull("some/run", place / "run", endpoint=hub.address)
+
+    counts = try_damages(n, tmp_path, make)
+    assert not list(tmp_path.glob("*/.run.*"))
+    assert counts["refused"] > counts["read"] > 0

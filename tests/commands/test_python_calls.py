@@ -1,4 +1,4 @@
-"""Commands called from Python, with values as Python has them."""
+"""Commands called from Python, with values as Python has them, and which files of figures they write."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ import yaml
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 import probing
-from conftest import BARE, make_sentences
-from probing import ProbeOptions, WandbOptions, attention, compare, fit, load_run, rank, report
+from conftest import BARE, ROOT, make_sentences
+from probing import Run, WandbOptions, attention, compare, fit, rank, report, sweep
 from probing.__main__ import COMMANDS
 from probing.cache import ActivationStore
 from probing.cli.commandline import load_command, unchecked
+from probing.cli.commandline import run as run_command
+from probing.cli.option_types import option_types
+from probing.cli.options import ProbeOptions
 from probing.errors import UserError
+from probing.runs.loading import load_run
 from probing.studies.fit.command import extract
 from probing.studies.geometry.command import geometry
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+from synthetic import LIGHTNING_WARNINGS
 
 Fit = Callable[..., Any]
 NO_WANDB = WandbOptions(mode="disabled")
@@ -57,6 +60,7 @@ def nothing_written(folder: Path) -> bool:
 # --- values ---
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_line(
     quick: Fit, checkpoints: dict[str, Path], corpus_file: Path, folder: Path
@@ -77,6 +81,7 @@ def test_paths_numbers_of_numpy_and_text_for_numbers_are_those_of_the_command_li
     assert {name for name in written if written[name] != plain.config[name]} == {"runs", "cache"}
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -115,6 +120,7 @@ def test_what_cannot_be_is_refused_in_one_sentence_before_any_work(
     assert nothing_written(folder)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit) -> None:
     with pytest.raises(
         TypeError, match=r"^fit\(\) got an unexpected keyword argument 'sed' \(did you mean `seed`\?\)$"
@@ -128,6 +134,7 @@ def test_an_argument_that_does_not_exist_is_a_mistake_of_the_program(quick: Fit)
         fit("bert", model="bert")  # type: ignore[misc]
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_results_stand_for_their_folder(quick: Fit, folder: Path) -> None:
     first, second = quick(name="a"), quick(name="b", seed=1)
@@ -141,6 +148,7 @@ def test_results_stand_for_their_folder(quick: Fit, folder: Path) -> None:
     assert heads.config["run"] == str(first.folder)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_public_names_are_those_that_a_prompt_completes() -> None:
     shown = [name for name in dir(probing) if not name.startswith("__")]
     assert {"fit", "probe", "load_run", "compare", "UserError", "Run"} <= set(shown)
@@ -148,6 +156,7 @@ def test_the_public_names_are_those_that_a_prompt_completes() -> None:
     assert not {"annotations", "TYPE_CHECKING", "Any"} & set(shown)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_can_be_called_so(name: str) -> None:
     called = load_command(COMMANDS[name])
@@ -158,6 +167,7 @@ def test_every_command_can_be_called_so(name: str) -> None:
         called(**{text: 3.5})
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_deterministic_run_leaves_the_algorithms_of_a_notebook_as_they_were(
     quick: Fit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +189,7 @@ def test_a_deterministic_run_leaves_the_algorithms_of_a_notebook_as_they_were(
 # --- sentences ---
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_a_list_of_sentences_is_a_corpus_and_the_run_keeps_it(quick: Fit, corpus_file: Path, folder: Path) -> None:
     sentences = corpus_file.read_text(encoding="utf-8").splitlines()
@@ -193,6 +204,7 @@ def test_a_list_of_sentences_is_a_corpus_and_the_run_keeps_it(quick: Fit, corpus
     assert rank(run.folder, method="anova").rankings["anova"]
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_both_corpora_may_be_lists(quick: Fit) -> None:
     sentences = make_sentences(200)
     run = quick(name="lists", corpus=sentences[:150], test_corpus=["a  sentence\nover lines", *sentences[150:]])
@@ -200,6 +212,7 @@ def test_both_corpora_may_be_lists(quick: Fit) -> None:
     assert run.config["test_corpus"] == "runs/lists/test_corpus.txt"
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_geometry_takes_lists_too(checkpoints: dict[str, Path], folder: Path) -> None:
     sentences = make_sentences(60)
     measured = geometry(
@@ -220,6 +233,7 @@ def load(checkpoint: Path, kind: Any = AutoModel) -> dict[str, Any]:
     return {"model": kind.from_pretrained(checkpoint), "tokenizer": AutoTokenizer.from_pretrained(checkpoint)}
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("family", "kind"), [("bert", AutoModel), ("bert", AutoModelForMaskedLM), ("t5", AutoModel), ("bart", AutoModel)]
 )
@@ -239,6 +253,7 @@ def test_a_model_as_an_object_gives_what_its_folder_gives(
     assert all(torch.equal(tensor, kept[name]) for name, tensor in objects["model"].state_dict().items())
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_the_cache_tells_weights_and_tokenizers_apart(checkpoints: dict[str, Path], folder: Path) -> None:
     objects = load(checkpoints["bert"])
@@ -261,6 +276,7 @@ def test_the_cache_tells_weights_and_tokenizers_apart(checkpoints: dict[str, Pat
     assert entry() not in (first, second)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_the_run_says_what_the_model_was(quick: Fit, checkpoints: dict[str, Path], folder: Path) -> None:
     objects = load(checkpoints["bert"])
@@ -284,6 +300,7 @@ def scaled(module: Any, inputs: Any, output: Any) -> Any:
     return output
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -306,3 +323,83 @@ def test_objects_that_cannot_be_used_are_refused_before_any_work(
     with pytest.raises(UserError, match=words):
         quick(**objects)
     assert nothing_written(folder)
+
+
+FIGURE_FORMAT_NO_WANDB = {"mode": "disabled"}
+# What the commands that draw take beside the option, to be refused for nothing else.
+DRAWING = {
+    "fit": [], "rank": ["no-run"], "compare": ["a", "b"], "sweep": [str(ROOT / "conf" / "sweeps" / "layers.yaml")],
+    "attention": [], "disable": [], "pretrain": [], "finetune": [], "changes": [], "series": [], "hierarchy": [],
+    "cloze": [], "geometry": [], "wic": [], "sts": [], "embeddings": [],
+}  # fmt: skip
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.suffix in (".png", ".pdf", ".svg")}
+
+
+@pytest.fixture(scope="module")
+def run(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    options: dict[str, Any] = {
+        **BARE,
+        "wandb": FIGURE_FORMAT_NO_WANDB,
+        "layer": [1, 2],
+        "quiet": True,
+        "figure_format": "svg",
+    }
+    made = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), runs=str(tmp_path_factory.mktemp("r")), **options
+    )
+    assert made is not None
+    return made
+
+
+def test_a_run_has_its_figures_in_that_format_and_its_page_as_always(run: Run) -> None:
+    assert files(run.folder / "figures") == {
+        f"{name}.svg" for name in ("accuracy", "positions", "confusions", "top_neurons", "neuron_map")
+    }
+    assert "<svg" in (run.folder / "report.html").read_text(encoding="utf-8")
+    assert load_run(run.folder).config["figure_format"] == "svg"
+
+
+@pytest.mark.slow
+def test_other_commands_write_what_is_asked_for(run: Run, tmp_path: Path, corpus_file: Path) -> None:
+    common: dict[str, Any] = {"quiet": True, "wandb": FIGURE_FORMAT_NO_WANDB}
+    ranked = rank(str(run.folder), layer=1, curves=True, k=[4], draws=1, figure_format=["pdf", "svg"], **common)
+    assert files(ranked.folder) == {"curves_01.pdf", "curves_01.svg"}
+    pair = [str(run.folder), str(run.folder)]
+    compared = compare(pair, null_draws=2, runs=str(tmp_path), figure_format="pdf", **common)
+    assert files(compared.folder / "figures") == {"agreement.pdf", "accuracy.pdf"}
+    measured = geometry(
+        model=run.config["model"], corpus=str(corpus_file), layer=[1, 2], transforms="none", draws=1,
+        runs=str(tmp_path), cache=str(run.folder.parent / "cache"), figure_format="png", **common,
+    )  # fmt: skip
+    assert measured is not None
+    drawn = files(measured.folder / "figures")
+    assert {"outliers.png", "anisotropy.png"} <= drawn
+    assert {Path(name).suffix for name in drawn} == {".png"}
+
+
+def test_a_sweep_draws_itself_in_that_format(run: Run, tmp_path: Path, corpus_file: Path) -> None:
+    (file := tmp_path / "s.yaml").write_text(
+        "method: grid\nparameters:\n  layer: {values: [1, 2]}\n  probe.l2: {value: 0.01}\n", encoding="utf-8"
+    )
+    made = sweep(
+        str(file), fit={"model": run.config["model"], "corpus": str(corpus_file)}, runs=str(tmp_path / "runs"),
+        cache=str(run.folder.parent / "cache"), quiet=True, wandb={"mode": "disabled"}, figure_format="svg",
+    )  # fmt: skip
+    assert files(made.folder / "figures") == {"sweep.svg"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_unknown_format_is_refused_before_any_work(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draws = "figure_format" in option_types(unchecked(load_command(COMMANDS[name])))
+    assert draws == (name in DRAWING)
+    if draws:
+        monkeypatch.chdir(tmp_path)
+        assert run_command(COMMANDS, [name, *DRAWING[name], "--figure_format=png,gif", "--wandb.mode=disabled"]) == 2
+        error = capsys.readouterr().err
+        assert f"probing {name}: `--figure_format gif` is not one of png, pdf, svg, all; give one or more" in error
+        assert list(tmp_path.iterdir()) == []
