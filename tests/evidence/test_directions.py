@@ -1,7 +1,8 @@
-"""Neurons beside directions: planted signals, the same ones rotated, noise, and a plain loop over rotations."""
+"""Neurons beside directions, how they go with labels where something is held fixed, and how far rankings move."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,22 @@ from scipy.stats import binom, ortho_group
 
 import probing
 from probing.data.arrays import activations_of_arrays
-from probing.data.examples import Examples
+from probing.data.examples import Examples, with_given
 from probing.data.labelling import thin
 from probing.data.module import layer_moments
 from probing.errors import UserError
-from probing.evidence import table as directions_module
-from probing.evidence.table import Directions, basis_table, measure_directions
+from probing.evidence import table as table_module
+from probing.evidence.removal import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
+from probing.evidence.table import Directions, basis_table, compared_with, measure_directions, separation_given
+from probing.probes.solvers import Penalty
 from probing.statistics import chance
 from probing.statistics.chance import random_rotation
+from probing.statistics.label_scores import ConditionalAccumulator, StratumMeans, WithinStrata, strata_with_several
 from probing.statistics.moments import PenaltySpace
 from probing.tables.conclusions import basis
-from synthetic import LIGHTNING_WARNINGS, Array, optimum
+from synthetic import LIGHTNING_WARNINGS, Array, Data, make_store, make_tokens, optimum, positional, sides
 
-pytestmark = [pytest.mark.numeric, *map(pytest.mark.filterwarnings, LIGHTNING_WARNINGS)]
+pytestmark = pytest.mark.numeric
 
 D, N, CLASSES, PLANTED = 48, 1200, 5, [3, 11, 20, 21, 40]
 
@@ -72,6 +76,7 @@ def rows_of(found: Directions) -> list[dict[str, Any]]:
 # --- what is planted is above, and what is rotated is not ---
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_neurons_that_carry_the_classes_are_above_all_directions() -> None:
     found = measured(*planted())
     assert above(found) == above(found, 1) == PLANTED
@@ -84,6 +89,7 @@ def test_neurons_that_carry_the_classes_are_above_all_directions() -> None:
     assert plain["participation_ratio"] < plain["participation_ratio_lowest"]
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_same_signal_in_directions_is_within_the_band() -> None:
     X, y = planted()
     found = measured(X @ ortho_group.rvs(D, random_state=np.random.default_rng(5)), y)
@@ -93,6 +99,7 @@ def test_the_same_signal_in_directions_is_within_the_band() -> None:
     assert plain["first_10_share_p"] > 0.05
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_noise_is_above_no_more_often_than_by_chance() -> None:
     """Neurons without a preferred basis, and a probe of shuffled labels: p is uniform."""
     p, n_above = [], 0
@@ -109,6 +116,7 @@ def test_noise_is_above_no_more_often_than_by_chance() -> None:
     assert 0.4 < np.mean(p) < 0.6
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_neuron_with_heavy_tails_and_no_meaning_is_not_above() -> None:
     X, y = planted()
     X[:, 7] = np.random.default_rng(1).standard_t(3, N)
@@ -117,6 +125,7 @@ def test_a_neuron_with_heavy_tails_and_no_meaning_is_not_above() -> None:
     assert found.p[0, 7] > 0.5
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_large_mean_is_above_as_it_is_and_not_centred() -> None:
     generator = np.random.default_rng(0)
     X, y = generator.standard_normal((N, D)), generator.choice(3, size=N, p=[0.8, 0.1, 0.1])
@@ -129,6 +138,7 @@ def test_a_large_mean_is_above_as_it_is_and_not_centred() -> None:
 # --- what changes nothing ---
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_scale_of_columns_and_a_constant_column_change_nothing() -> None:
     X, y = planted()
     weight = optimum(X / X.std(0), y, CLASSES, 0, 1e-2) / X.std(0)
@@ -142,6 +152,7 @@ def test_the_scale_of_columns_and_a_constant_column_change_nothing() -> None:
     assert with_dead.p[:, D].tolist() == [1, 1]
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_constant_added_to_all_classes_changes_nothing() -> None:
     X, y = planted()
     weight = optimum(X, y, CLASSES, 0, 1e-2)
@@ -151,6 +162,7 @@ def test_a_constant_added_to_all_classes_changes_nothing() -> None:
     )
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_permuted_neurons_have_permuted_results() -> None:
     X, y = planted()
     order = np.random.default_rng(4).permutation(D)
@@ -163,6 +175,7 @@ def test_permuted_neurons_have_permuted_results() -> None:
 # --- against a plain loop ---
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("space", ["sd", "rms", "raw"])
 @pytest.mark.parametrize("n_classes", [1, 4])
 def test_contributions_are_those_of_a_plain_loop(space: PenaltySpace, n_classes: int) -> None:
@@ -187,6 +200,7 @@ def test_contributions_are_those_of_a_plain_loop(space: PenaltySpace, n_classes:
             np.testing.assert_allclose(own.numpy(), ordered, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_p_values_count_rotations_whose_largest_direction_contributes_as_much() -> None:
     found = measured(*planted())
     for i in range(D):
@@ -194,6 +208,7 @@ def test_p_values_count_rotations_whose_largest_direction_contributes_as_much() 
         assert float(found.p[0, i]) == pytest.approx((1 + reached) / 21)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("most", [1024, 4])
 def test_rotations_are_orthogonal_seeded_and_alike(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of sign changes and cosine transforms spread a neuron as evenly as uniform rotations do."""
@@ -211,15 +226,17 @@ def test_rotations_are_orthogonal_seeded_and_alike(most: int, monkeypatch: pytes
     assert 3.6 < largest < 4.1
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_wide_layer_tells_planted_from_rotated_neurons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chance, "MOST_DRAWN", 4)
-    monkeypatch.setattr(directions_module, "AT_A_TIME", 1000)  # and in parts
+    monkeypatch.setattr(table_module, "AT_A_TIME", 1000)  # and in parts
     assert above(measured(*planted())) == PLANTED
 
 
 # --- samples, edges and runs ---
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_sample_is_never_empty_however_long_a_sentence_is() -> None:
     store = activations_of_arrays(np.random.default_rng(0).standard_normal((500, 3)).astype("f4"))
     sizes = [3, 480, 17]
@@ -236,6 +253,7 @@ def test_a_sample_is_never_empty_however_long_a_sentence_is() -> None:
         assert 50 <= few.n_tokens <= 100
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_layers_without_live_neurons_and_of_a_single_one_have_no_neuron_above() -> None:
     y = np.arange(40) % 2
     constant = np.ones((40, 3))
@@ -253,6 +271,7 @@ def run(X: Array, y: NDArray[Any], **options: Any) -> probing.Run:
     return probing.probe(X, y, split=SPLIT, quiet=True, **{"replicates": 0, "probe": {"l2": 1e-3}, **options})
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_run_has_the_table_the_columns_the_flag_and_the_sentence() -> None:
     X, y = planted()
     made = run(X, y)
@@ -272,6 +291,7 @@ def test_a_run_has_the_table_the_columns_the_flag_and_the_sentence() -> None:
     assert "carries label" not in said
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_ends_of_the_band_are_of_the_directions_of_the_same_rank(tmp_path: Path) -> None:
     X, y = planted()
     made = run(np.c_[X, np.full(N, 3.0)], y, runs=tmp_path)  # the last neuron is dead
@@ -289,6 +309,7 @@ def test_ends_of_the_band_are_of_the_directions_of_the_same_rank(tmp_path: Path)
     assert (dead["neuron"], dead["direction_lowest"], dead["direction_highest"]) == (D, "", "")
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_numbers_are_compared_with_directions_too() -> None:
     X, _ = planted()
     numbers = 1.5 * X[:, 3] + np.random.default_rng(0).standard_normal(N)
@@ -300,6 +321,7 @@ def test_numbers_are_compared_with_directions_too() -> None:
     assert "Layer 0 favours neurons" in " ".join(made.conclusions())
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_without_rotations_nothing_is_claimed_of_directions(tmp_path: Path) -> None:
     X, y = planted()
     for options in ({"rotations": 0, "controls": "none"}, {"evidence": "none"}):
@@ -318,6 +340,7 @@ def test_without_rotations_nothing_is_claimed_of_directions(tmp_path: Path) -> N
         run(X, y, rotations=10)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_an_l1_penalty_is_said_to_have_its_optimum_in_one_basis() -> None:
     row = {"layer": 0, "kind": "plain", "n_above": 1, "n_neurons": 40, "n_rotations": 20}
     shares = {f"first_10_share{end}": 0.2 for end in ("", "_lowest", "_highest", "_p")}
@@ -325,3 +348,108 @@ def test_an_l1_penalty_is_said_to_have_its_optimum_in_one_basis() -> None:
     for l1, n in ((1e-3, 1), (0.0, 0)):
         said = " ".join(basis([{"layer": 0}], beside, "label", {"probe": {"l1": l1}}))
         assert said.count("With an l1 penalty the probe is the optimum of the basis of neurons alone") == n
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Data:
+    """Positions beside values that half of the tokens share with their position."""
+    generator = np.random.default_rng(0)
+    tokens = make_tokens(generator.integers(6, 12, 150).tolist())
+    values = np.where(
+        generator.random(tokens.n_tokens) < 0.5, tokens.positions, generator.integers(12, size=tokens.n_tokens)
+    )
+    found = with_given(sides(make_store(tmp_path / "store", [positional(tokens, 5, 0.3)], tokens)), [values])
+    assert isinstance(found, Data)
+    return found
+
+
+def test_it_is_that_of_all_examples_at_once(given: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, n_classes = given.train, len(given.classes)
+    assert train.given is not None
+    strata = strata_with_several(train.given, train.labels)
+    kept = strata >= 0
+    used = replace(train, labels=np.where(kept, train.labels, -1).astype(np.int32))
+    states = torch.cat([train.store.read(0, shard.index) for shard in train.store.plan.shards]).double()[kept]
+    label, stratum = torch.from_numpy(train.labels[kept]).long(), torch.from_numpy(strata[kept])
+    sentences = torch.from_numpy(train.store.tokens.sentences[kept]).long()
+    codes = used.codes(n_classes)
+    vectors = WithinStrata.of(codes, label, stratum)
+    means = StratumMeans.empty(len(vectors.sizes), 5)
+    means.add(states, stratum, sentences)
+    between = codes.excess_between(used.labels, train.store.tokens.sentences)
+    sums = ConditionalAccumulator(means.over(vectors.sizes), vectors, between)
+    sums.update(states, stratum, label, sentences, sentences)
+    expected, found = sums.result(), separation_given(train, 0, n_classes)
+    monkeypatch.setattr(table_module, "neurons_at_a_time", lambda n_columns: 2)
+    for one in (found, separation_given(train, 0, n_classes)):
+        assert one is not None
+        for own, other in zip(vars(one).values(), vars(expected).values(), strict=True):
+            assert torch.allclose(own, other, rtol=1e-6, atol=1e-9)
+    assert compared_with(train) == {"n_tokens": int(kept.sum()), "n_values": int(strata.max()) + 1}
+
+
+def test_without_anything_held_fixed_there_is_none(given: Data) -> None:
+    assert separation_given(replace(given.train, given=None), 0, len(given.classes)) is None
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    tokens = make_tokens([8] * 60)
+    return sides(make_store(tmp_path / "store", [positional(tokens, 4, 1.0)], tokens))
+
+
+def test_as_many_training_sentences_are_drawn_as_there_are_and_no_others(data: Data) -> None:
+    draws = bootstrap(data.train, 4, seed=1).numpy()
+    assert draws.shape == (4, 60)
+    assert (draws.sum(1) == len(data.train.sentences())).all()
+    assert (draws[:, np.setdiff1d(np.arange(60), data.train.sentences())] == 0).all()
+    assert draws.max() > 1  # with replacement
+    assert len({tuple(row) for row in draws}) == 4
+
+
+def test_a_replicate_is_the_same_however_many_there_are(data: Data) -> None:
+    np.testing.assert_array_equal(bootstrap(data.train, 2, seed=1), bootstrap(data.train, 5, seed=1)[:2])
+    assert not np.array_equal(bootstrap(data.train, 2, seed=1), bootstrap(data.train, 2, seed=2))
+
+
+def test_problems_of_a_layer_stand_side_by_side(data: Data) -> None:
+    draws, penalty = bootstrap(data.train, 3, 0), Penalty(1e-3, 1e-4)
+    replicates, penalties = replicate_problems(2, penalty, draws), penalty_problems(2, penalty)
+    assert [p.layer_index for p in replicates] == [0, 0, 0, 1, 1, 1]
+    assert [(p.layer_index, p.penalty) for p in penalties[2:]] == [(1, Penalty(1e-2, 1e-3)), (1, Penalty(1e-4, 1e-5))]
+
+
+def test_ranks_range_over_the_probe_and_its_replicates() -> None:
+    replicates = np.array([[5.0, 4, 3, 0, 0], [4.0, 5, 3, 0, 0], [5.0, 3, 4, 0, 0]])
+    found = stability_of(np.array([3.0, 4, 5, 0, 0]), replicates)
+    assert found.rank_low.tolist() == [1, 1, 1, 4, 4]  # the first of the replicates' third; dead ones share theirs
+    assert found.rank_high.tolist() == [3, 3, 3, 4, 4]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_range_contains_the_rank_it_is_about_whatever_replicates_say(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    scores = generator.exponential(size=40) * (generator.random(40) > 0.1)
+    biased = scores * np.linspace(0.5, 2, 40) * generator.uniform(0.9, 1.1, (5, 40))  # all err alike
+    found, rank = stability_of(scores, biased), 1 + (scores > scores[:, None]).sum(1)
+    assert ((found.rank_low <= rank) & (rank <= found.rank_high)).all()
+    alone = stability_of(biased[0], biased[1:])
+    assert not ((alone.rank_low <= rank) & (rank <= alone.rank_high)).all()
+    assert found.rank_low.min() == 1
+    assert found.rank_high.max() <= 40
+
+
+def test_overlap_is_the_mean_over_pairs_of_replicates() -> None:
+    one = np.arange(40.0, 0, -1)
+    other = np.concatenate([one[20:], one[:20]])  # the last twenty come first
+    assert stability_of(one, np.stack([one, one, other])).bootstrap_overlap == pytest.approx(1 / 3)
+    assert stability_of(other, np.stack([one, one])).bootstrap_overlap == 1  # the probe itself is no replicate
+
+
+def test_a_ranking_agrees_with_itself_and_not_with_its_reverse() -> None:
+    scores = np.arange(1.0, 31)
+    found = penalty_stability(scores, np.stack([scores * 2, scores[::-1]]))
+    assert found == {
+        "more_penalty_overlap": 1, "more_penalty_spearman": pytest.approx(1), "less_penalty_overlap": 0,
+        "less_penalty_spearman": pytest.approx(-1),
+    }  # fmt: skip

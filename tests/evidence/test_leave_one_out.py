@@ -1,26 +1,43 @@
-"""What a probe loses without one of its neurons."""
+"""What a probe loses without a neuron, in how much memory, and what comes out where the truth is planted.
+
+A model that knows nothing but the word: its embedding output is a code of its own for each of twelve words. Labels are
+either the word's own, which is easy, or drawn anew for every occurrence, which nobody can know.
+"""
 
 from __future__ import annotations
 
+import gc
 import math
+import shutil
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoTokenizer
 
+from families import D_MODEL
+from probing import Run
+from probing.__main__ import COMMANDS
+from probing.cli.commandline import run
+from probing.evidence import retraining as module
 from probing.evidence.removal import AblationEffect, ablation_effect, matched, unique, weights_without
-from probing.evidence.retraining import Retraining, with_removals, with_replicates
+from probing.evidence.retraining import Retraining, strengthened, with_removals, with_replicates
 from probing.evidence.table import collect_evidence, neuron_table
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, Lbfgs, Training, train_variants
+from probing.runs.loading import load_run
 from probing.statistics.moments import MomentsAccumulator, PenaltySpace, Scaling
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of
+from written import read_csv
 
-pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
 L2 = 1e-3
 LENGTHS = np.random.default_rng(0).integers(6, 14, 240).tolist()
 
@@ -38,6 +55,8 @@ def training(tolerance: float = 1e-6) -> Training:
 # --- the estimate ---
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_on_uncorrelated_neurons_the_estimate_is_the_weights_own_size() -> None:
     states = torch.linalg.qr(torch.randn(50, 6, generator=torch.Generator().manual_seed(0)))[0] * 50**0.5
     scaling, weight = scaling_of(states, "raw"), torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
@@ -46,12 +65,16 @@ def test_on_uncorrelated_neurons_the_estimate_is_the_weights_own_size() -> None:
     torch.testing.assert_close(unique(weight, scaling, L2), expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_dead_neuron_is_not_unique() -> None:
     states = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
     states[:, 2] = 7
     assert unique(torch.ones(3, 4) * torch.arange(3.0)[:, None], scaling_of(states), L2)[2] == 0
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_nothing_is_less_than_useless_however_neurons_repeat_each_other_and_small_the_penalty() -> None:
     states = torch.randn(500, 40, generator=torch.Generator().manual_seed(0))
     states[:, 20:] = states[:, :20] @ torch.randn(20, 20, generator=torch.Generator().manual_seed(1)) + 100
@@ -63,6 +86,8 @@ def test_nothing_is_less_than_useless_however_neurons_repeat_each_other_and_smal
 # --- doing without ---
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_others_say_exactly_is_read_off_them() -> None:
     states = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
     states[:, 4] = 2 * states[:, 0] - states[:, 3]
@@ -72,6 +97,8 @@ def test_what_others_say_exactly_is_read_off_them() -> None:
     torch.testing.assert_close(states @ start.T, states @ weight.T, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_matched_neurons_vary_about_as_much_and_are_none_of_the_top() -> None:
     sd = torch.arange(100.0)
     drawn = matched([3, 50, 97], [n for n in range(100) if n not in (3, 50, 97)], sd, seed=0)
@@ -81,6 +108,8 @@ def test_matched_neurons_vary_about_as_much_and_are_none_of_the_top() -> None:
     assert drawn == matched([3, 50, 97], [n for n in range(100) if n not in (3, 50, 97)], sd, seed=0)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_rise_is_paired_by_sentence() -> None:
     generator = np.random.default_rng(0)
     n_tokens = generator.integers(3, 30, 200)
@@ -98,6 +127,8 @@ def test_a_rise_is_paired_by_sentence() -> None:
     assert few.outcome == "unresolved"
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_an_ablation_effect_is_negligible_only_where_its_interval_says_so() -> None:
     assert AblationEffect(0.0002, -0.0001, 0.0009).outcome == "negligible"
     assert AblationEffect(0.0002, -0.0001, 0.0011).outcome == "unresolved"
@@ -106,6 +137,8 @@ def test_an_ablation_effect_is_negligible_only_where_its_interval_says_so() -> N
     assert AblationEffect(0.0, math.nan, math.nan).outcome == "unresolved"
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 def test_ablation_effects_are_those_from_optimum_to_optimum(data: Data) -> None:
     fits = data.fit(l2=1e-4, tolerance=1e-3)
@@ -128,6 +161,8 @@ def test_ablation_effects_are_those_from_optimum_to_optimum(data: Data) -> None:
         assert one.low <= exact <= one.high
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_removals_are_solved_to_a_part_of_their_interval_and_no_closer(
     data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +197,8 @@ def data(tmp_path: Path) -> Data:
     return sides_of(make_store(tmp_path / "store", [states, 2 * states], tokens, shard_tokens=400))
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_probe_that_may_not_use_a_neuron_is_the_probe_of_the_others(data: Data) -> None:
     fits = data.fit(tolerance=1e-6)
     neurons = torch.arange(8) != 2
@@ -180,6 +217,8 @@ def test_a_probe_that_may_not_use_a_neuron_is_the_probe_of_the_others(data: Data
     )
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_where_many_neurons_are_left_out_the_others_are_preconditioned_by_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +240,8 @@ def test_where_many_neurons_are_left_out_the_others_are_preconditioned_by_themse
     assert half.n_passes < 0.8 * cut.n_passes
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_sentence_that_is_drawn_twice_counts_twice(data: Data) -> None:
     fits = data.fit(tolerance=1e-6)
     draws = torch.from_numpy(np.random.default_rng(1).integers(0, 3, data.train.store.tokens.n_sentences)).float()
@@ -215,6 +256,8 @@ def test_a_sentence_that_is_drawn_twice_counts_twice(data: Data) -> None:
     assert drawn.metrics == {}
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_evidence_tells_what_only_one_neuron_says_from_what_several_say(data: Data) -> None:
     layers = [0, 1]
     fits = data.fit(layers=layers, tolerance=1e-6)
@@ -242,6 +285,8 @@ def test_evidence_tells_what_only_one_neuron_says_from_what_several_say(data: Da
         assert [other[n] for n in range(5)] == pytest.approx([rows[n][name] for n in range(5)], rel=0.05)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_replicates_of_a_strong_signal_agree_and_those_of_noise_do_not(data: Data, tmp_path: Path) -> None:
     noise = positional(data.train.store.tokens, 40, 0.0)
     strong = noise.copy()
@@ -256,3 +301,166 @@ def test_replicates_of_a_strong_signal_agree_and_those_of_noise_do_not(data: Dat
     assert unsure.stability is not None
     assert sure.stability.rank_high[:5].max() <= 5
     assert (unsure.stability.rank_high - unsure.stability.rank_low).mean() > 5
+
+
+LAYERS = [0, 1, 2]
+
+
+@pytest.fixture
+def no_search() -> Iterator[None]:
+    """Python searches for garbage only where it is told to."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.usefixtures("no_search")
+def test_the_curvature_of_a_layer_is_freed_before_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = make_tokens(np.random.default_rng(0).integers(6, 14, 60).tolist())
+    data = sides_of(
+        make_store(tmp_path / "store", [positional(tokens, 8, 1.0) for _ in LAYERS], tokens, shard_tokens=400)
+    )
+    fits = data.fit(layers=LAYERS, l2=1e-3, tolerance=1e-4)
+    evidence = collect_evidence(data.train, data.test, LAYERS, [fit.moments for fit in fits], len(data.classes))
+    held: list[Any] = []
+    alive: list[int] = []
+    made = module.surroundings
+
+    def surroundings(*args: Any, **options: Any) -> Any:
+        alive.append(sum(one() is not None for one in held))
+        near = made(*args, **options)
+        held.append(weakref.ref(near.curvature))
+        return near
+
+    monkeypatch.setattr(module, "surroundings", surroundings)
+    training = Training(Penalty(0.0, 1e-3), Lbfgs(1e-4))
+    strengthened(evidence, Retraining(data, LAYERS, fits, training, 0), n_replicates=2, removals=True)
+    assert alive == [0, 0, 0]
+
+
+N_WORDS, N_SENTENCES = 12, 240
+LABELS = ("A", "B", "C")
+
+
+def lookup(model: Path, copy: Path, words: list[str]) -> Path:
+    """Save a copy of a BERT whose embedding output is one-hot in the word, up to a LayerNorm, and nothing else."""
+    shutil.copytree(model, copy)
+    weights, tokenizer = load_file(copy / "model.safetensors"), AutoTokenizer.from_pretrained(copy)
+    for name in weights:
+        if name.startswith("embeddings") and weights[name].ndim == 2:
+            weights[name].zero_()
+    (table,) = (name for name in weights if name.startswith("embeddings") and "word" in name)
+    for i, word in enumerate(words):
+        (piece,) = tokenizer(word, add_special_tokens=False)["input_ids"]
+        weights[table][piece, i] = 1.0
+    weights["embeddings.LayerNorm.weight"] = torch.ones(D_MODEL)
+    weights["embeddings.LayerNorm.bias"] = torch.zeros(D_MODEL)
+    save_file(weights, copy / "model.safetensors", {"format": "pt"})
+    return copy
+
+
+def single_words(model: Path, sentences: list[str]) -> list[str]:
+    """Return words of the corpus that are a token each."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    known = sorted({word for sentence in sentences for word in sentence.lower().split() if word.isalpha()})
+    return [word for word in known if len(tokenizer(word, add_special_tokens=False)["input_ids"]) == 1][:N_WORDS]
+
+
+def spelt(word: str, capitals: np.random.Generator | None) -> str:
+    """Return a word, with a capital half of the time if they are drawn."""
+    return word.capitalize() if capitals is not None and capitals.random() < 0.5 else word
+
+
+@pytest.fixture(scope="module")
+def made(
+    checkpoints: dict[str, Path], sentences: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Run]:
+    """Runs on labels that are the word's own (`easy`) and drawn for every occurrence (`random`).
+
+    And of an uncased model on words that are the same but for a capital now and then (`capitals`).
+    """
+    place, generator = tmp_path_factory.mktemp("planted-labels"), np.random.default_rng(0)
+    words = single_words(checkpoints["bert"], sentences)
+    assert len(words) == N_WORDS
+    cased = lookup(checkpoints["bert"], place / "lookup", words)
+    uncased = lookup(checkpoints["distilbert"], place / "uncased", words)
+    texts = [generator.integers(N_WORDS, size=generator.integers(6, 12)) for _ in range(N_SENTENCES)]
+    labels: dict[str, Any] = {
+        "easy": [[LABELS[i % 3] for i in text] for text in texts],
+        "random": [generator.choice(LABELS, size=len(text)) for text in texts],
+    }
+    labels["capitals"] = labels["easy"]
+    found = {}
+    for name, rows in labels.items():
+        model, capitals = (uncased, generator) if name == "capitals" else (cased, None)
+        pairs = zip(texts, rows, strict=True)
+        lines = [
+            "".join(f"{spelt(words[i], capitals)}\t{label}\n" for i, label in zip(*pair, strict=True)) for pair in pairs
+        ]
+        (place / f"{name}.tsv").write_text("\n".join(lines), encoding="utf-8")
+        typed = ["fit", "--model", str(model), "--corpus", str(place / f"{name}.tsv"), "--task", "label"]
+        typed += [
+            "--layer",
+            "0",
+            "--mdl",
+            "--probe.l2",
+            "0.01",
+            "--controls",
+            "control_task",
+            "--replicates",
+            "0",
+            "--evidence",
+            "none",
+        ]
+        typed += ["--runs", str(place), "--name", name, "--wandb.mode", "disabled", "--quiet"]
+        assert run(COMMANDS, typed) == 0
+        found[name] = load_run(place / name)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+@pytest.mark.slow
+def test_random_labels_take_the_uniform_code_and_easy_ones_far_fewer_bits(made: dict[str, Run]) -> None:
+    easy, random = (made[name].accuracy[0] for name in ("easy", "random"))
+    for row in (easy, random):
+        assert row["uniform_code_bits"] == pytest.approx(row["n_train_tokens"] * np.log2(len(LABELS)))
+    # By Kraft's inequality any code saves m bits on uniformly random labels with chance 2^-m.
+    assert random["uniform_code_bits"] - 20 < random["online_code_bits"] < 1.1 * random["uniform_code_bits"]
+    assert easy["compression"] > 5
+    assert easy["accuracy"] > 0.99
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+@pytest.mark.slow
+def test_erased_labels_are_predicted_as_well_as_by_the_best_constant_answer(made: dict[str, Run]) -> None:
+    folder = made["easy"].folder
+    assert run(COMMANDS, ["rank", str(folder), "--erase", "--top", "6", "--quiet", "--wandb.mode", "disabled"]) == 0
+    rows = {row["condition"]: row for row in read_csv(folder / "rankings" / "erasure.csv")}
+    assert rows["all"]["accuracy"] > 0.99
+    erased = rows["erased"]
+    assert erased["n_removed"] == len(LABELS) - 1
+    # The held-out majority, but for answers that are as good as equal: a quarter of a standard error of an accuracy.
+    assert erased["accuracy"] == pytest.approx(
+        erased["majority_accuracy"], abs=0.25 * 0.5 / erased["n_test_tokens"] ** 0.5
+    )
+    assert erased["cross_entropy"] == pytest.approx(erased["constant_cross_entropy"], abs=0.01)
+    # As many directions of labels shuffled within sentences, which still go with the words a little, leave some.
+    assert rows["erased_shuffled"]["information_low"] > erased["information_high"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["easy", "random", "capitals"])
+def test_who_looks_words_up_masters_the_control_task_so_that_selectivity_is_not_above_0(
+    made: dict[str, Run], name: str
+) -> None:
+    (row,) = made[name].accuracy
+    assert row["control_task_accuracy"] > 0.99
+    assert row["selectivity"] == row["accuracy"] - row["control_task_accuracy"]
+    assert row["selectivity"] <= 0
+    assert row["above_control_task_low"] <= row["selectivity"] <= row["above_control_task_high"]
+    if name == "random":
+        assert row["selectivity"] < -0.5
