@@ -1,4 +1,4 @@
-"""From sentences to stored sums: those of a loop over sentences, whatever the batches, and nothing twice."""
+"""From sentences to stored sums, and from sums to rows with intervals, in models of several families."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from probing.cache.tokens import Tokens
 from probing.corpus import Corpus, from_sentences
 from probing.errors import RunError, UserError
 from probing.heads import accumulation
+from probing.heads import rows as means
 from probing.heads.accumulation import Attention, Batch, BlockMeasure, Kept, Measure, SumsStore, accumulate
+from probing.heads.parts import measurable, measure
+from probing.heads.rows import CLASSES, Sentences, class_rows, measure_rows, type_rows
+from probing.heads.subject import Subject
 from probing.models import load_tokenizer, resolve_model
-
-# pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
-pytestmark = [
-    pytest.mark.numeric,
-    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
-]
+from probing.statistics.chance import percentile_interval, resampled_means, sentence_counts
+from probing.statistics.intervals import ENDS, MIN_SENTENCES
+from synthetic import LIGHTNING_WARNINGS
 
 CPU = {"accelerator": "cpu"}
 CAUSAL = ("openai-gpt", "gpt2", "gpt_neox", "llama")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a small corpus several shards."""
     monkeypatch.setattr(accumulation, "SHARD_TOKENS", 300)
@@ -96,6 +97,9 @@ def request_for(checkpoints: dict[str, Path], sentences: list[str]) -> Callable[
 PLAIN = BlockMeasure("plain", sums_of)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.usefixtures("small_shards")
 @pytest.mark.parametrize("family", few_quickly(CORE))
 def test_sums_are_those_of_a_loop_over_single_sentences(
     request_for: Callable[..., Request], tmp_path: Path, checkpoints: dict[str, Path], sentences: list[str], family: str
@@ -111,6 +115,9 @@ def test_sums_are_those_of_a_loop_over_single_sentences(
         assert_close(found.numpy(), values, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.usefixtures("small_shards")
 def test_batches_and_shards_change_nothing(
     request_for: Callable[..., Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +159,9 @@ class Rollout:
         return Kept({"labels": self.labels.sum(1)}, {"to_first": to_first}, {"sum": to_first.sum()[None]})
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.usefixtures("small_shards")
 def test_a_measure_may_see_all_blocks_and_labels_and_keep_values_by_token_and_totals(
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
@@ -195,6 +205,9 @@ def contents(cache: Path) -> dict[str, bytes]:
     return {str(path.relative_to(cache)): path.read_bytes() for path in sorted(cache.rglob("*.safetensors"))}
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.usefixtures("small_shards")
 def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
@@ -211,6 +224,9 @@ def test_an_interrupted_pass_goes_on_and_ends_with_the_same_bytes(
     assert third.n == 0
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.usefixtures("small_shards")
 def test_a_further_measure_a_damaged_shard_and_other_settings_are_read(
     request_for: Callable[..., Request], tmp_path: Path
 ) -> None:
@@ -227,6 +243,9 @@ def test_a_further_measure_a_damaged_shard_and_other_settings_are_read(
         assert count.n == expected
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.usefixtures("small_shards")
 def test_a_model_without_attention_is_refused_and_leaves_nothing(
     tmp_path: Path, tiny_model: Callable[..., Path], request_for: Callable[..., Request]
 ) -> None:
@@ -243,12 +262,18 @@ def test_a_model_without_attention_is_refused_and_leaves_nothing(
     assert not list((tmp_path / "cache").rglob("*.jsonl"))
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.usefixtures("small_shards")
 def test_values_that_are_not_finite_are_refused(request_for: Callable[..., Request], tmp_path: Path) -> None:
     bad = BlockMeasure("bad", lambda attention, batch: {"log": attention.probabilities.sum((2, 3)).sub(1e9).log()})
     with pytest.raises(RunError, match=r"sentences 0 to \d+ of the corpus .* values of `by_sentence/log` that are not"):
         accumulate(request_for(), [bad], tmp_path, CPU)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.usefixtures("small_shards")
 def test_the_stored_sums_are_an_entry_of_the_cache(
     request_for: Callable[..., Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,3 +285,145 @@ def test_the_stored_sums_are_an_entry_of_the_cache(
     assert "sums of plain" in capsys.readouterr().out
     verify(str(tmp_path))
     assert f"{1 + len(store.plan.shards)} cached files" in capsys.readouterr().out
+
+
+@pytest.mark.numeric
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
+@pytest.mark.parametrize("family", ["bert", "gpt2", "xlnet"])
+def test_a_survey_of_a_model(checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, family: str) -> None:
+    source = resolve_model(str(checkpoints[family]))
+    request = Request(source, from_sentences("made up", sentences[:30]), (), batch_tokens=300)
+    subject = Subject.of(request, [1, 2], 0)
+    parts, left_out = measurable(subject, ["classes", "profile", "tokens"], by_name=True)
+    assert left_out == {}
+    tables, stores = measure(subject, parts, tmp_path, {"accelerator": "cpu"}, lambda message: None)
+    heads = tables["heads"]
+    types = {row.get("to", "") for row in heads}
+    assert {"special tokens", "punctuation", "negation"} < types
+    assert {"[CLS]", "[SEP]"} <= types or family != "bert"
+    norms = {row["value"] for row in heads if row["measure"] == "norm_mass"}
+    assert (not norms) == (family == "xlnet")
+    places = {(row["layer"], row["head"]) for row in heads}
+    for place in places:
+        rows = [row for row in heads if (row["layer"], row["head"]) == place]
+        own = {(row["measure"], row.get("to", "")): row["value"] for row in rows}
+        assert 0 < own["entropy", ""] <= 1
+        if family == "gpt2":  # the first token is the only special one, and nothing follows
+            assert own["next", ""] == 0
+        if family == "bert":
+            assert own["mass", "special tokens"] == pytest.approx(own["mass", "[CLS]"] + own["mass", "[SEP]"])
+    of_heads = [row for row in tables["attention_classes"] if row["layer"] != "all" and row["factor"] == 1]
+    assert {(row["layer"], row["head"]) for row in of_heads} == places
+    assert len(of_heads) == len(places)
+    again, same = measure(subject, parts, tmp_path, {"accelerator": "cpu"}, lambda message: None)
+    assert repr(again) == repr(tables)
+    assert [store.folder for store in same.values()] == [store.folder for store in stores.values()]
+
+
+LENGTHS = np.arange(5, 45)
+
+
+def test_means_and_intervals_are_those_of_a_bootstrap_of_one_column_at_a_time() -> None:
+    generator = np.random.default_rng(1)
+    sums = generator.normal(size=(40, 2, 3)) * LENGTHS[:, None, None]
+    found = Sentences(40, seed=3).means(sums, LENGTHS)
+    for i in range(2):
+        for j in range(3):
+            draws = resampled_means(sums[:, i, j : j + 1], LENGTHS, 3)[:, 0]
+            assert found.row(i, j) == pytest.approx({
+                "value": sums[:, i, j].sum() / LENGTHS.sum(), "low": percentile_interval(draws, 40)[0],
+                "high": percentile_interval(draws, 40)[1], "n": 40,
+            })  # fmt: skip
+
+
+def test_few_sentences_have_no_interval_and_draws_without_the_type_do_not_count() -> None:
+    counts = np.where(np.arange(40) < 19, 2, 0)
+    few = Sentences(40, 0).means(np.ones((40, 1)), counts)
+    assert np.isnan([few.low[0], few.high[0]]).all()
+    assert (few.values[0], few.n) == (40 / 38, 19)
+    seldom = Sentences(20, 0).means(np.ones((20, 1)) * 3, np.ones(20))
+    assert (seldom.low[0], seldom.high[0]) == (3, 3)
+    none = Sentences(40, 0).means(np.zeros((40, 1)), np.zeros(40))
+    assert np.isnan(none.values).all()
+    assert none.n == 0
+
+
+def test_the_class_of_a_head_is_that_of_most_of_its_maps() -> None:
+    v, d = torch.zeros(40, 2, 2), torch.zeros(40, 2, 2)
+    v[:, 1, 0] = 0.9
+    d[:, 1, 1] = 0.9
+    d[:10, 1, 1], v[:10, 1, 1] = 0.45, 0.45
+    v[0] = 9.0  # of a sentence without tokens, which is no map
+    lengths = np.where(np.arange(40) > 0, LENGTHS, 0)
+    rows = class_rows({"v": v, "d": d}, lengths, [2], Sentences(40, 0))
+    first, second = (row for row in rows if row["factor"] == 1 and row["layer"] == 2)
+    assert (first["head"], first["class"], first["share"], first["n"], first["class_entropy"]) == (
+        1, "vertical", 1.0, 39, 0.0
+    )  # fmt: skip
+    assert (second["head"], second["class"]) == (2, "diagonal")
+    assert second["share"] == pytest.approx(30 / 39)
+    assert second["low"] < second["share"] < second["high"]
+    assert second["class_entropy"] == pytest.approx(-(30 / 39 * np.log(30 / 39) + 9 / 39 * np.log(9 / 39)))
+    assert second["v"] == pytest.approx(9 * 0.45 / 39)
+    for factor in (1.0, 0.75, 1.25):
+        of_all = {row["class"]: row["share"] for row in rows if (row["layer"], row["factor"]) == ("all", factor)}
+        assert set(of_all) == set(CLASSES) - {"block"}
+        assert sum(of_all.values()) == pytest.approx(1)
+    # At 1.25 times the thresholds, a share of half v and half d is still both; v + d of .9 is above .625.
+    assert of_all["vertical and diagonal"] == pytest.approx(9 / 78)
+
+
+def test_mass_lift_and_column_maximum_of_a_type() -> None:
+    of_type = np.array([0, 2] * 20)
+    mass = torch.zeros(40, 1, 2, 1, dtype=torch.float64)
+    mass[:, 0, 0, 0] = torch.from_numpy(of_type * 1.0)  # uniform: as many queries' worth as there are tokens
+    mass[:, 0, 1, 0] = torch.from_numpy(of_type * 3.0)
+    largest = torch.where(torch.from_numpy(of_type)[:, None, None, None] > 0, 0.25, 0.0).expand(40, 1, 2, 1).double()
+    rows, layers = type_rows({"mass": mass, "column_max": largest}, {"noun": of_type}, LENGTHS, [1], Sentences(40, 0))
+    found = {(row["measure"], row["head"]): row for row in rows}
+    assert set(found) == {(measure, head) for measure in ("mass", "lift", "column_max") for head in (1, 2)}
+    assert found["lift", 1]["value"] == 1
+    assert found["lift", 2]["value"] == 3
+    assert found["lift", 2]["n"] == found["column_max", 2]["n"] == 20
+    assert found["mass", 2]["value"] == pytest.approx(3 * 40 / LENGTHS.sum())
+    assert found["mass", 2]["n"] == 40
+    assert found["column_max", 1]["value"] == 0.25
+    assert [row["value"] for row in layers if row["measure"] == "lift"] == [2]
+    assert type_rows({"mass": mass}, {"noun": of_type}, LENGTHS, [1], Sentences(40, 0), ["noun"]) == ([], [])
+
+
+def test_only_the_layers_that_are_asked_for_are_reported_under_their_numbers() -> None:
+    sums = np.arange(3.0)[None, :, None] * LENGTHS[:, None, None] * np.ones((1, 1, 2))
+    heads, layers = measure_rows(sums, LENGTHS, [1, 3], Sentences(40, 0), measure="m")
+    assert [(row["layer"], row["head"], row["value"]) for row in heads] == [(1, 1, 0), (1, 2, 0), (3, 1, 2), (3, 2, 2)]
+    assert [(row["layer"], row["value"]) for row in layers] == [(1, 0), (3, 2)]
+
+
+@pytest.mark.numeric
+def test_means_and_ends_are_those_of_a_loop_over_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    sums, counts = generator.random((30, 2, 3)) * 5, generator.integers(0, 7, size=30)
+    monkeypatch.setattr(means, "_COLUMNS", 4)  # more than one piece
+    found = Sentences(30, seed=3).means(sums, counts)
+    assert found.n == int((counts > 0).sum())
+    times = sentence_counts(30, 3)
+    for layer in range(2):
+        for head in range(3):
+            own = sums[:, layer, head]
+            row = found.row(layer, head)
+            assert row["value"] == pytest.approx(own.sum() / counts.sum())
+            drawn = [float((n * own).sum() / (n * counts).sum()) for n in times.astype(float)]
+            assert [row["low"], row["high"]] == pytest.approx(np.quantile(drawn, ENDS).tolist())
+
+
+@pytest.mark.numeric
+def test_an_interval_needs_sentences_that_count() -> None:
+    counts = np.zeros(60, dtype=int)
+    counts[: MIN_SENTENCES - 1] = 1
+    few = Sentences(60, seed=0).means(np.ones((60, 1)), counts)
+    assert np.isnan([few.low, few.high]).all()
+    assert few.n == MIN_SENTENCES - 1
+    counts[MIN_SENTENCES - 1] = 1
+    enough = Sentences(60, seed=0).means(counts[:, None].astype(float), counts)
+    assert enough.row(0) == {"value": 1.0, "low": 1.0, "high": 1.0, "n": MIN_SENTENCES}
+    assert np.isnan(Sentences(60, seed=0).means(np.zeros((60, 1)), np.zeros(60)).values).all()
