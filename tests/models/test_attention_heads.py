@@ -1,26 +1,29 @@
-"""Heads, found by running the model, and what they attend to, against what transformers returns by itself."""
+"""Heads, queries, keys and norms, found by running the model, against what transformers returns by itself."""
 
 from __future__ import annotations
 
 import os
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 from torch.testing import assert_close
 
 from conftest import N_LAYERS
-from families import FAMILIES, N_HEADS, batch_of, untouched
+from families import CORE, FAMILIES, N_HEADS, batch_of, untouched
 from probing.errors import UserError
 from probing.models import load_encoder, resolve_model
-from probing.models.anatomy import examine
-from probing.models.attention_heads import find_heads, read_heads
+from probing.models.anatomy import examine, hidden_states
+from probing.models.attention_heads import find_heads, find_query_keys, read_heads
+from probing.models.residual_stream import NotPostNorm, find_blocks, is_norm, largest_slope, norm_of
 from probing.models.sites import find_site
-
-pytestmark = pytest.mark.numeric
 
 # Half of what ConvBERT's output projection reads is made by a convolution. XLNet's is no module, but an `einsum`.
 N_HEADS_OF = {"convbert": 1}
@@ -48,6 +51,7 @@ def read(encoder: Any, batch: dict[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", READ)
 def test_heads_are_found_in_every_family(checkpoints: dict[str, Path], family: str) -> None:
     encoder = load(checkpoints[family])
@@ -60,6 +64,7 @@ def test_heads_are_found_in_every_family(checkpoints: dict[str, Path], family: s
         assert heads.projections == find_site(encoder, examine(encoder), "attention").modules
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", sorted(REFUSED))
 def test_attention_that_is_not_one_matrix_in_each_block_is_refused(checkpoints: dict[str, Path], family: str) -> None:
     encoder = load(checkpoints[family])
@@ -68,6 +73,7 @@ def test_attention_that_is_not_one_matrix_in_each_block_is_refused(checkpoints: 
         find_heads(encoder, examine(encoder))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", READ)
 @torch.no_grad()
 def test_attention_is_what_eager_attention_returns_and_padding_gets_none(
@@ -92,6 +98,7 @@ def test_attention_is_what_eager_attention_returns_and_padding_gets_none(
             assert not to_padding.any()
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", [family for family in READ if family not in WITHOUT_PROJECTION])
 @torch.inference_mode()
 def test_what_heads_add_is_the_output_of_the_projection(
@@ -122,6 +129,7 @@ def test_what_heads_add_is_the_output_of_the_projection(
         assert_close(norms, (values.double() @ part.matrix.double()).norm(dim=-1), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("family", ["bert", "albert", "gpt2", "mpnet", "t5"])
 @torch.inference_mode()
 def test_hidden_states_stay_as_they_are_to_the_bit(
@@ -147,6 +155,7 @@ def test_hidden_states_stay_as_they_are_to_the_bit(
     assert torch.equal(encoder(**batch).last_hidden_state, before[-1])
 
 
+@pytest.mark.numeric
 @torch.inference_mode()
 def test_nothing_runs_after_the_last_attention(checkpoints: dict[str, Path], sentences: list[str]) -> None:
     encoder, batch = load(checkpoints["bert"]), batch_of(checkpoints["bert"], sentences[:2])
@@ -157,6 +166,7 @@ def test_nothing_runs_after_the_last_attention(checkpoints: dict[str, Path], sen
     assert len(calls) == heads.n_layers - 1
 
 
+@pytest.mark.numeric
 def test_permuted_heads_are_permuted(checkpoints: dict[str, Path], sentences: list[str]) -> None:
     encoder, batch = load(checkpoints["bert"]), batch_of(checkpoints["bert"], sentences[:3])
     plain = read(encoder, batch)
@@ -176,6 +186,7 @@ def test_permuted_heads_are_permuted(checkpoints: dict[str, Path], sentences: li
         assert_close(found, expected)
 
 
+@pytest.mark.numeric
 @torch.inference_mode()
 def test_queries_that_share_keys() -> None:
     from transformers import AutoModel, LlamaConfig
@@ -196,6 +207,7 @@ def test_queries_that_share_keys() -> None:
 
 
 # Told to do without AVX-512, torch 2.13 fails on a processor with AMX: "pack_vnni2 is only supported when avx512 is"...
+@pytest.mark.numeric
 @pytest.mark.skipif("ATEN_CPU_CAPABILITY" in os.environ, reason="not this processor's own attention in bfloat16")
 @torch.inference_mode()
 def test_half_precision_is_read_in_float32(checkpoints: dict[str, Path], sentences: list[str]) -> None:
@@ -205,6 +217,7 @@ def test_half_precision_is_read_in_float32(checkpoints: dict[str, Path], sentenc
         assert_close(probabilities, whole, rtol=0, atol=0.1)
 
 
+@pytest.mark.numeric
 def test_a_model_without_attention_weights_is_refused() -> None:
     from transformers import AutoModel, FNetConfig
 
@@ -237,6 +250,7 @@ class OneBlock(nn.Module):
         return SimpleNamespace(hidden_states=(states, made), last_hidden_state=made)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(("n", "accepted"), [(1, True), (2, False), (0, False)])
 def test_more_or_fewer_attentions_than_blocks_are_refused(n: int, accepted: bool) -> None:
     encoder: Any = OneBlock(n).eval()
@@ -246,3 +260,198 @@ def test_more_or_fewer_attentions_than_blocks_are_refused(n: int, accepted: bool
         return
     with pytest.raises(UserError, match=f"has 1 blocks, and {n} attentions were seen"):
         find_heads(encoder, anatomy)
+
+
+# Relative positions by content, rotary ones, or a convolution among the keys.
+WITHOUT = {"deberta", "deberta-v2", "modernbert", "convbert", "xlnet", "gpt_neox", "llama"}
+WITH_NORM = {"gpt2", "t5"}
+WITH_BIASES = {"mpnet", "t5"}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("family", [family for family in CORE if family not in WITHOUT])
+@torch.inference_mode()
+def test_products_of_queries_and_keys_are_the_attention(
+    checkpoints: dict[str, Path], sentences: list[str], family: str
+) -> None:
+    encoder = load_encoder(resolve_model(str(checkpoints[family])))
+    anatomy = examine(encoder)
+    heads = find_heads(encoder, anatomy)
+    sentence = batch_of(checkpoints[family], sentences[:1])
+    index = torch.arange(sentence["input_ids"].shape[1])
+    blocks = find_query_keys(encoder, anatomy, heads, longest=len(index))
+    assert all((block.norm is not None) == (family in WITH_NORM) for block in blocks)
+    assert all((block.biases is not None) == (family in WITH_BIASES) for block in blocks)
+    seen: list[Tensor] = []
+    read_heads(encoder, heads, lambda layer, probabilities, values: seen.append(probabilities.clone()), sentence)
+    states = hidden_states(encoder, anatomy, range(heads.n_layers), **sentence)
+    assert len(blocks) == len(seen)
+    for layer, (block, probabilities) in enumerate(zip(blocks, seen, strict=True)):
+        x = block.inputs(states[layer][0].double())
+        # A key's bias moves all scores of a query alike.
+        scores = (x @ block.query + block.query_bias[:, None]) @ (x @ block.key).transpose(1, 2)
+        scores = scores + block.biases_at(index - index[:, None])
+        if heads.is_causal:
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+        assert float((scores.softmax(-1) - probabilities[0]).abs().max()) < 1e-5
+
+
+@pytest.mark.numeric
+def test_biases_are_the_model_s_own_at_offsets_longer_than_those_it_is_found_on(checkpoints: dict[str, Path]) -> None:
+    encoder: Any = load_encoder(resolve_model(str(checkpoints["mpnet"])))
+    anatomy = examine(encoder)
+    longest = 30
+    own = encoder.encoder.compute_position_bias(torch.zeros(1, longest, 1))[0].double()
+    assert len(own[0].unique()) > 11
+    index = torch.arange(longest)
+    for block in find_query_keys(encoder, anatomy, find_heads(encoder, anatomy), longest=longest):
+        found = block.biases_at(index - index[:, None])
+        assert_close(found, own - own[:, :1, :1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("family", sorted(WITHOUT - {"convbert"}))
+def test_models_whose_scores_have_another_term_are_refused(checkpoints: dict[str, Path], family: str) -> None:
+    encoder = load_encoder(resolve_model(str(checkpoints[family])))
+    anatomy = examine(encoder)
+    why = "block 1 is not that of products" if anatomy.blocks else "do not pass hidden states from one to the next"
+    with pytest.raises(UserError, match=why):
+        find_query_keys(encoder, anatomy, find_heads(encoder, anatomy))
+
+
+D = 24
+
+
+class RootMeanSquare(nn.Module):
+    """As in Llama, or with `added` = 1 as in Gemma."""
+
+    def __init__(self, added: float) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon, self.added = nn.Parameter(torch.randn(D)), 1e-3, added
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.added + self.weight) * x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()
+
+
+def layer_norm_module() -> nn.LayerNorm:
+    norm = nn.LayerNorm(D, eps=0.1)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
+def test_a_layer_norm_is_split_into_terms_that_add_up_to_its_output() -> None:
+    torch.manual_seed(0)
+    module, given = layer_norm_module(), 3 + 2 * torch.randn(5, D)
+    norm = norm_of(module, given, module(given))
+    assert norm is not None
+    assert (norm.centres, norm.epsilon) == (True, 0.1)
+    scaled, mean = norm.parts(given.double())
+    naive = torch.tensor([
+        [(x - row.mean()) / (row.var(unbiased=False) + 0.1).sqrt() for x in row] for row in given.double()
+    ])  # fmt: skip
+    assert torch.allclose(scaled - mean, naive)
+    weight, bias = (parameter.detach().double() for parameter in (module.weight, module.bias))
+    assert torch.allclose(norm(given.double()), layer_norm(given.double(), (D,), weight, bias, 0.1))
+
+
+@pytest.mark.parametrize("added", [0.0, 1.0])
+def test_an_rms_norm_subtracts_no_mean_and_may_add_1_to_its_weight(added: float) -> None:
+    torch.manual_seed(0)
+    module, given = RootMeanSquare(added), 3 + torch.randn(5, D)
+    norm = norm_of(module, given, module(given))
+    assert norm is not None
+    assert not norm.centres
+    assert torch.equal(norm.gain, (module.weight.detach().double() + added))
+    assert not norm.bias.any()
+    scaled, mean = norm.parts(given.double())
+    assert not mean.any()
+    assert torch.allclose((norm.gain * scaled).float(), module(given), atol=1e-5)
+
+
+def test_what_computes_something_else_is_none() -> None:
+    torch.manual_seed(0)
+    module, given = layer_norm_module(), torch.randn(5, D)
+    assert norm_of(module, given, module(given) + 0.01) is None
+    assert norm_of(module, given, module(given).tanh()) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [(nn.LayerNorm(D), True), (RootMeanSquare(0), True), (nn.LayerNorm(D - 1), False), (nn.Linear(D, D), False)],
+)
+def test_a_norm_has_a_gain_and_at_most_a_bias_over_the_neurons(module: Any, expected: bool) -> None:
+    assert is_norm(module, D) == expected
+
+
+# Where the parts are, by the names that the families' own code gives them.
+BERT = (
+    "encoder.layer", "attention.output.LayerNorm", "output.LayerNorm", "attention.self.value", "attention.output.dense",
+    "intermediate.dense", "output.dense",
+)  # fmt: skip
+PARTS = {
+    "bert": BERT,
+    "roberta": BERT,
+    "electra": BERT,
+    "xlm-roberta": BERT,
+    "deberta-v2": (*BERT[:3], "attention.self.value_proj", *BERT[4:]),
+    "mpnet": (*BERT[:1], "attention.LayerNorm", BERT[2], "attention.attn.v", "attention.attn.o", *BERT[5:]),
+    "distilbert": (
+        "transformer.layer", "sa_layer_norm", "output_layer_norm", "attention.v_lin", "attention.out_lin", "ffn.lin1",
+        "ffn.lin2",
+    ),
+    "bart": (
+        "layers", "self_attn_layer_norm", "final_layer_norm", "self_attn.v_proj", "self_attn.out_proj", "fc1", "fc2",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("family", PARTS)
+def test_the_parts_of_a_block_are_found_by_what_they_compute(family: str, checkpoints: dict[str, Path]) -> None:
+    encoder = untouched(checkpoints[family])
+    where, *names = PARTS[family]
+    found = find_blocks(encoder, examine(encoder))
+    layers = attrgetter(where)(encoder)
+    assert len(found) == len(layers)
+    for block, layer in zip(found, layers, strict=True):
+        parts = (block.norm_1, block.norm_2, block.value, block.output, block.first, block.second)
+        assert [part is attrgetter(name)(layer) for part, name in zip(parts, names, strict=True)] == [True] * 6
+        assert block.n_heads == 2
+
+
+@pytest.mark.numeric
+def test_shared_blocks_are_found_once_for_each_time_they_run(checkpoints: dict[str, Path]) -> None:
+    encoder: Any = untouched(checkpoints["albert"])
+    found = find_blocks(encoder, examine(encoder))
+    (shared,) = encoder.encoder.albert_layer_groups[0].albert_layers
+    assert [block.norm_2 for block in found] == [shared.full_layer_layer_norm] * 3
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("family", ["gpt2", "modernbert", "t5", "convbert", "deberta", "xlnet"])
+def test_other_blocks_are_told_apart(family: str, checkpoints: dict[str, Path]) -> None:
+    encoder = untouched(checkpoints[family])
+    with pytest.raises(NotPostNorm, match="block 1"):
+        find_blocks(encoder, examine(encoder))
+
+
+@pytest.mark.numeric
+def test_a_block_that_adds_something_else_is_refused(checkpoints: dict[str, Path]) -> None:
+    encoder: Any = untouched(checkpoints["bert"])
+    layers = encoder.encoder.layer
+    dropout, layers[1].output.dropout = layers[1].output.dropout, torch.nn.Tanh()
+    with pytest.raises(NotPostNorm, match="block 2 the term that its feed-forward part adds"):
+        find_blocks(encoder, examine(encoder))
+    layers[1].output.dropout = dropout
+    layers[2].intermediate.intermediate_act_fn = torch.nn.Softplus()
+    with pytest.raises(NotPostNorm, match="block 3 the feed-forward part is not two matrices"):
+        find_blocks(encoder, examine(encoder))
+
+
+@pytest.mark.numeric
+def test_slopes_of_activation_functions_are_those_of_calculus() -> None:
+    root = np.sqrt(2)
+    assert largest_slope(torch.nn.functional.gelu) == pytest.approx(norm.cdf(root) + root * norm.pdf(root), abs=1e-6)
+    assert largest_slope(torch.nn.functional.relu) == 1
+    assert largest_slope(torch.tanh) == pytest.approx(1, abs=1e-6)
