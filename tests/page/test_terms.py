@@ -1,11 +1,13 @@
-"""The list of terms of a report: it explains every heading and every name that the page shows, and nothing else."""
+"""The list of terms of a report: it explains every heading and name that the page shows, and nothing else."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,13 +17,22 @@ from probing.page.build import SCRIPT, page_script
 from probing.page.neurons import COLUMNS
 from probing.page.terms import ACCURACY, FLAGS, Glossary, names_in
 from probing.page.terms import NEURONS as NEURON_TERMS
-from probing.results.rows import element, table
-from probing.studies.geometry.section import MEASURES
+from probing.results.rows import Table, element, table
+from probing.studies.attention import command as schemas
+from probing.studies.attention.section import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
+from probing.studies.disable import tables as disabling
+from probing.studies.disable.schema import DISABLED as DISABLED_SCHEMA
+from probing.studies.disable.schema import WEIGHT_PRUNING
+from probing.studies.disable.section import DISABLED, PRUNED
+from probing.studies.disable.tables import PLACES, weight_tables
+from probing.studies.geometry.neurons import tables as neuron_interventions
+from probing.studies.geometry.section import CHANGED_NEURONS, MEASURES
+from probing.tables import change, heads, position_heads
+from probing.tables import change as tables_change
 from probing.tables.heads import TOKENS
 from probing.tables.schema import NEURONS
 from report_runs import QUICKLY, SETS, make_page
-
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+from written import results_of
 
 # Each part of a page by its id, and where its terms are explained.
 PARTS = {
@@ -66,6 +77,7 @@ def explained(page: str) -> dict[str, dict[str, str]]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("part", PARTS)
 def test_every_heading_is_explained(part: str, page: str) -> None:
     shown, terms = headings(page, part), explained(page)[PARTS[part]]
@@ -75,6 +87,7 @@ def test_every_heading_is_explained(part: str, page: str) -> None:
     assert names <= listed
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_parts_show_what_the_code_can_show(page: str) -> None:
     controls = {control.words for control in (*CONTROLS.values(), *ADDED_CONTROLS.values())} | {"majority"}
     assert controls | {"within 1", "error", "selectivity", "compression"} <= headings(page, "accuracy")
@@ -89,6 +102,7 @@ def test_the_parts_show_what_the_code_can_show(page: str) -> None:
     assert {measure.replace("_", " ") for measure in MEASURES} | {*TOKENS.values()} <= headings(page, "geometry-0")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("part", ["geometry-0", "wic-0", "sts-0"])
 def test_every_line_of_a_chart_is_explained(part: str, page: str) -> None:
     legend = re.findall(r'<ul class="legend">(.*?)</ul>', part_of(page, part), re.DOTALL)
@@ -97,12 +111,14 @@ def test_every_line_of_a_chart_is_explained(part: str, page: str) -> None:
     assert {line.split(", ")[0] for line in lines} <= set(explained(page)[PARTS[part]])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_script_has_every_part(page: str) -> None:
     parts = {path.name.removesuffix(".js") for path in files("probing.page").joinpath("script").iterdir()}
     assert parts == set(SCRIPT)
     assert f"<script>{page_script()}</script>" in page
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_the_script_tells_of_a_neuron_is_explained(page: str) -> None:
     script = page_script()
     facts = re.findall(r'entries\.push\(\["([^"]+)"', script)
@@ -113,6 +129,7 @@ def test_what_the_script_tells_of_a_neuron_is_explained(page: str) -> None:
     assert {*facts, "flag offset", "*", "unresolved"} <= set(terms)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_chart_of_directions_and_its_parts_are_explained(page: str) -> None:
     part = part_of(page, "neurons-0")
     (opened, folded) = part.split("<summary>Other layers</summary>")
@@ -125,6 +142,7 @@ def test_the_chart_of_directions_and_its_parts_are_explained(page: str) -> None:
     assert {"band", "ring"} <= set(explained(page)["Neurons"])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_eta_squared_z_and_unique_say_what_they_are(page: str) -> None:
     terms = explained(page)["Neurons"]
     assert "share of the neuron's variance" in terms["eta sq."]
@@ -134,6 +152,7 @@ def test_eta_squared_z_and_unique_say_what_they_are(page: str) -> None:
     assert "without retraining" in terms["unique"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_meaning_is_given_in_sentences_and_for_parts_that_are_there(page: str) -> None:
     meanings = [meaning for terms in explained(page).values() for meaning in terms.values()]
     assert len(meanings) > 90
@@ -142,6 +161,7 @@ def test_a_meaning_is_given_in_sentences_and_for_parts_that_are_there(page: str)
     assert re.findall("<h3>(.*?)</h3>", Glossary().section()) == []
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_page_explains_no_term_that_it_does_not_use(
     checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -160,6 +180,7 @@ def test_a_page_explains_no_term_that_it_does_not_use(
     assert {*terms} == {"Accuracy", "Neurons"}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_names_something_is_found_in_headings_cells_labels_and_choices() -> None:
     part = element(
         "div", table(["layer", "a < b"], [[1, "*0.5"]]), element("ul", element("li", "probe, 95% interval")),
@@ -177,3 +198,82 @@ def test_what_names_something_is_found_in_headings_cells_labels_and_choices() ->
         "Accuracy": ["layer", "nats"],
         "Heads": ["layer, rank"],
     }
+
+
+ENDS = {"low": 0.1, "high": 0.3}
+
+
+def head_headings(tables: Iterable[Any]) -> set[str]:
+    found = {str(column.header) for table in tables for column in table.columns}
+    assert found
+    return found
+
+
+def of_rollout() -> set[str]:
+    shares = ("self", "special_tokens", "previous", "next", "others")
+    rows = [{"query": "words", "layer": 1, "measure": name, "value": 0.2, "uniform": 0.1} for name in shares]
+    return head_headings([heads.rollout_table(rows)])
+
+
+def of_change() -> set[str]:
+    rows = [{"measure": measure, "of": of, "layer": 1, "value": 0.5} for _, measure, of in change._COLUMNS]
+    return head_headings([change.change_table(rows)])
+
+
+def of_fusion() -> set[str]:
+    here: Mapping[str, Any] = {"task": "position", "measure": "accuracy", "value": 0.5, "chosen": "yes"}
+    rows: list[Any] = [
+        {**here, "fusion": "layer", "layer": 1},
+        *({**here, "fusion": name} for name in tables_change.FUSIONS),
+    ]
+    rows += [
+        {**here, **ENDS, "measure": "difference", "fusion": name, "against": against, "p_value": 0.5}
+        for name in tables_change.FUSIONS for against in ("last layer", "best layer", "equal")
+    ]  # fmt: skip
+    return head_headings(tables_change.fusion_tables(rows))
+
+
+def of_position_heads() -> set[str]:
+    place = {"layer": 1, "head": 2, "offset": -1, "position_head": "yes"}
+    head = {**dict.fromkeys(schemas.POSITION_HEADS.types, 0.5), **place}
+    held = {**dict.fromkeys(schemas.POSITION_REMOVAL.types, 0.5), **place, "k": 5, "ranking": "use"}
+    return head_headings(position_heads.tables({"position_heads": [head], "position_removal": [held]}))
+
+
+def of_disabled() -> set[str]:
+    row = {**dict.fromkeys(DISABLED_SCHEMA.types, 0.2), "layer": 2, "readout": "position"}
+    rows = [{**row, "unit": unit, "kind": kind} for unit in ("1", "1-2") for kind in PLACES]
+    return head_headings(
+        disabling.tables({"disabled": [*rows, *({**one, "readout": "position_retrained"} for one in rows)]})
+    )
+
+
+def of_pruned_weights() -> set[str]:
+    row = {**dict.fromkeys(WEIGHT_PRUNING.types, 0.2), **ENDS, "layer": 2, "readout": "tuned", "draw": 1}
+    pruned = [{**row, "order": order} for order in ("magnitude", "random", "random_mean")]
+    return head_headings(weight_tables({"disabled": [row], "weight_pruning": pruned}))
+
+
+def of_changed_neurons() -> set[str]:
+    row = {**ENDS, "changed_layer": 1, "kind": "mean", "k": 2, "readout": "position", "layer": 2, "effect": 0.2, "n": 9}
+    drawn = {f"{of}_{end}": 0.1 for of in ("random", "matched") for end in ("lowest", "highest", "p")}
+    return head_headings(neuron_interventions.tables([{**row, **drawn, "random": 0.1, "matched": 0.1}]))
+
+
+@pytest.mark.parametrize(
+    ("shown", "terms"),
+    [
+        (of_rollout, ROLLOUT), (of_change, CHANGE), (of_fusion, FUSION), (of_position_heads, POSITION_HEADS),
+        (of_disabled, DISABLED), (of_pruned_weights, PRUNED), (of_changed_neurons, CHANGED_NEURONS),
+    ],
+)  # fmt: skip
+def test_every_heading_is_explained_and_nothing_else(shown: Any, terms: Mapping[str, str]) -> None:
+    # The head is explained once, and marks beside numbers have no heading.
+    assert shown() - {"head"} == set(terms) - {"head", "*"}
+
+
+def test_terms_are_those_of_the_tables_that_there_are(tmp_path: Path) -> None:
+    plain = results_of("attention", tmp_path, {}, {})
+    followed = results_of("attention", tmp_path, {}, {}, rollout=Table([{"layer": 1}]))
+    assert terms_of_survey(plain) == {"Attention heads": ATTENTION}
+    assert terms_of_survey(followed) == {"Attention heads": ATTENTION, "Rollout": ROLLOUT}

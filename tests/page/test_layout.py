@@ -1,8 +1,9 @@
-"""The report on paper: nothing of it is cut, folded or too small to read, and pages end between rows."""
+"""The report on paper, and the axes of its charts: nothing is cut, and values are at their places."""
 
 from __future__ import annotations
 
 import base64
+import math
 import re
 from collections.abc import Callable, Iterator
 from importlib.resources import files
@@ -12,14 +13,28 @@ from typing import Any
 import pytest
 
 from probing import report
+from probing.page.lines import BY_STEP, SHARES, Line, Up, line_chart
+from probing.page.lines import x as x_at
+from probing.page.lines import y as y_at
 from probing.page.neurons import shaded_map
-from probing.page.run import LONGEST
+from probing.page.run import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    LONGEST,
+    MOST_RANKS,
+    RIGHT,
+    TOP,
+    WIDTH,
+    directions_chart,
+    position_chart,
+)
 from probing.results.rows import Html, element, joined, table
 from probing.results.schema import shortened
+from probing.studies.claims.tables import INSET, expected, range_axis
+from probing.studies.claims.tables import WIDTH as RANGE_WIDTH
 from probing.studies.compare.tables import heat_map
 from report_runs import make_page, make_survey
-
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
 # Width and height in inches, upright.
 PAPERS = {"Letter": (8.5, 11.0), "A4": (210 / 25.4, 297 / 25.4)}
@@ -106,6 +121,8 @@ def laid_out(browser: Any) -> Iterator[Callable[[Path, str], Any]]:
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("paper", PAPERS)
 def test_all_of_a_page_is_on_paper_and_legible(paper: str, page: Path, laid_out: Callable[[Path, str], Any]) -> None:
     opened = laid_out(page, paper)
@@ -115,6 +132,8 @@ def test_all_of_a_page_is_on_paper_and_legible(paper: str, page: Path, laid_out:
     assert opened.execute_script(FAULTS, SMALLEST) == []
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("paper", PAPERS)
 def test_all_of_a_survey_is_on_paper_and_legible(
     paper: str, survey: Path, laid_out: Callable[[Path, str], Any]
@@ -124,6 +143,8 @@ def test_all_of_a_survey_is_on_paper_and_legible(
     assert opened.execute_script(FAULTS, SMALLEST) == []
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_wide_map_of_many_layers_fits_on_a_page(tmp_path: Path, laid_out: Callable[[Path, str], Any]) -> None:
     shown = shaded_map([[0.5] * 920] * 96, (1, 18), range(96), {0: 0, 900: 900}, "about")
     heads = table(["layer", *(str(head) for head in range(1, 33))], [[0, *["B 100"] * 32]])
@@ -132,12 +153,16 @@ def test_a_wide_map_of_many_layers_fits_on_a_page(tmp_path: Path, laid_out: Call
     assert opened.find_element("css selector", ".map").size["height"] < (297 - 2 * 14) / 25.4 * PIXELS
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_dark_page_is_printed_dark_on_light(survey: Path, laid_out: Callable[[Path, str], Any]) -> None:
     opened = laid_out(survey, "A4")
     opened.execute_script("document.documentElement.dataset.theme = 'dark'")
     assert opened.execute_script("return getComputedStyle(document.body).color") == "rgb(28, 29, 31)"
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_browser_prints_a_page_on_both_papers(browser: Any, page: Path) -> None:
     browser.get(page.resolve().as_uri())
     for width, height in PAPERS.values():
@@ -158,6 +183,8 @@ def write(folder: Path, *parts: Html) -> Path:
     return folder / "page.html"
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("n", [1, 2, 13])
 @pytest.mark.parametrize("on_paper", [True, False])
 def test_labels_of_a_map_cover_no_others(
@@ -191,3 +218,156 @@ def test_labels_of_a_map_cover_no_others(
     below = "return document.querySelector('body > p').getBoundingClientRect().top"
     feet = "return [...document.querySelectorAll('.map span')].map((one) => one.getBoundingClientRect().bottom)"
     assert opened.execute_script(below) >= max(opened.execute_script(feet))
+
+
+STEPS = [0, 1, 10, 100]
+
+
+@pytest.mark.parametrize(
+    ("values", "from_zero", "ticks"),
+    [
+        ([2.65, 4.87], False, [2.5, 3.0, 3.5, 4.0, 4.5, 5.0]),
+        ([2.65, 4.87], True, [0, 1, 2, 3, 4, 5]),
+        ([0.03, 0.24], True, [0, 0.05, 0.1, 0.15, 0.2, 0.25]),
+        ([-1.0, 2.0], True, [-1.0, -0.5, 0, 0.5, 1.0, 1.5, 2.0]),
+        ([3.0, float("nan")], False, [3.0, 3.5]),
+        ([0.0], True, [0, 0.2]),
+        ([], False, [0, 0.2]),
+    ],
+)
+def test_an_axis_has_round_ends_that_hold_all_values(values: list[float], from_zero: bool, ticks: list[float]) -> None:
+    up = Up.of(values, from_zero)
+    assert list(up.ticks) == pytest.approx(ticks)
+    assert (up.low, up.high) == pytest.approx((ticks[0], ticks[-1]))
+
+
+def test_steps_stand_at_their_logarithms_and_values_between_the_ends() -> None:
+    places = [x_at(step, STEPS, BY_STEP) for step in STEPS]
+    assert places[2] - places[1] == pytest.approx(places[3] - places[2])
+    assert places[1] - places[0] < places[2] - places[1]
+    up = Up.of([2.5, 5.0])
+    assert y_at(3.75, up) == pytest.approx((y_at(2.5, up) + y_at(5.0, up)) / 2) == pytest.approx(y_at(0.5, SHARES))
+    assert y_at(9.0, up) == y_at(5.0, up)
+
+
+def test_lines_of_one_label_look_alike_and_are_told_apart_by_pointing_at_them() -> None:
+    lines = [
+        Line("learned", STEPS, [4.0, 3.5, 3.0, 2.5], which="seed 0"),
+        Line("none", STEPS, [4.0, 3.9, 3.8, 3.7], which="seed 0"),
+        Line("learned", STEPS, [4.0, 3.6, 3.1, math.e], which="seed 1"),
+    ]
+    made = line_chart(lines, "title", BY_STEP, Up.of([2.5, 4.0]))
+    assert re.findall(r'<g class="look-(\d)">', made) == ["0", "1", "0"]
+    legend = made.split("</svg>", 1)[1]
+    assert re.findall(r"</svg>(\w+)</li>", legend) == ["learned", "none"]
+    assert "learned, seed 1, step 100: 2.718" in made
+    assert re.findall(r'text-anchor="middle">([^<]+)<', made) == ["0", "1", "10", "100", "step (logarithmic, 0 apart)"]
+
+
+def test_charts_beside_each_other_share_their_looks() -> None:
+    made = line_chart([Line("layer 2", STEPS, [0.1] * 4)], "title", BY_STEP, labels=["layer 0", "layer 2"])
+    assert set(re.findall(r'class="look-(\d)"', made)) == {"1"}
+    assert "layer 0" not in made
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([1.56, -0.0206, 0.5], ["1.56", "-0.0206"]),  # 0 lies at the lowest value
+        ([0.01, -3.0], ["0.01", "-3"]),
+        ([1.0, -1.0], ["1", "-1", "0"]),
+        ([2.0, 0.0], ["2", "0"]),
+        ([-2.0, -1.0], ["-1", "-2"]),
+        ([0.0, 0.0], ["0"]),
+    ],
+)
+def test_the_number_of_0_stands_where_there_is_room(values: list[float], shown: list[str]) -> None:
+    chart = str(position_chart([{"index": i, "value": value} for i, value in enumerate(values, 1)]))
+    *numbers, last = re.findall(r"text-anchor=\"end\" font-size=\"12\">([^<]+)<", chart)
+    assert (numbers, last) == (shown, str(len(values)))
+
+
+def contributions(n: int) -> list[dict[str, Any]]:
+    return [
+        {"contribution": 3 / rank, "direction_lowest": 1 / rank, "direction_highest": 2 / rank,
+         "above_directions": "yes" if rank < 4 else "no"}
+        for rank in range(1, n + 1)
+    ]  # fmt: skip
+
+
+def points(path: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in re.findall(r"([\d.e+-]+) ([\d.e+-]+)", path)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 30, 5000])
+def test_the_line_is_of_neurons_and_the_band_of_directions_of_the_same_rank(n: int) -> None:
+    chart = str(directions_chart(contributions(n)))
+    band, line = map(points, re.findall(r' d="M([^"z]+)z?"', chart))
+    low, high = 1 / n, 3.0
+
+    def at(rank: int, value: float) -> tuple[float, float]:
+        share = math.log(rank) / math.log(n) if n > 1 else 0
+        return LEFT + share * (WIDTH - LEFT - RIGHT), TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+
+    ranks = [round(n ** ((x - LEFT) / (WIDTH - LEFT - RIGHT))) for x, _ in line]
+    assert min(n, 30) <= len(ranks) <= MOST_RANKS
+    assert ({*range(1, 11)} & {*range(1, n + 1)}) | {n} <= {*ranks}
+    expected = [at(rank, 3 / rank) for rank in ranks]
+    expected_band = [at(rank, 2 / rank) for rank in ranks] + [at(rank, 1 / rank) for rank in reversed(ranks)]
+    tolerance = 0.1 if n < 100 else 2  # ranks far out are of coordinates with four digits
+    for (x, y), (x_expected, y_expected) in zip(line + band, expected + expected_band, strict=True):
+        assert x == pytest.approx(x_expected, abs=tolerance)
+        assert y == pytest.approx(y_expected, abs=0.1)
+    rings = [(float(x), float(y)) for x, y in re.findall(r'<circle cx="([^"]+)" cy="([^"]+)"', chart)]
+    assert rings == [pytest.approx(at(rank, 3 / rank), abs=0.1) for rank in range(1, min(n, 3) + 1)]
+    assert f'aria-label="contribution by rank, {low:.3g} to 3"' in chart
+    ticks = re.findall(r'y="145" text-anchor="\w+" font-size="12">([^<]+)<', chart)
+    named = {1: ["rank 1"], 2: ["rank 1", "2"], 30: ["rank 1", "10", "30"]}
+    assert ticks == named.get(n, ["rank 1", "10", "100", "1000", "5000"])
+
+
+def places(drawn: str) -> dict[str, float]:
+    """Return where each part is drawn."""
+    rect = re.search(r'<rect x="([\d.]+)" y="4" width="([\d.]+)"', drawn)
+    bar = re.search(r'd="M([\d.]+) 11H([\d.]+)" class="line"', drawn)
+    dot = re.search(r'cx="([\d.]+)"', drawn)
+    assert rect
+    assert bar
+    assert dot
+    left, width = map(float, rect.groups())
+    tick = re.search(r'd="M([\d.]+) 3V', drawn)
+    return {
+        "left": left, "right": left + width, "low": float(bar[1]), "high": float(bar[2]), "value": float(dot[1]),
+        **({"other": float(tick[1])} if tick else {}),
+    }  # fmt: skip
+
+
+def test_places_are_proportional_to_the_values() -> None:
+    found = places(range_axis(2.0, (1.0, 3.0), (4.0, 5.0), 6.0, "t"))
+    step = found["high"] - found["value"]
+    assert step > 0
+    assert found["value"] - found["low"] == pytest.approx(step, abs=0.02)
+    assert found["left"] - found["high"] == pytest.approx(step, abs=0.02)
+    assert found["other"] - found["right"] == pytest.approx(step, abs=0.02)
+
+
+def test_an_open_range_reaches_the_end_of_the_axis() -> None:
+    assert places(range_axis(2.0, (2.0, 2.0), (5.0, math.inf), None, "t"))["right"] == RANGE_WIDTH - INSET
+    assert places(range_axis(2.0, (2.0, 2.0), (-math.inf, 5.0), None, "t"))["left"] == INSET
+
+
+def test_a_single_point_is_drawn_in_the_middle() -> None:
+    found = places(range_axis(0.0, (0.0, 0.0), (0.0, 0.0), None, "t"))
+    assert found["value"] == RANGE_WIDTH / 2
+    assert "other" not in found
+
+
+@pytest.mark.parametrize(
+    ("criterion", "ends"),
+    [
+        ("> 0.5", (0.5, math.inf)), ("<= -0.5", (-math.inf, -0.5)), ("= 2", (2, 2)), ("-0.3 to 0.5", (-0.3, 0.5)),
+        ("< 1e-05", (-math.inf, 1e-5)),
+    ],
+)  # fmt: skip
+def test_a_criterion_is_read_as_it_is_written(criterion: str, ends: tuple[float, float]) -> None:
+    assert expected(criterion) == ends
