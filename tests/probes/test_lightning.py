@@ -1,4 +1,4 @@
-"""`LinearProbe` and `ActivationDataModule` as Lightning's users know such classes: under a plain Trainer."""
+"""`LinearProbe` and its data module with both of Lightning's packages, and the metrics of probes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ from numpy.typing import NDArray
 from pytorch_lightning.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger, WandbLogger
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, f1_score, log_loss, mean_absolute_error, recall_score
 from torch.utils.data import DataLoader, TensorDataset
 
-from probing import ActivationDataModule, LinearProbe, probe
+from probing import ActivationDataModule, LinearProbe, fit, probe
 from probing.errors import UserError
+from probing.probes.linear import ProbeMetrics, SumBy
+from synthetic import LIGHTNING_WARNINGS
 from wandb_stand_in import read_offline_runs
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
-    pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
-    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval:UserWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
 L2, WIDTH = 1e-3, 6
 
 
@@ -57,6 +54,12 @@ def by_sklearn(data: ActivationDataModule, Xy: Any) -> LogisticRegression:
     return model.fit(X / X.std(0), y)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 def test_a_probe_is_trained_tested_and_loaded(Xy: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(*Xy)
     module = LinearProbe(data.d_model, data.classes, l2=L2, tolerance=1e-7)
@@ -84,6 +87,12 @@ def test_a_probe_is_trained_tested_and_loaded(Xy: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(predicted, expected.predict(X / sd))
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 def test_a_checkpoint_has_the_weights_of_its_objective(Xy: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(*Xy)
     kept = ModelCheckpoint(tmp_path, "{epoch}-{train/objective:.12f}", save_top_k=-1, auto_insert_metric_name=False)
@@ -100,6 +109,12 @@ def test_a_checkpoint_has_the_weights_of_its_objective(Xy: Any, tmp_path: Path) 
         assert logged == pytest.approx(float(value.detach()), abs=1e-5)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 def test_float64_trains_the_same_probe(Xy: Any, tmp_path: Path) -> None:
     data, weights = ActivationDataModule.from_arrays(*Xy), []
     for precision in ("32-true", "64-true"):
@@ -110,6 +125,12 @@ def test_float64_trains_the_same_probe(Xy: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose(weights[0], weights[1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 def test_a_monitor_of_the_learning_rate_reads_one_of_lbfgs_too(Xy: Any, tmp_path: Path) -> None:
     data, logger = ActivationDataModule.from_arrays(*Xy), CSVLogger(tmp_path)
     module = LinearProbe(data.d_model, data.classes, l2=L2)
@@ -118,6 +139,12 @@ def test_a_monitor_of_the_learning_rate_reads_one_of_lbfgs_too(Xy: Any, tmp_path
     assert monitor.lrs == {"lr-SolverSteps": [1.0] * module.trainer.current_epoch}
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 def test_adam_stops_early_and_callbacks_see_the_validation(Xy: Any, tmp_path: Path) -> None:
     X, y = Xy
     data = ActivationDataModule.from_arrays(X, y, batch_size=64)
@@ -130,6 +157,12 @@ def test_adam_stops_early_and_callbacks_see_the_validation(Xy: Any, tmp_path: Pa
     assert found["test/accuracy"] > 0.65
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 def test_adam_refuses_whole_shards(Xy: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(*Xy)
     module = LinearProbe(data.d_model, data.classes, l2=1e-4, solver="adam")
@@ -137,6 +170,12 @@ def test_adam_refuses_whole_shards(Xy: Any, tmp_path: Path) -> None:
         trainer(tmp_path, max_epochs=2).fit(module, datamodule=data)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 def test_its_curves_reach_every_logger(Xy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
     data = ActivationDataModule.from_arrays({3: Xy[0], 6: Xy[0][:, ::-1]}, Xy[1])
@@ -160,6 +199,12 @@ def test_its_curves_reach_every_logger(Xy: Any, tmp_path: Path, monkeypatch: pyt
     ) > plain.current_epoch
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 def test_layers_in_one_stack_are_those_alone(Xy: Any, tmp_path: Path) -> None:
     generator = np.random.default_rng(5)
     other = Xy[0] + generator.standard_normal(Xy[0].shape).astype(np.float32)
@@ -173,6 +218,12 @@ def test_layers_in_one_stack_are_those_alone(Xy: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(alone.weight[0], together.weight[i], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 @pytest.mark.parametrize("solver", ["lbfgs", "adam"])
 def test_it_takes_any_loader_of_pairs(Xy: Any, tmp_path: Path, solver: Any) -> None:
     X, y = torch.from_numpy(Xy[0]), torch.from_numpy(Xy[1])
@@ -189,6 +240,12 @@ def test_it_takes_any_loader_of_pairs(Xy: Any, tmp_path: Path, solver: Any) -> N
         module.training_step((X, y, y))
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 def test_it_is_what_probe_trains(Xy: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(*Xy)
     module = LinearProbe(data.d_model, data.classes, l2=L2)
@@ -201,6 +258,12 @@ def test_it_is_what_probe_trains(Xy: Any, tmp_path: Path) -> None:
     assert run.accuracy[0]["cross_entropy"] == pytest.approx(found["test/cross_entropy"], abs=1e-5)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 @pytest.mark.slow
 def test_a_model_and_a_corpus(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
     data = ActivationDataModule.from_text(str(checkpoints["bert"]), str(corpus_file), layer=1, cache=tmp_path / "cache")
@@ -212,6 +275,12 @@ def test_a_model_and_a_corpus(checkpoints: dict[str, Path], corpus_file: Path, t
     assert found["test/layer_01/within_one"] >= found["test/layer_01/accuracy"] > 0
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    *LIGHTNING_WARNINGS,
+    "ignore:.*smaller than the logging interval:UserWarning",
+    "ignore::DeprecationWarning",
+)
 def test_training_goes_on_from_where_it_ended(Xy: Any, tmp_path: Path) -> None:
     data = ActivationDataModule.from_arrays(*Xy)
     module = LinearProbe(data.d_model, data.classes, l2=L2)
@@ -234,3 +303,181 @@ def test_training_goes_on_from_where_it_ended(Xy: Any, tmp_path: Path) -> None:
         resumed.fit(LinearProbe(data.d_model, data.classes, l2=L2), datamodule=data, ckpt_path=kept.last_model_path)
     assert 5 < resumed.current_epoch < 5 + n["new"]
     assert resumed.callback_metrics["train/optimality_gap"] <= 3e-6
+
+
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.standard_normal((600, 8)).astype(np.float32)
+Y = (X[:, 2] > 0).astype(int)
+QUICK: dict[str, Any] = {"replicates": 0, "evidence": "none", "quiet": True}
+
+
+@pytest.fixture(scope="module")
+def lightning() -> Any:
+    return pytest.importorskip("lightning.pytorch", reason="the package lightning is not installed")
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    "ignore:.*isinstance.treespec, LeafSpec.. is deprecated",
+    "ignore:.*exists and is not empty:UserWarning",
+    "ignore::DeprecationWarning",
+)
+def test_a_logger_of_either_package_gets_the_curves(lightning: Any, tmp_path: Path) -> None:
+    for package, place in ((lightning, "lightning"), (pl, "pytorch_lightning")):
+        probe(X, Y, logger=package.loggers.CSVLogger(tmp_path / place, name="", version=""), **QUICK)
+    curves = [
+        (tmp_path / place / "metrics.csv").read_text(encoding="utf-8") for place in ("lightning", "pytorch_lightning")
+    ]
+    assert curves[0] == curves[1]
+    assert "train/optimality_gap" in curves[0]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    "ignore:.*isinstance.treespec, LeafSpec.. is deprecated",
+    "ignore:.*exists and is not empty:UserWarning",
+    "ignore::DeprecationWarning",
+)
+def test_callbacks_of_the_other_package_work_under_a_trainer(lightning: Any, tmp_path: Path) -> None:
+    data = ActivationDataModule.from_arrays(X, Y)
+    module = LinearProbe(data.d_model, data.classes, data.layers, l2=1e-3)
+    best = lightning.callbacks.ModelCheckpoint(tmp_path, monitor="val/cross_entropy")
+    stop = lightning.callbacks.EarlyStopping("val/cross_entropy", patience=2)
+    options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "max_epochs": 30}
+    trainer = pl.Trainer(**options, callbacks=[best, stop], enable_model_summary=False)
+    trainer.fit(module, datamodule=data)
+    assert LinearProbe.load_from_checkpoint(best.best_model_path).weight.shape == module.weight.shape
+    with pytest.raises(TypeError, match=r"must be a `LightningModule`.* got `LinearProbe`"):
+        lightning.Trainer(**options).fit(module, datamodule=data)  # as docs/arrays.md says
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    "ignore:.*isinstance.treespec, LeafSpec.. is deprecated",
+    "ignore:.*exists and is not empty:UserWarning",
+    "ignore::DeprecationWarning",
+)
+def test_other_objects_of_the_other_package_are_refused_with_what_to_import(lightning: Any) -> None:
+    strategy = lightning.strategies.SingleDeviceStrategy()
+    words = (
+        r"`trainer\['strategy'\]` is of the package lightning, .*: import SingleDeviceStrategy from pytorch_lightning"
+    )
+    for call in (
+        lambda: probe(X, Y, trainer={"strategy": strategy}, **QUICK),
+        lambda: fit(trainer={"strategy": strategy}),
+    ):
+        with pytest.raises(UserError, match=words):
+            call()
+    with pytest.raises(UserError, match=r"`trainer` is of the type lightning.pytorch.*Trainer, and expected is a dict"):
+        fit(trainer=lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers:UserWarning",
+    "ignore:.*isinstance.treespec, LeafSpec.. is deprecated",
+    "ignore:.*exists and is not empty:UserWarning",
+    "ignore::DeprecationWarning",
+)
+def test_a_trainer_in_place_of_its_arguments_and_a_logger_that_is_none_are_refused() -> None:
+    trainer: Any = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    for call in (lambda: fit(trainer=trainer), lambda: probe(X, Y, trainer=trainer, **QUICK)):
+        with pytest.raises(
+            UserError, match=r"`trainer` is of the type pytorch_lightning.*Trainer, and expected is a dict of"
+        ):
+            call()
+    with pytest.raises(UserError, match=r"`task_args` is of the type builtins.object, and expected is a dict"):
+        fit(task_args=object())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="`logger` is 3: expected a logger of Lightning"):
+        probe(X, Y, logger=3, **QUICK)
+
+
+# Labels with a gap: distances are between labels, not between classes.
+CLASSES = torch.tensor([1, 2, 3, 7, 9])
+FLOAT32 = 1e-6  # means of 200 values in float32
+
+
+@pytest.fixture
+def tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 5, generator=generator)
+    # Class 4 never occurs, though it is predicted.
+    return logits, torch.randint(4, (200,), generator=generator), torch.arange(200) // 20
+
+
+def metrics(
+    logits: torch.Tensor, labels: torch.Tensor, sentences: torch.Tensor, *cuts: int, ordinal: bool = True
+) -> ProbeMetrics:
+    probe = ProbeMetrics(CLASSES, ordinal, 12)
+    for at in torch.tensor_split(torch.arange(len(labels)), list(cuts)):
+        probe.update(logits[at], labels[at], sentences[at])
+    return probe
+
+
+def test_accuracies_and_cross_entropy_are_those_of_scikit_learn(
+    tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    logits, labels, _ = tokens
+    found, predicted = metrics(*tokens).compute(), logits.argmax(-1)
+    assert found["accuracy"] == pytest.approx(accuracy_score(labels, predicted), abs=FLOAT32)
+    # Over the four classes that occur: the fifth, which is only predicted, has no accuracy.
+    macro = recall_score(labels, predicted, labels=range(4), average="macro")
+    assert found["macro_accuracy"] == pytest.approx(macro, abs=FLOAT32)
+    # Over all five: F1 of the fifth is 0.
+    assert found["macro_f1"] == pytest.approx(f1_score(labels, predicted, average="macro"), abs=FLOAT32)
+    p = logits.double().softmax(-1).numpy()
+    assert found["cross_entropy"] == pytest.approx(log_loss(labels, p, labels=range(5)), abs=FLOAT32)
+
+
+def test_distances_are_between_labels(tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    logits, labels, _ = tokens
+    found, values = metrics(*tokens).compute(), CLASSES.numpy()
+    predicted, true = values[logits.argmax(-1)], values[labels]
+    assert found["mean_absolute_error"] == pytest.approx(mean_absolute_error(true, predicted), abs=FLOAT32)
+    assert found["within_one"] == pytest.approx(np.mean(np.abs(true - predicted) <= 1), abs=FLOAT32)
+
+
+def test_batches_give_what_one_gives(tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    whole, parts = metrics(*tokens), metrics(*tokens, 1, 50, 120)
+    for name, value in whole.compute().items():
+        assert parts.compute()[name] == pytest.approx(value, abs=FLOAT32)
+    assert torch.equal(whole.correct_by_sentence.compute(), parts.correct_by_sentence.compute())
+
+
+def test_labels_that_are_no_numbers_have_no_distances(tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    found = metrics(*tokens, ordinal=False).compute()
+    assert set(found) == {"accuracy", "macro_accuracy", "macro_f1", "cross_entropy"}
+
+
+def test_right_tokens_are_counted_by_sentence(tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+    logits, labels, sentences = tokens
+    found = metrics(*tokens).correct_by_sentence.compute()
+    expected = [int(((logits.argmax(-1) == labels) & (sentences == s)).sum()) for s in range(12)]
+    assert found.tolist() == expected
+    assert expected[10:] == [0, 0]
+    assert sum(expected) == round(metrics(*tokens).compute()["accuracy"] * 200)
+
+
+def test_counts_of_ranks_add_up() -> None:
+    one, other = SumBy(3, torch.int64), SumBy(3, torch.int64)
+    one.update(torch.tensor([True, False, True]), torch.tensor([0, 0, 2]))
+    other.update(torch.tensor([True]), torch.tensor([2]))
+    add: Any = one._reductions["total"]
+    summed = add(torch.stack([one.total, other.total]))
+    assert summed.tolist() == [1, 0, 2]
+
+
+def test_a_sure_and_right_probe_is_perfect() -> None:
+    labels = torch.arange(5).repeat(4)
+    found = metrics(50 * torch.eye(5)[labels], labels, labels).compute()
+    # cross-entropy: 4 e^-50
+    assert found == pytest.approx(
+        {
+            "accuracy": 1,
+            "macro_accuracy": 1,
+            "macro_f1": 1,
+            "within_one": 1,
+            "mean_absolute_error": 0,
+            "cross_entropy": 0,
+        },
+        abs=1e-6,
+    )

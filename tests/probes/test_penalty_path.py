@@ -1,7 +1,8 @@
-"""The choice of the penalty: a walk over a grid, held against optima found by scipy in float64."""
+"""The choice of the penalty, the online code, and probes' examples read through transforms."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
-from probing.data.examples import Sides
+from conftest import BARE
+from probing import WandbOptions, fit
+from probing.data.examples import Examples, Sides, read
 from probing.data.labelling import constant_cross_entropy_by_sentence, prior_cross_entropy_by_sentence
 from probing.data.module import layer_moments
 from probing.probes.solvers import Penalty, problem_of_layer
@@ -24,14 +28,20 @@ from probing.probes.training import (
     PenaltyPath,
     Training,
     choose_penalty,
+    online_code,
+    prefix_sizes,
+    sentence_order,
     strength,
     train_problems,
     walk,
 )
 from probing.probes.training import WEAKEST_PENALTY as WEAKEST
-from probing.tables.probes import penalty_lines
+from probing.probes.transforms import clip_others, fit_each, moments_of, transform_all, transformed
+from probing.runtime.terminal import render
+from probing.tables.probes import accuracy_table, penalty_lines
 from synthetic import (
     LIGHTNING_WARNINGS,
+    Data,
     make_store,
     make_tokens,
     objective,
@@ -41,7 +51,7 @@ from synthetic import (
     sides,
 )
 
-pytestmark = [pytest.mark.numeric, *(pytest.mark.filterwarnings(warning) for warning in LIGHTNING_WARNINGS)]
+pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
 
 TRAINING = Training(Penalty(0, 1e-4), Lbfgs(1e-4))
 
@@ -231,3 +241,213 @@ def test_the_path_keeps_the_probes_around_the_chosen_penalty(few: Sides) -> None
         problem = problem_of_layer(0, 0, penalty, weight)
         (fit,) = train_problems(few, [0], moments, [problem], TRAINING.loosened(TOLERANCE))
         assert fit.n_passes <= 2
+
+
+CODE_TRAINING = Training(Penalty(0, 1e-4), Lbfgs(1e-6))
+
+
+def planted(folder: Path, lengths: list[int], d_model: int, strength: float) -> Data:
+    tokens = make_tokens(lengths)
+    return sides(make_store(folder, [positional(tokens, d_model, strength)], tokens, shard_tokens=500))
+
+
+def by_hand(sizes: Sequence[int], log_p: Callable[[int, int, float], float], first_bits: float) -> float:
+    """Return the length of the code in bits, each block under the penalty that was best on the block before.
+
+    Args:
+        sizes: Sentences after which blocks end.
+        log_p: Returns the log-probability of the sentences from `n` up to `until` by a probe of the first `n` ones.
+        first_bits: What the first block takes.
+    """
+    bits, exponent = first_bits, -1
+    for n, until in itertools.pairwise(sizes):
+        found = {e: log_p(n, until, 10.0**e) for e in (exponent + 1, exponent, exponent - 1) if -8 <= e <= 2}
+        bits -= found[exponent] / np.log(2)
+        exponent = max(found, key=lambda e: found[e])
+    return bits
+
+
+def test_blocks_end_at_the_published_shares_of_the_sentences() -> None:
+    assert prefix_sizes(10_000) == [10, 20, 40, 80, 160, 320, 625, 1250, 2500, 5000, 10_000]
+    assert prefix_sizes(20) == [1, 2, 5, 10, 20]
+    assert prefix_sizes(1) == [1]
+
+
+def test_sentences_are_sent_once_each_in_an_order_of_the_seed(tmp_path: Path) -> None:
+    train = planted(tmp_path, [7] * 40, 3, 1.0).train
+    order = sentence_order(train, 3)
+    assert sorted(order) == list(train.sentences())
+    assert list(order) != sorted(order)
+    assert list(order) == list(sentence_order(train, 3)) != list(sentence_order(train, 4))
+
+
+def test_the_code_is_what_logistic_regression_gives_block_by_block(tmp_path: Path) -> None:
+    # Every sentence has every class, as scikit-learn needs.
+    data = planted(tmp_path, [7] * 60, 4, 1.0)
+    order, (n_classes, d_model) = sentence_order(data.train, 5), (5, 4)
+    states = np.concatenate([data.train.store.read(0, s.index).double().numpy() for s in data.train.store.plan.shards])
+    rows = [np.flatnonzero((data.train.store.tokens.sentences == i) & (data.train.labels >= 0)) for i in order]
+    sizes = [1, 3, 5, 10, 21, 42]  # shares of the 42 training sentences: .042, .084, ..., 1.3, 2.6, 5.2, 10.5, 21, 42
+    assert [round(42 * share) for share in (0.0625, 0.125, 0.25, 0.5, 1)] == sizes[1:]
+
+    def log_p(n: int, until: int, l2: float) -> float:
+        known, block = np.concatenate(rows[:n]), np.concatenate(rows[n:until])
+        sd = states[known].std(0)
+        probe = LogisticRegression(C=1 / (2 * len(known) * l2), fit_intercept=False, tol=1e-10, max_iter=10_000)
+        probe.fit(states[known] / sd, data.train.labels[known])
+        p = probe.predict_proba(states[block] / sd)[np.arange(len(block)), data.train.labels[block]]
+        return float(np.log(p).sum())
+
+    bits = by_hand(sizes, log_p, len(rows[0]) * np.log2(n_classes))
+    (code,) = online_code(data, [0], replace(CODE_TRAINING, solver=Lbfgs(1e-9)), seed=5)
+    assert states.shape[1] == d_model
+    assert code.layer == 0
+    assert code.uniform == pytest.approx(42 * 5 * np.log2(5))
+    # Probes stop within 1e-3 nats of the optimum.
+    assert code.online == pytest.approx(bits, rel=5e-3)
+    assert code.compression == pytest.approx(code.uniform / bits, rel=5e-3)
+
+
+def test_a_class_that_no_earlier_sentence_had_costs_what_the_softmax_says(tmp_path: Path) -> None:
+    lengths = np.random.default_rng(1).integers(4, 10, 40).tolist()
+    data = planted(tmp_path, lengths, 6, 1.0)
+    order, n_classes = sentence_order(data.train, 0), len(data.classes)
+    tokens = data.train.store.tokens
+    states = np.concatenate([data.train.store.read(0, s.index).double().numpy() for s in data.train.store.plan.shards])
+    of = [np.flatnonzero((tokens.sentences == i) & (data.train.labels >= 0)) for i in order]
+    sizes = prefix_sizes(len(order))
+    unseen: list[int] = []
+
+    def log_p(n: int, until: int, l2: float) -> float:
+        known, block = np.concatenate(of[:n]), np.concatenate(of[n:until])
+        x, y, sd = states[known], data.train.labels[known], states[known].std(0)
+        unseen.append(int((~np.isin(data.train.labels[block], y)).sum()))
+        logits = (states[block] / sd) @ optimum(x / sd, y, n_classes, 0, l2).T
+        log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        return float(log_p[np.arange(len(block)), data.train.labels[block]].sum())
+
+    bits = by_hand(sizes, log_p, sum(map(len, of[: sizes[0]])) * np.log2(n_classes))
+    assert sum(unseen) > 0
+    (code,) = online_code(data, [0], CODE_TRAINING, seed=0)
+    assert code.online == pytest.approx(bits, rel=1e-2)
+
+
+def test_random_labels_cannot_be_compressed(tmp_path: Path) -> None:
+    # science.md, F8. By Kraft's inequality any code saves m bits on uniformly random labels with chance 2^-m.
+    data = planted(tmp_path, [12] * 300, 4, 3.0)
+    labels = np.random.default_rng(0).integers(10, size=len(data.train.labels))
+    random = replace(data, train=replace(data.train, labels=np.where(data.train.labels >= 0, labels, -1)))
+    (code,) = online_code(random, [0], CODE_TRAINING, seed=0)
+    assert code.uniform == pytest.approx(210 * 10 * np.log2(10))
+    assert code.uniform - 20 < code.online < 1.05 * code.uniform
+
+
+@pytest.mark.parametrize("n_classes", [2, 8])
+def test_random_labels_take_the_uniform_code_however_wide_the_layer(tmp_path: Path, n_classes: int) -> None:
+    # At a fixed penalty of 1e-4 they took twice the uniform code, for early probes were wrong with confidence.
+    data = planted(tmp_path, [12] * 200, 64, 1.0)
+    labels = np.random.default_rng(n_classes).integers(n_classes, size=len(data.train.labels))
+    random = replace(
+        data, train=replace(data.train, labels=np.where(data.train.labels >= 0, labels, -1)),
+        classes=np.arange(n_classes),
+    )  # fmt: skip
+    (code,) = online_code(random, [0], replace(CODE_TRAINING, penalty=Penalty(0, 1e-4)), seed=0)
+    assert code.compression == pytest.approx(1, abs=0.05)
+
+
+def test_easy_labels_take_far_fewer_bits(tmp_path: Path) -> None:
+    data = planted(tmp_path, [12] * 300, 12, 5.0)
+    (code,) = online_code(data, [0], replace(CODE_TRAINING, penalty=Penalty(0, 1e-4)), seed=0)
+    assert code.compression > 10
+
+
+@pytest.mark.slow
+def test_fit_puts_the_code_beside_the_accuracy(checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path) -> None:
+    run = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", runs=str(tmp_path), mdl=True,
+        wandb=WandbOptions(mode="disabled"), task_args={"min_count": 5}, quiet=True, **BARE,
+    )  # fmt: skip
+    assert run is not None
+    for row in run.accuracy:
+        assert row["uniform_code_bits"] == pytest.approx(row["n_train_tokens"] * np.log2(row["n_classes"]))
+        assert row["compression"] == pytest.approx(row["uniform_code_bits"] / row["online_code_bits"])
+    assert run.config["mdl"] is True
+    assert run.accuracy[0]["compression"] > 1.2  # the embeddings know position
+    assert f"{run.accuracy[0]['compression']:.1f}" in render(accuracy_table(run.accuracy))
+
+
+D = 40
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    """Two layers that know position; neuron 6 of layer 1 is an outlier of the mean that does not."""
+    tokens = make_tokens([12] * 150)
+    states = [positional(tokens, D, 1.0, seed) for seed in (0, 1)]
+    states[1][:, 6] = -9 + 0.3 * np.random.default_rng(2).standard_normal(len(states[1]))
+    return sides(make_store(tmp_path / "store", states, tokens))
+
+
+def rows(examples: Examples, layer: int) -> np.ndarray:
+    kept = [batch.hidden_states[0][batch.labels >= 0] for batch in read(examples, [layer])]
+    return torch.cat(kept).double().numpy()
+
+
+def test_transforms_are_fitted_on_the_training_side_alone(data: Data) -> None:
+    train = rows(data.train, 1)
+    found = moments_of(data.train, [0, 1])[1]
+    assert found.n_tokens == len(train)
+    np.testing.assert_allclose(found.mean, train.mean(0), atol=1e-9)
+    changed = transformed(data, fit_each("whiten", moments_of(data.train, [0, 1])))
+    np.testing.assert_allclose(np.cov(rows(changed.train, 1).T, bias=True), np.eye(D), atol=1e-4)
+    test = np.cov(rows(changed.test, 1).T, bias=True)
+    assert 0.05 < np.abs(test - np.eye(D)).max() < 1  # of text that it was not fitted on, only nearly so
+
+
+def test_outliers_are_clipped_and_a_layer_without_any_stays(data: Data) -> None:
+    changed, controls, fitted = transform_all("clip", data, {}, [0, 1], 0)
+    assert {layer: transform.clipped for layer, transform in fitted.items()} == {0: [], 1: [6]}
+    np.testing.assert_array_equal(rows(changed.test, 0), rows(data.test, 0))
+    expected = rows(data.test, 1) * (np.arange(D) != 6)
+    np.testing.assert_array_equal(rows(changed.test, 1), expected)
+    assert set(controls) == {"untransformed", "others_clipped"}
+    np.testing.assert_array_equal(rows(controls["untransformed"][0].test, 1), rows(data.test, 1))
+    gone = np.flatnonzero((rows(controls["others_clipped"][0].test, 1) == 0).all(0))
+    assert len(gone) == 1
+    assert gone[0] != 6
+
+
+def test_clipping_an_outlier_that_does_not_know_position_leaves_it(data: Data) -> None:
+    changed, controls, _ = transform_all("clip", data, {}, [1], 0)
+    accuracy = [
+        Data(each.train, each.validation, each.test, data.classes, True).fit([1])[0].metrics["accuracy"]
+        for each in (changed, controls["untransformed"][0])
+    ]
+    assert accuracy[0] > 0.9
+    assert accuracy[0] == pytest.approx(accuracy[1], abs=0.02)
+
+
+def test_controls_with_activations_of_their_own_have_transforms_of_their_own(data: Data, tmp_path: Path) -> None:
+    tokens = data.train.store.tokens
+    other = make_store(tmp_path / "other", [positional(tokens, D, 1.0, 9) + 5] * 2, tokens)
+    controls: dict[str, list[Any]] = {
+        "untrained": [data.each(lambda examples: replace(examples, store=other))],
+        "control_task": [
+            data.each(lambda examples: replace(examples, labels=np.minimum(examples.labels, 3))), data,
+        ],
+        "token": [data],
+    }  # fmt: skip
+    _, changed, fitted = transform_all("center", data, controls, [1], 0)
+    for draw in (*changed["untrained"], *changed["control_task"]):
+        np.testing.assert_allclose(rows(draw.train, 1).mean(0), 0, atol=1e-6)
+    assert len(changed["control_task"]) == 2
+    assert changed["token"] == [data]
+    assert "others_clipped" not in changed
+    torch.testing.assert_close(fitted[1].shift, moments_of(data.train, [1])[1].mean)
+
+
+def test_other_neurons_are_drawn_layer_by_layer(data: Data) -> None:
+    moments = moments_of(data.train, [0, 1])
+    fitted = fit_each("clip", moments)
+    assert clip_others(moments, fitted, 3)[1].clipped == clip_others(moments, {1: fitted[1]}, 3)[1].clipped
+    assert len({tuple(clip_others(moments, fitted, seed)[1].clipped) for seed in range(20)}) > 10
