@@ -1,9 +1,11 @@
-"""`Run.predict`: the probes of a run on other text, on words, and on arrays."""
+"""`Run.predict`, `Run.explain` and the contexts of neurons, against what the run's probes and a sort give."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,20 @@ import numpy as np
 import pytest
 
 from conftest import BARE
-from probing import Run, WandbOptions, fit, load_run, probe
+from probing import Run, WandbOptions, fit, probe
+from probing.corpus import Corpus
 from probing.corpus.splits import read_corpora
 from probing.errors import UserError
+from probing.evidence.neuron_profiles import N_OTHERS, extremes, profile_rows
 from probing.results.rows import Table
-from written import type_of
+from probing.runs.loading import load_run
+from probing.runs.measuring import N_NEURONS, N_TOKENS
+from probing.runs.neuron_page import NeuronPage, pages_of_first
+from probing.runs.predictions import Explanation
+from probing.runs.results import AROUND, in_context
+from probing.statistics.intervals import mean_interval
+from synthetic import Data, make_store, make_tokens, sides
+from written import read_csv, type_of
 
 pytestmark = pytest.mark.numeric
 
@@ -199,3 +210,290 @@ def test_the_model_alone_is_read_again_and_refused_if_it_is_gone_or_another(
     run = made(place, model=model, tokenizer=tokenizer, corpus=str(corpus_file), layer=0)
     with pytest.raises(UserError, match="was an object of the Python process that made the run"):
         run.predict(["A sentence."])
+
+
+@pytest.fixture(scope="module")
+def explained_made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="1,2", runs=str(tmp_path_factory.mktemp("runs")),
+        **HOW,
+    )  # fmt: skip
+    assert run is not None
+    return run
+
+
+def test_the_contributions_of_all_neurons_add_up_to_the_logit_of_what_is_predicted(explained_made: Run) -> None:
+    texts = explained_made.test_sentences[:3]
+    width = explained_made.weight.shape[2]
+    whole, predicted = load_run(explained_made.folder).explain(texts, n=width), explained_made.predict(texts)
+    examples = whole.examples()
+    assert len(examples) == len(predicted)
+    by_token = {(row["layer"], row["sentence"], row["position"]): row for row in predicted}
+    for rows in examples:
+        own = by_token[tuple(rows[0][name] for name in ("layer", "sentence", "position"))]
+        assert {name: rows[0][name] for name in own} == own
+        assert [row["rank"] for row in rows] == [*range(1, width + 1)]
+        assert sorted(row["neuron"] for row in rows) == [*range(width)]
+        assert sum(row["contribution"] for row in rows) == pytest.approx(rows[0]["logit"], abs=1e-9)
+        sizes = [abs(row["contribution"]) for row in rows]
+        assert sizes == sorted(sizes, reverse=True)
+    few = explained_made.explain(texts, layer=2, n=3)
+    assert {row["layer"] for row in few} == {2}
+    assert [*few] == [row for row in whole if row["layer"] == 2 and row["rank"] <= 3]
+
+
+def test_arrays_have_the_terms_of_their_logits() -> None:
+    labels = np.arange(300) % 3
+    X = np.eye(3, dtype=np.float32)[labels] + np.random.default_rng(0).normal(scale=0.4, size=(300, 3)).astype(
+        np.float32
+    )
+    run = probe(X, labels, replicates=0, evidence="none", probe={"l2": 1e-2})
+    found = run.explain(X[:5], n=3)
+    W = run.weight[0].double().numpy()
+    W = W - W.mean(0)
+    for i, rows in enumerate(found.examples()):
+        logits = W @ X[i].astype(np.float64)
+        c = int(logits.argmax())
+        assert rows[0]["predicted"] == c
+        assert rows[0]["probability"] == pytest.approx(math.exp(logits[c]) / np.exp(logits).sum(), rel=1e-5)
+        assert {row["neuron"]: row["contribution"] for row in rows} == pytest.approx(dict(enumerate(W[c] * X[i])))
+    assert "row 0" in repr(found)
+    with pytest.raises(UserError, match="`n=4` is not allowed; use a whole number from 1 to 3"):
+        run.explain(X[:5], n=4)
+    with pytest.raises(UserError, match=r"`layer=2`: .* has layer 0\."):
+        run.explain(X[:5], layer=2)
+
+
+def test_numbers_are_explained_by_how_far_they_are_from_the_constant_answer(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    lines = corpus_file.read_text(encoding="utf-8").splitlines()
+    pairs = [{"text": line, "label": len(line.split()) + 0.5} for line in lines]
+    (tmp_path / "lengths.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs), encoding="utf-8")
+    how: Any = {"corpus": str(tmp_path / "lengths.jsonl"), "task": "sentence_label", "task_args": {"numbers": True}}
+    run = fit(model=str(checkpoints["bert"]), layer=2, runs=str(tmp_path), **how, **HOW)
+    assert run is not None
+    text = run.test_sentences[0]
+    found = run.explain(text, n=2)
+    assert found[0]["logit"] == pytest.approx(found[0]["predicted"] - run.results["numbers"]["mean"])
+    assert {row["end"] for row in run.contexts} == {"highest", "lowest"}
+    numbers = {text: len(text.split()) + 0.5 for text in lines}
+    for row in run.contexts:
+        assert row["token"].endswith("…") or row["number"] == numbers[row["token"]]
+    # A whole sentence stands for itself.
+    assert text.split()[0] in repr(found)
+    assert text in found._repr_html_()
+
+
+def test_what_is_shown_is_escaped_and_has_the_prediction_and_its_neurons() -> None:
+    row = {
+        "sentence": 0,
+        "position": 1,
+        "token": "<b>",
+        "layer": 3,
+        "predicted": "A&B",
+        "probability": 0.5,
+        "logit": 1.0,
+    }
+    rows = [
+        {**row, "rank": rank, "neuron": n, "contribution": value} for rank, n, value in ((1, 7, -1.5), (2, 0, 0.25))
+    ]
+    shown = Explanation(rows)._repr_html_()
+    assert "&lt;b&gt;<rt>A&amp;B</rt>" in shown
+    assert 'title="A&amp;B 0.500: 7 (-1.50), 0 (+0.25)"' in shown
+    (line,) = [line.split() for line in repr(Explanation(rows)).splitlines() if "<b>" in line]
+    assert line == ["<b>", "A&B", "0.500", "7", "(-1.50),", "0", "(+0.25)"]
+
+
+LENGTHS = np.random.default_rng(0).integers(4, 12, 120).tolist()
+TEXT = " ".join(f"word{i}" for i in range(30))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Data:
+    """Activations of few values, so that many are equal, in several shards."""
+    tokens = make_tokens(LENGTHS)
+    states = np.random.default_rng(1).integers(-9, 10, (2, tokens.n_tokens, 6)).astype(np.float32)
+    return sides(make_store(tmp_path / "store", [*states], tokens, shard_tokens=60))
+
+
+def test_the_most_extreme_come_first_and_of_equal_ones_the_first_in_the_text(data: Data) -> None:
+    test, neurons = data.test, {0: [4, 1], 1: [0]}
+    found = extremes(test, neurons, 7).found
+    here = np.flatnonzero(test.labels >= 0)
+    for layer, own in neurons.items():
+        states = np.concatenate([test.store.read(layer, shard.index).numpy() for shard in test.store.plan.shards])
+        for end, sign in (("highest", -1), ("lowest", 1)):
+            values, rows = found[layer, end]
+            assert values.shape == rows.shape == (7, len(own))
+            for k, neuron in enumerate(own):
+                order = here[np.argsort(sign * states[here, neuron], kind="stable")][:7]
+                assert rows[:, k].tolist() == order.tolist()
+                assert values[:, k].tolist() == states[order, neuron].tolist()
+    few = extremes(replace(test, labels=np.where(np.arange(len(test.labels)) == here[0], 0, -1)), {1: [0]}, 7).found
+    assert few[1, "highest"][1].tolist() == [[here[0]]]
+
+
+def values_of(rows: Any, measure: str) -> Any:
+    return [row for row in rows if row["measure"] == measure]
+
+
+@pytest.mark.parametrize("of_documents", [False, True])
+def test_profiles_are_those_of_a_plain_loop_over_all_test_tokens(data: Data, of_documents: bool) -> None:
+    test = data.test
+    if of_documents:
+        test = replace(test, documents=np.arange(test.store.tokens.n_sentences) // 3)
+    tokens, here = test.store.tokens, np.flatnonzero(test.labels >= 0)
+    states = np.concatenate([test.store.read(1, shard.index).numpy() for shard in test.store.plan.shards])
+    x = states[here].astype(np.float64)
+    rows = profile_rows(test, {1: [4, 0]})
+    assert {row["layer"] for row in rows} == {1}
+    positions = here - tokens.offsets[tokens.sentences[here]]
+    units = x / np.sqrt(np.square(x).sum(1, keepdims=True))
+    cosines = units @ units.T
+    mean_cosine = cosines[~np.eye(len(x), dtype=bool)].mean()
+    for neuron in (4, 0):
+        own = [row for row in rows if row["neuron"] == neuron]
+        (mean,) = values_of(own, "mean")
+        assert mean["value"] == pytest.approx(x[:, neuron].mean(), rel=1e-12)
+        assert mean["n_test_tokens"] == len(x)
+        for row, position in zip(values_of(own, "position"), np.unique(positions), strict=True):
+            at = here[positions == position]
+            n_of, sum_of = (np.zeros(tokens.n_sentences) for _ in range(2))
+            for token in at:
+                n_of[tokens.sentences[token]] += 1
+                sum_of[tokens.sentences[token]] += states[token, neuron]
+            low, high = mean_interval(test.clusters(sum_of), test.clusters(n_of).astype(np.int64))
+            assert (row["index"], row["n_test_tokens"]) == (position, len(at))
+            assert row["value"] == pytest.approx(states[at, neuron].mean(), rel=1e-6)
+            assert [row["value_low"], row["value_high"]] == pytest.approx([low, high], nan_ok=True)
+        correlations = np.asarray(np.corrcoef(x.T))[neuron]
+        others = sorted((k for k in range(6) if k != neuron), key=lambda k: -abs(correlations[k]))
+        found = values_of(own, "correlation")
+        assert [row["index"] for row in found] == others[:N_OTHERS]
+        assert [row["value"] for row in found] == pytest.approx(correlations[others[:N_OTHERS]])
+        products = np.outer(units[:, neuron], units[:, neuron])
+        contribution = products[~np.eye(len(x), dtype=bool)].mean()
+        (row,), (share,) = values_of(own, "cosine_contribution"), values_of(own, "cosine_share")
+        assert row["value"] == pytest.approx(contribution)
+        assert share["value"] == pytest.approx(contribution / mean_cosine)
+
+
+def test_a_neuron_that_never_varies_correlates_with_none(tmp_path: Path) -> None:
+    tokens = make_tokens(LENGTHS)
+    states = np.random.default_rng(2).standard_normal((tokens.n_tokens, 4)).astype(np.float32)
+    states[:, 1] = 2.5
+    test = sides(make_store(tmp_path / "store", [states], tokens, shard_tokens=60)).test
+    rows = profile_rows(test, {0: [1, 2]})
+    assert [row["index"] for row in values_of(rows, "correlation") if row["neuron"] == 1] == []
+    assert {row["index"] for row in values_of(rows, "correlation") if row["neuron"] == 2} == {0, 3}
+    assert {row["value"] for row in rows if row["neuron"] == 1 and row["measure"] in ("mean", "position")} == {2.5}
+
+
+@pytest.mark.parametrize("are_words", [False, True])
+def test_a_token_stands_between_the_text_before_and_after_it(tmp_path: Path, are_words: bool) -> None:
+    # Two pieces of each word: "wor" and "d0".
+    words = TEXT.split()
+    starts = np.cumsum([0, *(len(word) + 1 for word in words)])[:-1]
+    ends = [pair for at, word in zip(starts, words, strict=True) for pair in ((at, at + 3), (at + 3, at + len(word)))]
+    spans = [(0, 0), *ends]
+    tokens = replace(
+        make_tokens([len(spans)], special=False), spans=np.array(spans, dtype=np.int32),
+        words=np.array([-1, *np.repeat(np.arange(30), 2)], dtype=np.int16),
+    )  # fmt: skip
+    store = make_store(tmp_path / "store", [np.zeros((len(spans), 2), dtype=np.float32)], tokens)
+    examples = replace(sides_of_one(store), word_means=are_words)
+    corpus = Corpus("own", (TEXT,))
+    for row in (1, 21, 59):
+        found = in_context(examples, corpus, row)
+        assert found["token"] == (words[row // 2] if are_words else "wor")
+        assert (found["sentence"], found["position"]) == (0, row)
+        before, after = found["before"].removeprefix("…"), found["after"].removesuffix("…")
+        assert before + found["token"] + after in TEXT
+        assert len(before) == min(AROUND, spans[row][0])
+        assert found["before"].startswith("…") == (spans[row][0] > AROUND)
+        assert found["after"].endswith("…") == (len(TEXT) - len(found["token"]) - spans[row][0] > AROUND)
+
+
+def sides_of_one(store: Any) -> Any:
+    from probing.data.examples import Examples
+
+    return Examples(store, np.zeros(store.tokens.n_tokens, dtype=np.int32))
+
+
+@pytest.fixture(scope="module")
+def context_made(checkpoints: dict[str, Path], corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    run = fit(
+        model=str(checkpoints["bert"]), corpus=str(corpus_file), layer="0,2", quiet=True,
+        runs=str(tmp_path_factory.mktemp("runs")), wandb=WandbOptions(mode="disabled"), **BARE,
+    )  # fmt: skip
+    assert run is not None
+    return run
+
+
+def test_a_run_has_the_first_neurons_of_each_layer_and_any_neuron_can_be_asked_for(context_made: Run) -> None:
+    rows = read_csv(context_made.folder / "contexts.csv")
+    again = load_run(context_made.folder)
+    for layer in (0, 2):
+        for neuron in context_made.top(layer, N_NEURONS):
+            own = [row for row in rows if (row["layer"], row["neuron"]) == (layer, neuron["neuron"])]
+            assert [row["end"] for row in own] == ["highest"] * N_TOKENS + ["lowest"] * N_TOKENS
+            assert [row["place"] for row in own] == [*range(1, N_TOKENS + 1)] * 2
+            assert own[0]["activation"] >= neuron["mean"] >= own[N_TOKENS]["activation"]
+    asked = again.neuron(2, context_made.top(2, 1)[0]["neuron"], N_TOKENS)
+    there = [row for row in again.contexts if row["layer"] == 2][: 2 * N_TOKENS]
+    assert [*asked] == there
+    texts = set(context_made.test_sentences)
+    for row in asked:
+        inside = row["before"].removeprefix("…") + row["token"] + row["after"].removesuffix("…")
+        assert any(inside in text for text in texts)
+        assert type(row["class"]) is int
+    last = again.neuron(0, context_made.top(0, 16)[-1]["neuron"], 1)  # no first one
+    assert [row["end"] for row in last] == ["highest", "lowest"]
+
+
+def test_what_fit_has_written_of_a_neuron_is_what_is_found_when_it_is_asked_for(context_made: Run) -> None:
+    again = load_run(context_made.folder)
+    pages = list(pages_of_first(again))
+    assert [(page.layer, page.neuron) for page in pages] == [
+        (layer, row["neuron"]) for layer in (0, 2) for row in context_made.top(layer, N_NEURONS)
+    ]
+    written = pages[-1]
+    asked = again.neuron(written.layer, written.neuron, N_TOKENS)
+    assert isinstance(asked, NeuronPage)
+    assert [*asked] == [*written]
+    assert [[row["measure"], row.get("index", ""), row["value"]] for row in asked.profile] == [
+        [row["measure"], row["index"], row["value"]] for row in written.profile
+    ]
+    assert [*asked.classes] == [*written.classes]
+    assert asked.sentences() == written.sentences()
+    # Weights are those of the probe, centred over classes; ranks are those of the ranked tables.
+    weight = context_made.weight[1, :, asked.neuron].double()
+    assert [row["weight"] for row in asked.classes] == pytest.approx((weight - weight.mean()).tolist())
+    assert [row["class"] for row in asked.classes] == context_made.results["classes"]
+    ranked = {row["layer"]: row["rank"] for row in context_made.neurons if row["neuron"] == asked.neuron}
+    assert {row["layer"]: row["rank"] for row in asked.ranks} == ranked
+    assert f"has rank {ranked[2]} of {context_made.weight.shape[-1]}; " in asked.sentences()[0]
+    assert f"Other ranks: {ranked[0]} in layer 0." in asked.sentences()[0]
+    (other,) = again.neuron(0, context_made.top(0)[0]["neuron"], 1).sentences()[:1]
+    assert "the neuron of this index is first in layer" in other
+    shown = asked._repr_html_()
+    assert shown.count("<svg") == 1
+    assert asked.sentences()[1] in repr(asked)
+    assert str(asked.positions[0]["index"]) in repr(asked)
+    assert asked.cosine_share == values_of(asked.profile, "cosine_share")[0]["value"]
+
+
+def test_what_is_not_there_is_refused_in_the_words_of_the_call(context_made: Run) -> None:
+    for call, words in (
+        ((1, 0), r"`layer=1`: .* has layers 0 and 2"),
+        ((2, 4096), r"`neuron=4096`: layer 2 of .* has the neurons 0 to "),
+        ((2, 0, 0), r"`n=0` is not allowed; use a whole number from 1 to"),
+    ):
+        with pytest.raises(UserError, match=words):
+            context_made.neuron(*call)
+    X = np.random.default_rng(0).standard_normal((90, 3)).astype(np.float32)
+    run = probe(X, (X[:, 0] > 0).astype(int), replicates=0, evidence="none", probe={"l2": 1e-2})
+    with pytest.raises(UserError, match="from arrays, which are not kept"):
+        run.neuron(0, 0)
+    assert run.contexts == []
