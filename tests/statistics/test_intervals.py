@@ -1,15 +1,27 @@
-"""Intervals by sentence: against closed forms and simulations, at the ends and for few sentences."""
+"""Intervals by sentence, draws with replacement and among random draws, permuted labels, and tests of many."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from scipy.stats import binomtest, skew, t, ttest_1samp
 
+from probing.statistics.chance import (
+    discovery_rates,
+    holm,
+    percentile_interval,
+    percentile_of,
+    percentiles,
+    permute_within_sentences,
+    rank_p,
+    resampled_means,
+)
 from probing.statistics.intervals import (
     INTRA_SENTENCE_CORRELATION,
     MIN_SENTENCES,
@@ -22,7 +34,10 @@ from probing.statistics.intervals import (
     mean_p_value,
     ratio_interval,
     ratio_p_value,
+    widened,
 )
+from probing.statistics.moments import deviations_of
+from probing.statistics.rank_similarity import kendall, neuron_ranks, spearman
 
 pytestmark = pytest.mark.numeric
 
@@ -294,3 +309,233 @@ def test_the_p_value_of_a_ratio_is_that_of_its_interval(shift: float) -> None:
     tokens = np.full(40, 7)
     assert ratio_p_value((lost, tokens.astype(float))) == pytest.approx(mean_p_value(lost, tokens))
     assert math.isnan(ratio_p_value((lost[:19], size[:19])))
+
+
+def test_redrawn_means_are_those_of_the_sentences_drawn() -> None:
+    generator = np.random.default_rng(5)
+    sums, n_tokens = generator.normal(size=(30, 4)), generator.integers(1, 9, 30)
+    means = resampled_means(sums, n_tokens, seed=0, n_draws=20)
+    again = np.random.default_rng(0)
+    for mean in means:
+        drawn = again.integers(30, size=30)
+        np.testing.assert_allclose(mean, sums[drawn].sum(0) / n_tokens[drawn].sum(), rtol=1e-12)
+
+
+def test_runs_on_the_same_sentences_are_redrawn_together() -> None:
+    sums, n_tokens = np.random.default_rng(6).normal(size=(30, 4)), np.ones(30, dtype=np.int64)
+    np.testing.assert_allclose(
+        resampled_means(2 * sums, n_tokens, seed=1), 2 * resampled_means(sums, n_tokens, seed=1), rtol=1e-12
+    )
+
+
+def test_ninety_five_of_a_hundred_draws_lie_between_the_percentiles() -> None:
+    draws = np.random.default_rng(0).permutation(np.arange(1001.0))
+    assert percentiles(draws) == pytest.approx((25, 975))
+    assert percentiles(np.concatenate([draws, [np.nan, np.inf]])) == pytest.approx((25, 975))
+    assert np.isnan(percentiles(np.full(5, np.nan))).all()
+
+
+def test_too_few_clusters_have_no_interval() -> None:
+    draws = np.arange(1001.0)
+    assert percentile_interval(draws, MIN_SENTENCES) == percentiles(draws)
+    assert np.isnan(percentile_interval(draws, MIN_SENTENCES - 1)).all()
+
+
+def test_an_interval_of_no_width_becomes_students() -> None:
+    draws = [0.1, 0.3, 0.2, 0.25]
+    reach = t.ppf(0.975, 3) * np.std(draws, ddof=1) / 2
+    low, high = widened(0.5, (0.5, 0.5), draws)
+    assert (low, high) == pytest.approx((0.5 - reach, 0.5 + reach))
+
+
+def test_distances_are_added_as_squares_at_each_end() -> None:
+    draws = [0.1, 0.3, 0.2, 0.25]
+    reach = t.ppf(0.975, 3) * np.std(draws, ddof=1) / 2
+    low, high = widened(0.5, (0.4, 0.7), draws)
+    assert (0.5 - low) ** 2 == pytest.approx(0.1**2 + reach**2)
+    assert (high - 0.5) ** 2 == pytest.approx(0.2**2 + reach**2)
+
+
+@pytest.mark.parametrize("draws", [[0.2], [0.2] * 5])
+def test_what_does_not_show_how_draws_vary_leaves_the_interval_as_it_is(draws: list[float]) -> None:
+    assert widened(0.5, (0.4, 0.7), draws) == pytest.approx((0.4, 0.7))
+
+
+def test_where_there_is_no_interval_there_is_none() -> None:
+    assert np.isnan(widened(0.5, (np.nan, np.nan), [0.1, 0.2])).all()
+
+
+@pytest.mark.parametrize("of_draws", [0.0, 0.5, 1.0, 5.0])
+def test_it_covers_the_truth_as_often_as_it_says_however_much_draws_vary(of_draws: float) -> None:
+    """A value that errs by its sentences, by a standard error of 1, and by the mean over five draws."""
+    generator = np.random.default_rng(0)
+    covered = 0
+    for _ in range(3000):
+        draws = of_draws * 5**0.5 * generator.standard_normal(5)
+        value = generator.standard_normal() + draws.mean()
+        low, high = widened(value, (value - 1.96, value + 1.96), draws.tolist())
+        covered += low <= 0 <= high
+    # 95% with a standard error of .4%; Student's t for five draws is wide where sentences share the error.
+    assert 0.935 < covered / 3000 < 0.985
+
+
+def test_a_value_is_ranked_among_draws_with_ties_against_it() -> None:
+    assert rank_p(3.0, [1.0, 2.0, 3.0, 4.0]) == 3 / 5
+    assert percentile_of(3.0, [1.0, 2.0, 3.0, 4.0]) == 50
+    # Without a relation, p-values are uniform.
+    drawn = np.random.default_rng(0).random((2000, 20))
+    p_values = [rank_p(one[0], one[1:]) for one in drawn]
+    assert np.mean(np.array(p_values) <= 0.1) == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize(("value", "drawn"), [(math.nan, [1.0, 2.0]), (1.0, [1.0, math.nan]), (math.nan, [math.nan])])
+def test_what_is_undefined_is_not_beyond_all_draws(value: float, drawn: list[float]) -> None:
+    assert math.isnan(rank_p(value, drawn))
+    assert math.isnan(percentile_of(value, drawn))
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_score_that_is_undefined_has_no_rank(at: int) -> None:
+    scores = np.array([5.0, 4.0, 3.0, 2.0, 0.0])
+    ranks = neuron_ranks(scores)
+    scores[at] = np.nan
+    assert neuron_ranks(scores)[at] == 6
+    assert sorted(neuron_ranks(scores)[scores > 0]) == [*range(1, 1 + int((scores > 0).sum()))]
+    undefined = np.where(np.isnan(scores), np.nan, ranks)
+    for measure in (spearman, kendall):
+        assert math.isnan(measure(undefined, ranks.astype(float)))
+        found = measure(ranks.astype(float), np.stack([ranks.astype(float), undefined]))
+        assert np.isnan(found).tolist() == [False, True]
+    assert np.isnan(deviations_of(scores)).all()
+
+
+def corpus(
+    n_sentences: int, shortest: int = 5, longest: int = 15, seed: int = 0
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return labels (the place in the sentence), sentences and ids of random sentences."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(shortest, longest + 1, n_sentences)
+    labels = np.concatenate([np.arange(length) for length in lengths])
+    sentences = np.repeat(np.arange(n_sentences, dtype=np.int32), lengths)
+    return labels, sentences, generator.integers(1000, size=len(labels)).astype(np.int32)
+
+
+def test_labels_are_permuted_within_their_sentences() -> None:
+    labels, sentences, ids = corpus(40)
+    for draw in permute_within_sentences(labels, sentences, ids, 5, 0):
+        assert (draw != labels).any()
+        for sentence in range(40):
+            here = sentences == sentence
+            assert sorted(draw[here]) == sorted(labels[here])
+
+
+def test_tokens_that_do_not_count_stay_apart() -> None:
+    labels, sentences, ids = corpus(40)
+    masked = np.where(labels % 3 == 0, -1, labels)
+    draws = permute_within_sentences(masked, sentences, ids, 5, 0)
+    assert ((draws < 0) == (masked < 0)).all()
+
+
+def test_draws_differ_and_a_seed_repeats_them() -> None:
+    labels, sentences, ids = corpus(40)
+    draws = permute_within_sentences(labels, sentences, ids, 5, 0)
+    assert len({draw.tobytes() for draw in draws}) == 5
+    np.testing.assert_array_equal(draws, permute_within_sentences(labels, sentences, ids, 5, 0))
+    assert (draws != permute_within_sentences(labels, sentences, ids, 5, 1)).any()
+
+
+def test_permuting_leaves_the_labels_as_they_were() -> None:
+    labels, sentences, ids = corpus(10)
+    before = labels.copy()
+    permute_within_sentences(labels, sentences, ids, 3, 0)
+    np.testing.assert_array_equal(labels, before)
+
+
+def test_the_permutation_of_a_sentence_does_not_depend_on_its_index_in_the_corpus() -> None:
+    labels, sentences, ids = corpus(30)
+    draws = permute_within_sentences(labels, sentences, ids, 4, 0)
+    # The sentences in reverse order, each sentence's tokens still in order.
+    order = np.concatenate([np.flatnonzero(sentences == s) for s in range(29, -1, -1)])
+    reordered = permute_within_sentences(labels[order], 29 - sentences[order], ids[order], 4, 0)
+    np.testing.assert_array_equal(reordered, draws[:, order])
+
+
+def test_every_token_gets_every_label_equally_often() -> None:
+    labels, sentences, ids = corpus(1000, shortest=4, longest=4)
+    draws = permute_within_sentences(labels, sentences, ids, 20, 0)
+    for place in range(4):
+        shares = np.bincount(draws[:, place::4].ravel(), minlength=4) / (1000 * 20)
+        # Standard error sqrt(3/16 / 20000) = .003; four of them.
+        np.testing.assert_allclose(shares, 1 / 4, atol=0.012)
+
+
+def test_sentences_that_differ_in_one_token_are_permuted_differently() -> None:
+    labels, sentences, ids = corpus(200, shortest=8, longest=8)
+    ids = np.where(labels == 0, sentences, 7).astype(np.int32)
+    first = permute_within_sentences(labels, sentences, ids, 1, 0)[0].reshape(200, 8)
+    assert len({tuple(draw) for draw in first.tolist()}) > 190
+
+
+def by_definition(p: list[float]) -> list[float]:
+    """Return for each p-value the least n p_(k) / k over all k such that it is among the first k (float64 loop)."""
+    order = sorted(range(len(p)), key=p.__getitem__)
+    rates = [1.0] * len(p)
+    least = 1.0
+    for k in range(len(p), 0, -1):
+        least = min(least, len(p) * p[order[k - 1]] / k)
+        rates[order[k - 1]] = least
+    return rates
+
+
+def test_rates_are_those_of_the_definition() -> None:
+    p = torch.rand(200, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) ** 3
+    p[:3] = p[3]  # equal ones have one rate
+    rates = discovery_rates(p, torch.ones(200, dtype=torch.bool))
+    torch.testing.assert_close(rates, torch.tensor(by_definition(p.tolist()), dtype=torch.float64))
+    assert len(set(rates[:4].tolist())) == 1
+
+
+def test_what_is_not_tested_has_rate_1_and_costs_the_others_nothing() -> None:
+    p = torch.tensor([1e-4, 1e-9, 0.5, 0.02], dtype=torch.float64)
+    tested = torch.tensor([True, False, True, True])
+    rates = discovery_rates(p, tested)
+    assert rates[1] == 1
+    torch.testing.assert_close(rates[tested], torch.tensor(by_definition([1e-4, 0.5, 0.02]), dtype=torch.float64))
+    assert discovery_rates(p, torch.zeros(4, dtype=torch.bool)).tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("n", [1, 50])
+def test_where_nothing_is_to_be_discovered_few_layers_have_any_discovery(n: int) -> None:
+    every = torch.ones(n, dtype=torch.bool)
+    draws = torch.rand(2000, n, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = sum(bool((discovery_rates(p, every) <= 0.05).any()) for p in draws)
+    assert 60 <= found <= 140  # 100 expected; four standard deviations of a binomial are 39
+
+
+def test_what_is_planted_is_discovered() -> None:
+    p = torch.rand(100, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    p[:10] = 1e-5
+    rates = discovery_rates(p, torch.ones(100, dtype=torch.bool))
+    assert (rates[:10] <= 0.01).all()
+    assert (rates[10:] > 0.01).all()
+
+
+def test_holm_is_its_definition() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+    corrected = holm([math.nan, 0.02, 0.01])
+    assert math.isnan(corrected[0])
+    assert corrected[1:] == [0.02, 0.02]
+
+
+def test_holm_holds_for_all_together_however_p_values_depend() -> None:
+    from scipy.stats import norm
+
+    generator = np.random.default_rng(0)
+    for shared in (0.0, 0.9):
+        z = shared * generator.standard_normal((2000, 1)) + (1 - shared**2) ** 0.5 * generator.standard_normal(
+            (2000, 20)
+        )
+        found = sum(min(holm(p)) <= 0.05 for p in (2 * norm.sf(abs(z))).tolist())
+        assert found <= 140  # 100 of 2,000 at most; four standard deviations of a binomial are 39
