@@ -1,15 +1,31 @@
-"""What `fit` prints: the answer first, then what to distrust; layer by layer, one line each."""
+"""What is printed of runs: the answer, what to distrust, classes, columns, agreement and what a model loses."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
+from probing.results.rows import Table
+from probing.results.schema import Schema, interval, measured, number, shown
 from probing.runtime.terminal import render
-from probing.tables.columns import UNINFORMATIVE
+from probing.statistics.intervals import MIN_SENTENCES
+from probing.studies.compare.tables import agreement_tables, everywhere_sentence, unread_lines, verdicts
+from probing.studies.disable.tables import conclusions
+from probing.tables.columns import UNINFORMATIVE, accuracy_flag, r2_flag
 from probing.tables.conclusions import held_against, held_against_by_layer, leading, why_leading
-from probing.tables.probes import accuracies, answer, distrust, layers_table
+from probing.tables.probes import (
+    accuracies,
+    answer,
+    are_unequal,
+    classes_table,
+    confusion_shares,
+    distrust,
+    layers_table,
+    worst_class,
+)
 
 
 def layer(number: int, accuracy: float, **more: Any) -> dict[str, Any]:
@@ -148,3 +164,221 @@ def test_layers_that_are_led_by_a_mean_are_named_with_what_ranks_otherwise() -> 
     assert "by its mean" not in " ".join(distrust(accuracy, ranked, [], "position", over, by_centred))
     others = [*neurons(0, ["", "offset"]), *neurons(1, [""]), *neurons(2, [""])]
     assert "by its mean" not in " ".join(distrust(accuracy, others, [], "position", over, {"test_corpus": None}))
+
+
+def scores(label: str, n: int, right: int, n_predicted: int, other: str = "", n_other: int = 0) -> dict[str, Any]:
+    """Return a row of `class_scores.csv`."""
+    return {
+        "layer": 3, "class": label, "n_train_tokens": 9 * n, "n_test_tokens": n, "n_predicted": n_predicted,
+        "recall": right / n if n else math.nan, "recall_low": 0.1, "recall_high": 0.9,
+        "precision": right / n_predicted if n_predicted else math.nan, "precision_low": 0.2, "precision_high": 0.8,
+        "f1": 2 * right / (n + n_predicted) if n + n_predicted else math.nan,
+        "confused_with": other, "n_confused": n_other,
+    }  # fmt: skip
+
+
+ROWS = [
+    scores("ADJ", 40, 30, 36, "NOUN", 7),
+    scores("NOUN", 100, 90, 110, "ADJ", 4),
+    scores("INTJ", 12, 3, 5, "NOUN", 6),
+    scores("SYM", 4, 0, 0, "NOUN", 4),
+    scores("X", 0, 0, 0),
+]
+OF_LAYER = {"layer": 3, "accuracy": 0.8, "macro_f1": 0.5123}
+
+
+def test_the_class_with_the_lowest_f1_is_named_if_it_has_ten_tokens() -> None:
+    assert worst_class(OF_LAYER, ROWS) == (
+        "Layer 3: macro F1 is 0.512; of the classes that the test part has 10 times or more, INTJ is read worst (F1 "
+        "0.353, 3 of 12 right, 6 taken for NOUN)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "rows"),
+    [
+        ({**OF_LAYER, "within_one": 0.9}, ROWS),  # numbers have positions.csv
+        ({**OF_LAYER, "accuracy": 1}, ROWS),
+        (OF_LAYER, ROWS[3:]),
+        (OF_LAYER, []),
+        ({"layer": 3, "accuracy": 0.8}, ROWS),  # of a run before there was a macro F1
+    ],
+)
+def test_nothing_is_said_of_numbers_of_few_tokens_and_where_all_is_right(row: Any, rows: Any) -> None:
+    assert worst_class(row, rows) == ""
+
+
+def test_the_table_begins_with_the_largest_class_and_says_what_is_left_out_and_missing() -> None:
+    lines = [line.split() for line in render(classes_table(ROWS)).splitlines()]
+    assert ["NOUN", "100", "0.900", "0.100-0.900", "0.818", "0.200-0.800", "0.857", "ADJ", "(4)"] in lines
+    order = [line[0] for line in lines if line and line[0] in {row["class"] for row in ROWS}]
+    assert order == ["NOUN", "ADJ", "INTJ", "SYM", "X"]
+    assert "95% range:" not in render(classes_table(ROWS))
+    few = [{**row, "recall_low": math.nan, "recall_high": math.nan} for row in ROWS]
+    assert f"fewer than {MIN_SENTENCES} sentences" in " ".join(render(classes_table(few)).split())
+    first = render(classes_table(ROWS, 2))
+    assert "of 5 the 2 with most test tokens" in " ".join(first.split())
+    assert "SYM" not in first
+
+
+def test_shares_are_those_of_the_counts() -> None:
+    generator = np.random.default_rng(0)
+    counts = generator.integers(0, 5, (4, 4)) * generator.integers(0, 2, (4, 4))
+    counts[2] = 0
+    labels = ["a", "b", "c", "d"]
+    pairs = [
+        {"class": labels[i], "predicted": labels[j], "n_test_tokens": int(n)}
+        for (i, j), n in np.ndenumerate(counts)
+        if n
+    ]
+    found = np.array(confusion_shares([{"class": label} for label in labels], pairs))
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_allclose(found, counts / counts.sum(1, keepdims=True))
+    assert np.isnan(found[2]).all()
+
+
+def test_classes_are_unequal_where_a_constant_answer_is_good() -> None:
+    def row(*shares: float) -> dict[str, float]:
+        return {"macro_f1": 0.5, "prior_cross_entropy": -sum(p * math.log(p) for p in shares), "n_classes": len(shares)}
+
+    assert are_unequal(row(0.967, 0.033))
+    assert are_unequal(row(0.8, 0.1, 0.05, 0.05))
+    assert not are_unequal(row(0.6, 0.4))
+    assert not are_unequal(row(*[1 / 128] * 128))
+    assert not are_unequal({"prior_cross_entropy": 0.1, "n_classes": 2})
+
+
+@pytest.mark.parametrize(("low", "flag"), [(0.01, ""), (0.0, UNINFORMATIVE), (-0.01, UNINFORMATIVE)])
+def test_a_probe_is_informative_where_the_whole_interval_is_above_a_constant_answer(low: float, flag: str) -> None:
+    assert accuracy_flag({"information": 0.5, "information_low": low}) == flag
+    assert r2_flag({"r2": 0.5, "r2_low": low}) == flag
+
+
+def test_without_an_interval_nothing_is_called_informative() -> None:
+    assert accuracy_flag({"information": 0.5, "information_low": math.nan}) == UNINFORMATIVE
+    assert r2_flag({"r2": 0.5, "r2_low": math.nan}) == UNINFORMATIVE
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (2e-5, ".4f", "2e-05"), (-2e-5, ".4f", "-2e-05"), (0.0003, ".3f", "0.0003"), (0.00004, "+.4f", "+4e-05"),
+        (0.00006, ".4f", "0.0001"), (0.0, ".4f", "0.0000"), (-0.0, ".3f", "0.000"), (0.02, ".1f", "0.02"),
+        (0.3, ".0f", "0.3"), (12.0, ".4f", "12.0000"), (0.0003, ".1%", "0.03%"), (-4e-5, "+.1%", "-0.004%"),
+        (0.004, ".0%", "0.4%"), (0.0, ".1%", "0.0%"),
+    ],
+)  # fmt: skip
+def test_what_is_not_0_never_looks_like_0(value: float, form: str, text: str) -> None:
+    assert shown(value, form) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(4e-12, "4e-12"), (0.0, "0.000"), (-0.0, "0.000"), (0.0312, "0.031")])
+def test_a_cell_that_is_not_0_never_looks_like_0(value: float, text: str) -> None:
+    assert number("p_value", "Its p-value.").show({"p_value": value}) == text
+
+
+def test_an_interval_in_percent_stays_in_percent() -> None:
+    mass = measured("mass", "Attention.", form=".1%")
+    row = {"mass": 0.0123, "mass_low": 0.0003, "mass_high": 0.03}
+    table = Table([row], Schema("t", "", [mass]))
+    assert "0.03\\%--3.0\\%" in table.to_latex(["mass*"])
+
+
+def test_an_interval_that_leaves_out_0_is_seen_to_do_so() -> None:
+    row = {"x_low": 2e-5, "x_high": 0.0036}
+    assert interval(row, "x", " to ", ".4f") == "2e-05 to 0.0036"
+    assert interval(row, "x", " to ", ".4f", times=-1) == "-0.0036 to -2e-05"
+    assert interval({"x_low": math.nan, "x_high": math.nan}, "x") == ""
+
+
+CHANCE = {"chance_mean": 37.578947, "chance_low": 30.0, "chance_high": 45.55, "chance_p_value": 0.05}
+
+
+def common(p_value: float = 0.05, no_signal: str = "") -> dict[str, object]:
+    return {"layer": 0, "neuron": 1, "p_value": p_value, "no_signal": no_signal}
+
+
+@pytest.mark.parametrize(
+    ("n", "start"),
+    [
+        (1, "1 neuron and its match are among the first 10 of every run at the same relative depth"),
+        (2, "2 neurons and their matches are among the first 10 of every run at the same relative depth"),
+    ],
+)
+def test_without_shuffled_labels_only_the_number_is_said(n: int, start: str) -> None:
+    assert everywhere_sentence([common()] * n, {}, 10) == f"{start}."
+
+
+def test_layers_whose_ranking_is_not_to_be_read_are_named_and_give_no_evidence() -> None:
+    rows = [{"layer": 3, "flag": "uninformative"}, {"layer": 4, "flag": ""}, {"layer": 5, "flag": "uninformative"}]
+    lines = unread_lines({"a": rows, "b": rows[1:2]})
+    assert len(lines) == 1
+    assert lines[0].startswith("a: do not read what is said of layers 3, 5, where the probe is not shown")
+    said = everywhere_sentence([common()], CHANCE, 10, is_evidence=False)
+    assert said.endswith("p = 0.05).")
+
+
+def test_what_shuffled_labels_give_is_rounded_for_a_reader() -> None:
+    said = everywhere_sentence([common(), common(0.3), common(0.05, "a")], CHANCE, 10)
+    assert "; with shuffled labels, 37.6 are on average (30 to 45.5; p = 0.05)." in said
+    assert said.endswith("1 of them has a signal and is there in at most 5% of the draws of shuffled labels.")
+
+
+def rows_of(pair: tuple[str, str]) -> list[dict[str, object]]:
+    """Return rows of three layers by three, of which those of the same depth agree in layers 1 and 2."""
+    return [
+        {"model_a": pair[0], "model_b": pair[1], "matching": "index", "statistic": statistic, "layer_a": i,
+         "layer_b": j, "value": 0.5 + 0.1 * i if i == j else 0.99, "p_value": 0.01 if i else 0.2, "chance_low": 0.0,
+         "chance_high": 0.2, "n_neurons": 60, "null": "shuffled_labels", "same_depth": "yes" if i == j else "no"}
+        for i in range(3) for j in range(3) for statistic in ("overlap", "spearman")
+    ]  # fmt: skip
+
+
+def test_the_verdict_is_on_layers_of_the_same_depth() -> None:
+    found = verdicts([*rows_of(("a", "b")), *rows_of(("a", "c"))], {}, 10)
+    assert list(found) == ["a, b", "a, c"]
+    assert found["a, b"] == (
+        "a and b rank neurons alike only in part: in layers of the same relative depth, 5 to 7 of the first 10 neurons "
+        "are in common (0 to 2 by chance; above it in 2 of 3 pairs of layers), and Spearman's correlation of the "
+        "rankings is 0.50 to 0.70 (above chance in 2)."
+    )
+
+
+def test_the_legend_stands_once_under_the_last_table() -> None:
+    first, last = agreement_tables([*rows_of(("a", "b")), *rows_of(("a", "c"))], 10)
+    assert first.caption is None
+    explained = {part.split(": ")[0] for line in last.caption.splitlines() for part in line.split("; ")}
+    assert {column.header for column in last.columns} - explained == {"layers", "Spearman", "95% range"}
+    assert "95% of what rankings under shuffled labels give" in last.caption
+
+
+@pytest.mark.parametrize(
+    ("effect", "verb"), [(-0.02, "loses most by layer 1, "), (0.02, "loses nothing, and gains least by layer 1, ")]
+)
+def test_a_gain_is_not_called_a_loss(effect: float, verb: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"unit": unit, "kind": "zero", "readout": readout, "layer": 6, "intact": 0.4, "value": 0.4 + of, "effect": of,
+         "low": of - 0.01, "high": of + 0.01, "percentile": None, "p_value": 0.001, "n": 100}
+        for readout in ("position", "position_retrained") for unit, of in (("1", effect), ("2", effect + 0.01))
+    ]  # fmt: skip
+    first, again, *_ = conclusions({"disabled": rows})
+    assert f"the probe of layer 6 {verb}" in first
+    assert f"it {verb.replace(' by ', ' without ').removesuffix(', ')}: {100 * effect:+.1f} points" in again
+
+
+@pytest.mark.parametrize(
+    ("effect", "told"),
+    [(0.25, "rises most by layer 1, from 2.000 to 2.250 (+0.250 nats; +0.150 to +0.350); 0 of 2 layers lower it"),
+     (-0.25, "rises nowhere, and falls least by layer 2, from 2.000 to 1.875 (-0.125 nats; ")],
+)  # fmt: skip
+def test_a_loss_that_rises_is_a_change_for_the_worse(effect: float, told: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"unit": unit, "kind": "zero", "readout": "mlm", "layer": 6, "intact": 2.0, "value": 2 + of, "effect": of,
+         "low": of - 0.1, "high": of + 0.1, "percentile": None, "p_value": 0.001, "n": 100}
+        for unit, of in (("1", effect), ("2", effect / 2))
+    ]  # fmt: skip
+    better = [{"units": "layers", **row, "n": 50} for row in rows[:1]]
+    first, second, *_ = conclusions({"disabled": rows, "better_without": better})
+    assert f"with zeros: the loss of masked words {told}" in first
+    better_told = "none" if effect > 0 else "1 (zero: -0.250 nats"
+    assert f"chosen on one half of the sentences (mlm) and measured on the other: {better_told}" in second
