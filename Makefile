@@ -41,7 +41,7 @@ test-kernels: $(INSTALLED)
 # Tests of what is read, written and printed, in a locale that has ASCII only.
 test-ascii: $(INSTALLED)
 	LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 $(PY) -m pytest -n 0 $(ARGS) tests/test_encodings.py \
-		tests/runtime/test_terminal.py tests/cli/test_printed_config.py tests/corpus tests/tables tests/studies/fit/test_labels.py
+		tests/runtime/test_terminal.py tests/cli/test_options.py tests/corpus tests/tables
 
 bench: $(INSTALLED)
 	$(PY) -m benchmarks $(ARGS)

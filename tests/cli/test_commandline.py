@@ -1,8 +1,9 @@
-"""The command line: spellings, config files, errors, exit status."""
+"""The command line: spellings, config files, errors and what they suggest, exit status."""
 
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import inspect
 import os
@@ -15,8 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from conftest import ROOT
 from probing.__main__ import COMMANDS
@@ -25,7 +29,7 @@ from probing.cli.commandline import load_command, run, without_display
 from probing.cli.option_types import option_types
 from probing.cli.options import ProbeOptions
 from probing.commands.cache import prune
-from probing.errors import UserError
+from probing.errors import UserError, about_option, did_you_mean, lack_of_machine, library_errors
 from probing.runs.call import only_accelerator
 from probing.runs.known_studies import STUDIES
 from probing.runs.study import study_of
@@ -427,3 +431,75 @@ def test_options_that_messages_name_are_options() -> None:
                 }
     assert len(named) > 100
     assert {pair for pair in named if pair[1] not in known} == set()
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("layr", ["layer", "l"], "layer"),
+        ("extarct", ["extract"], "extract"),  # neighbours swapped
+        ("mod", ["model"], "model"),  # two letters
+        ("max_epochs", ["min_epochs"], "min_epochs"),
+        ("max_epochs", ["min_epoch"], ""),  # three
+        ("gpt2-xl", ["gpt2"], ""),
+        ("bert-base", ["bert", "bert-large"], ""),
+        ("replicate_no", ["replicates"], ""),
+        ("label", ["labels", "lapel"], "labels"),
+        ("anova", ["anvoa", "novaa"], "anvoa"),
+        ("no_quiet", ["quiet"], "quiet"),
+        ("x", ["y"], ""),  # all its letters would have to change
+        ("", ["y"], ""),
+    ],
+)
+def test_a_word_is_suggested_within_two_edits(word: str, known: list[str], meant: str) -> None:
+    assert did_you_mean(word, known, "--") == (f" (did you mean `--{meant}`?)" if meant else "")
+
+
+def test_nothing_is_meant_where_nothing_is_known() -> None:
+    assert did_you_mean("position", []) == ""
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("act", "lacks"),
+    [
+        (lambda: np.empty(2**58), "memory ran out (Unable to allocate"),
+        (lambda: torch.empty(2**58), "memory ran out ("),
+        (lambda: _raise(MemoryError()), "memory ran out (MemoryError)"),
+        (lambda: _raise(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")), "memory ran out (CUDA"),
+        (lambda: _raise(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a")), "a file could not be written ("),
+        (lambda: _raise(OSError(errno.EMFILE, os.strerror(errno.EMFILE))), "a file could not be used (Too many open"),
+        (lambda: _raise(RuntimeError("can't start new thread")), "memory ran out (can't start new thread)"),
+        (lambda: save_file({"x": torch.ones(3)}, "none/x"), "a file could not be written ("),
+        (lambda: _raise(RuntimeError("[enforce fail at inline_container.cc:6] . unexpected pos")), "a file could not"),
+        (lambda: Path("none").read_text(encoding="utf-8"), None),
+        (lambda: _raise(ValueError("out of range")), None),
+        (lambda: torch.ones(2) @ torch.ones(3), None),
+    ],
+)  # fmt: skip
+def test_what_the_machine_lacks_is_told_from_errors_of_a_program(act: Callable[[], object], lacks: str | None) -> None:
+    with pytest.raises((Exception, MemoryError)) as caught:
+        act()
+    found = lack_of_machine(caught.value)
+    assert (found is None) == (lacks is None)
+    assert (found or "").startswith(lacks or "")
+
+
+def test_a_panic_of_a_library_is_a_sentence_and_an_interrupt_is_not() -> None:
+    panic = type("PanicException", (BaseException,), {})
+    with pytest.raises(UserError, match="cannot be read: a rule"), library_errors("cannot be read: {}".format):
+        raise panic("a rule that matches nothing")
+    with pytest.raises(KeyboardInterrupt), library_errors("cannot be read: {}".format):
+        raise KeyboardInterrupt
+    with pytest.raises(UserError, match="as it is"), library_errors("cannot be read: {}".format):
+        raise UserError("as it is")
+
+
+def test_errors_about_a_model_name_the_option_that_it_was_read_for() -> None:
+    for option, said in (("--start", "`--start a/b` is gone."), ("--run r:", "`--run r`: its model `a/b` is gone.")):
+        with pytest.raises(UserError) as caught, about_option(option):
+            raise UserError("`--model a/b` is gone.")
+        assert str(caught.value) == said
