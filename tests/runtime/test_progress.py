@@ -1,7 +1,8 @@
-"""How far a command is: lines in a log, one line in a terminal, the time left where it is known, and one speaker."""
+"""How far a command is, in a log, a terminal and a notebook, and the rates and times that this is told by."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import pty
 import re
@@ -10,11 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from conftest import BARE_ARGS, ROOT
-from probing.runtime import progress
+from conftest import BARE, BARE_ARGS, ROOT
+from probing import fit
+from probing.runtime import machine as stopwatch
+from probing.runtime import progress, terminal
+from probing.runtime.machine import rate, undisturbed_rate
 from probing.runtime.progress import (
     BRIEF,
     Cost,
@@ -310,3 +316,118 @@ def test_timers_of_the_clock_speak(capsys: pytest.CaptureFixture[str], monkeypat
 def test_durations(seconds: float, measured: str, told: str) -> None:
     assert spent(seconds) == measured
     assert duration(seconds) == told
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What a shell with a kernel, as a notebook has one, sends to be shown."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    shells = pytest.importorskip("IPython.core.interactiveshell")
+    publishers = pytest.importorskip("IPython.core.displaypub")
+    hooks = sys.displayhook, sys.excepthook
+    shell = shells.InteractiveShell.instance(display_pub_class=publishers.CapturingDisplayPublisher)
+    shell.history_manager.enabled = False
+    shell.kernel = object()
+    yield shell.display_pub.outputs
+    shells.InteractiveShell.clear_instance()
+    shell.atexit_operations()
+    atexit.unregister(shell.atexit_operations)
+    sys.displayhook, sys.excepthook = hooks
+
+
+def fitted(checkpoints: dict[str, Path], corpus_file: Path, place: Path, quiet: bool) -> None:
+    options: dict[str, Any] = {**BARE, "quiet": quiet, "wandb": {"mode": "disabled"}}
+    fit(model=checkpoints["bert"], corpus=corpus_file, runs=str(place), layer=2, **options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_notebook_shows_bars_in_one_output_that_is_empty_at_the_end(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, shown: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(progress, "PAUSE_S", 0.0)
+    monkeypatch.setattr(progress, "_outputs", set())
+    fitted(checkpoints, corpus_file, tmp_path, quiet=False)
+    bars = [one for one in shown if (one.get("transient") or {}).get("display_id", "").startswith("probing-progress-")]
+    assert [one["update"] for one in bars] == [False] + [True] * (len(bars) - 1)
+    assert len({one["transient"]["display_id"] for one in bars}) == 1
+    html = [one["data"].get("text/html", "") for one in bars]
+    (extracted,) = (text for text in html if "hidden states" in text and "1/1" in text)
+    assert extracted.startswith("<pre")
+    assert any("probes, pass 2" in text for text in html)
+    assert bars[-1]["data"] == {"text/plain": ""}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_quiet_command_shows_nothing_in_a_notebook(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, shown: list[dict[str, Any]]
+) -> None:
+    assert terminal.in_notebook()
+    fitted(checkpoints, corpus_file, tmp_path, quiet=True)
+    assert shown == []
+
+
+def test_outside_a_notebook_there_is_none() -> None:
+    assert not terminal.in_notebook()
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_rate_is_amounts_per_second(attempts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A clock that goes on with the work and with nothing else: on a busy machine a pause may take any time.
+    clock = [0.0]
+    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
+
+    def work() -> None:
+        clock[0] += 0.01
+
+    assert rate(work, 5, attempts) == pytest.approx(500)
+
+
+def test_the_best_of_several_attempts_leaves_out_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, took = [0.0], iter([0.01, 1.0] + [0.01] * 1000)
+    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
+
+    def work() -> None:
+        clock[0] += next(took)
+
+    assert rate(work, 1, attempts=2) == pytest.approx(100)
+
+
+def test_an_undisturbed_rate_is_that_of_the_fastest_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, took = [0.0], iter([5.0] + [0.02] * 20 + [0.01] + [3.0] * 1000)
+    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
+
+    def work() -> None:
+        clock[0] += next(took)
+
+    assert undisturbed_rate(work, 1, "cuda") == pytest.approx(100)
+
+
+def test_a_processors_rate_is_that_of_one_thread_times_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seen, before = [0.0], set[int](), torch.get_num_threads()
+    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
+
+    def work() -> None:
+        seen.add(torch.get_num_threads())
+        clock[0] += 0.01
+
+    torch.set_num_threads(2)
+    try:
+        assert undisturbed_rate(work, 1) == pytest.approx(200)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {1}
+
+
+def test_stages_follow_one_another_and_the_total_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 12.5, 13.0, 20.0])
+    monkeypatch.setattr(stopwatch, "perf_counter", lambda: next(times))
+    watch = stopwatch.Stopwatch()
+    watch.end("extract")
+    watch.end("probe")
+    assert watch.timings() == {"extract_s": 2.5, "probe_s": 0.5, "total_s": 3.0}
+    watch.end("rank")
+    found = watch.timings()
+    assert list(found) == ["extract_s", "probe_s", "rank_s", "total_s"]
+    assert found["total_s"] == pytest.approx(sum(seconds for name, seconds in found.items() if name != "total_s"))

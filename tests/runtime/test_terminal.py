@@ -1,4 +1,4 @@
-"""What a command leaves as it was, the verbosity and the progress bars of libraries; and what a terminal can show."""
+"""What a command leaves as it was, what a terminal can show, and that no number of a table is cut."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytorch_lightning  # noqa: F401  importing it sets the level of its log
 from huggingface_hub import utils as hub
+from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from probing import fit
@@ -33,8 +34,7 @@ from probing.runtime.terminal import (
     visible_output,
 )
 from probing.studies.fit.command import extract
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")
+from synthetic import LIGHTNING_WARNINGS
 
 
 def switches() -> dict[str, Any]:
@@ -62,6 +62,7 @@ def chosen(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     turn(before["bars of transformers"], before["bars of the hub"])
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_libraries_are_silent_inside_and_as_they_were_after(chosen: dict[str, Any]) -> None:
     with quiet_libraries():
         assert switches() == {
@@ -76,6 +77,7 @@ def test_libraries_are_silent_inside_and_as_they_were_after(chosen: dict[str, An
     assert switches() == chosen
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_command_called_from_python_leaves_them(
     chosen: dict[str, Any], checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_command_called_from_python_leaves_them(
     assert switches() == chosen
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_so_does_one_that_is_refused(
     chosen: dict[str, Any], checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
 ) -> None:
@@ -112,11 +115,13 @@ print(from_python == 0, first < imported, again <= imported, gc.isenabled())  # 
 """
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_is_imported_is_frozen_once_and_only_in_a_process_of_ones_own() -> None:
     done = subprocess.run([sys.executable, "-c", FREEZING], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.split() == ["True"] * 4
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(
     ("encoding", "shown"),
     [("ascii", rb"caf\xe9 \u5b57 bad"), ("latin-1", b"caf\xe9 \\u5b57 bad"), ("utf-8", "café 字 bad".encode())],
@@ -143,6 +148,7 @@ def test_what_a_terminal_lacks_is_escaped_and_bytes_of_a_path_stay(
     assert err.buffer.getvalue().splitlines() == [first]
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("called", ["command line", "Python"])
 def test_every_command_prints_so(called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
@@ -160,12 +166,14 @@ EVIL = "[bold]a[/bold] :smile: \x1b[31m\x07\x9b\u202e\u2066b"
 SHOWN = r"[bold]a[/bold] :smile: \x1b[31m\x07\x9b\u202e\u2066b"
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_steers_a_terminal_is_shown_and_words_of_any_script_stay() -> None:
     assert visible(EVIL) == SHOWN
     for words in ("Grüße, ½ – «x»", "العربية עברית", "👩\u200d👧 கி", "a\tb\n"):
         assert visible(words) == words
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_every_way_to_a_terminal_makes_text_visible(capsys: pytest.CaptureFixture[str]) -> None:
     table = plain_table(EVIL)
     table.add_column(EVIL)
@@ -182,6 +190,7 @@ def test_every_way_to_a_terminal_makes_text_visible(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == f"{EVIL}\n"
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_a_table_as_text_displays_nothing_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     display = pytest.importorskip("IPython.display")
     displayed: list[Any] = []
@@ -194,6 +203,7 @@ def test_a_table_as_text_displays_nothing_in_a_notebook(monkeypatch: pytest.Monk
     assert displayed == []
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize(("speak", "stream"), [(tell, "out"), (say, "err"), (complain, "err")])
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_sentences_break_between_words_in_a_terminal_alone(
@@ -215,3 +225,96 @@ def test_sentences_break_between_words_in_a_terminal_alone(
     assert " ".join(lines) == sentence
     assert (len(lines) > 1) is is_terminal
     assert all(len(line) <= 50 or " " not in line for line in lines) is is_terminal
+
+
+def shown(table: Any, width: int) -> list[str]:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(table, crop=False)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def made(leave_out: tuple[str, ...] = ()) -> Any:
+    table = plain_table("Numbers of layers", leave_out)
+    for heading in ("layer", "neuron", "95% range", "without it at all", "ratio", "flag"):
+        table.add_column(heading, justify="right")
+    table.add_row("6", "223", "0.3694 to 0.4041", "+0.026912", "5.64", "offset")
+    table.add_row("12", "1023", "0.1000 to 0.2000", "+0.000001", "123.45", "")
+    table.caption = "95% range: over sentences; ratio: in multiples of the mean\nwithout it at all: in nats"
+    return table
+
+
+def test_what_fits_is_shown_as_it_is() -> None:
+    lines = shown(made(), 80)
+    assert "left out" not in " ".join(lines)
+    assert [line.split() for line in lines if "5.64" in line] == [
+        ["6", "223", "0.3694", "to", "0.4041", "+0.026912", "5.64", "offset"]
+    ]
+
+
+def test_headings_are_broken_between_words_before_a_column_is_left_out() -> None:
+    whole = max(len(line) for line in shown(made(), 80) if "layer" in line)
+    text = " ".join(shown(made(), whole - 1))
+    assert "left out" not in text
+    assert "without it at all" not in text.partition("95% range: ")[0]
+    assert all(number in text for number in ("0.3694 to 0.4041", "+0.026912", "123.45", "1023"))
+
+
+@pytest.mark.parametrize("width", [25, 30, 40, 50])
+def test_columns_without_room_are_left_out_and_named(width: int) -> None:
+    text = " ".join(" ".join(shown(made(("ratio",)), width)).split())
+    before, _, named = text.partition("left out for lack of room: ")
+    left_out = named.split(", ")
+    assert left_out[-1] == "ratio"  # the first to go; named in the order of the table
+    assert {"layer", "neuron", "flag"}.isdisjoint(left_out)
+    numbers = {"95% range": "0.3694 to 0.4041", "without it at all": "+0.026912", "ratio": "123.45", "flag": "offset"}
+    for heading, number in numbers.items():
+        assert (number in before) == (heading not in left_out)
+    assert "in multiples of the mean" not in before
+    assert ("over sentences" in before) == ("95% range" not in left_out)
+
+
+def test_what_cannot_fit_at_all_goes_over_the_width_with_all_its_columns() -> None:
+    table = plain_table("Four")
+    for heading in ("name", "number", "ratio", "flag"):
+        table.add_column(heading)
+    table.add_row("a", "1.23456789012345", "5.64", "offset")
+    text = " ".join(shown(table, 10))
+    assert "left out" not in text
+    assert {"1.23456789012345", "5.64", "offset"} <= set(text.split())
+
+
+def test_text_is_broken_between_words_alone() -> None:
+    table = plain_table("Sentences")
+    for heading in ("n", "said", "of", "flag"):
+        table.add_column(heading)
+    long = "/models/" + "electroencephalographically" * 2
+    table.add_row("1.234", "position is told by neurons of many layers that are counted", f"{long} of bert", "offset")
+    for width in (25, 60, 80, 85, 90, 100):
+        words = " ".join(shown(table, width)).split()
+        assert "left" in words or {"1.234", "position", "counted", long, "offset"} <= set(words), width
+        assert "…" not in " ".join(words)
+
+
+def test_where_the_output_is_no_terminal_no_column_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    table = plain_table("Wide")
+    for k in range(30):
+        table.add_column(f"column {k}", justify="right")
+    table.add_row(*(str(10.0**k) for k in range(10, 40)))
+    show(table)
+    for text in (capsys.readouterr().out, render(table)):
+        assert "left out" not in text
+        assert [float(cell) for cell in text.splitlines()[-2].split()] == [10.0**k for k in range(10, 40)]
+
+
+@pytest.mark.parametrize("width", range(20, 90, 3))
+def test_a_column_whose_heading_recurs_is_never_without_the_column_that_it_is_of(width: int) -> None:
+    table = plain_table("Intervals")
+    for heading in ("layer", "kind", "accuracy", "95% range", "recall", "95% range", "precision", "95% range", "flag"):
+        table.add_column(heading, justify="right")
+    table.add_row("6", "all", "0.111", "0.112-0.113", "0.221", "0.222-0.223", "0.331", "0.332-0.333", "")
+    text = "\n".join(shown(table, width))
+    for number, its_range in (("0.111", "0.112"), ("0.221", "0.222"), ("0.331", "0.332")):
+        assert number in text or its_range not in text
+    if "0.221" in text and "0.222" not in text:
+        assert "95% range of recall" in " ".join(text.split())
