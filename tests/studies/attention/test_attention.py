@@ -1,4 +1,4 @@
-"""`attention` from end to end on tiny models."""
+"""`attention` from end to end on tiny models: of a corpus, pairs of sentences, role links and treebanks."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pytorch_lightning as pl
 import yaml
 
 from conftest import N_LAYERS
-from probing import Result, WandbOptions, attention, load_run
+from probing import Result, WandbOptions, attention
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.heads import accumulation
+from probing.heads import accumulation, syntax
 from probing.models import load_tokenizer, resolve_model
+from probing.runs.loading import load_run
 from probing.studies.attention.command import SCHEMAS
 from probing.tables.heads import conclusions
 from rendering import rendered
@@ -321,3 +322,291 @@ def test_few_sentences_are_told_to_be_too_few() -> None:
     assert conclusions({"attention_layers": [row]}) == [
         "There are no 95% intervals: 5 sentences are too few; at least 20 are needed."
     ]
+
+
+@pytest.fixture(scope="module")
+def pairs_place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
+    folder = tmp_path_factory.mktemp("pairs")
+    lines = [f"{a}\t{b}\n" for a, b in zip(sentences[:30], sentences[30:60], strict=True)]
+    (folder / "pairs.tsv").write_text("".join([*lines, lines[0]]), encoding="utf-8")
+    (folder / "plain.txt").write_text("".join(lines).replace("\t", " "), encoding="utf-8")
+    (folder / "broken.tsv").write_text("".join([*lines[:2], "no tab\n"]), encoding="utf-8")
+    (folder / "roles.tsv").write_text(
+        "".join(f"{s}\t1\tthing\t4\n" for s in sentences if 5 <= len(s.split()) <= 12), encoding="utf-8"
+    )
+    return folder
+
+
+def options(place: Path, model: Path, **more: Any) -> dict[str, Any]:
+    usual = {"model": str(model), "pairs": str(place / "pairs.tsv"), "runs": str(place / "runs"), "quiet": True}
+    return {**usual, "trainer": {"accelerator": "cpu"}, "wandb": WandbOptions("disabled"), **more}
+
+
+class PairsStop(pl.Callback):
+    """Interrupts a pass after its first shard."""
+
+    def on_predict_batch_end(self, *args: Any, **keywords: Any) -> None:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_pairs_have_blocks_and_no_parts_of_a_treebank(
+    pairs_place: Path, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(accumulation, "SHARD_TOKENS", 400)
+    forward = accumulation.forward_trainer
+    with monkeypatch.context() as once:
+        once.setattr(
+            accumulation, "forward_trainer", lambda trainer, callbacks: forward(trainer, [*callbacks, PairsStop()])
+        )
+        with pytest.raises(KeyboardInterrupt):
+            attention(**options(pairs_place, checkpoints["bert"], max_length=40))
+    made = attention(**options(pairs_place, checkpoints["bert"], max_length=40, quiet=False, name="one"))
+    out, err = capsys.readouterr()
+    assert made is not None
+    assert "over 30 pairs of sentences" in " ".join(out.split())
+    assert "pairs.tsv: 1 repeated pairs were left out" in err
+    assert " pairs were longer than the model accepts and were cut" in err
+    assert "the parts words, relations, trees, roles are left out: they need single sentences with the columns" in err
+    heads = [row for row in made.attention_classes if row["layer"] != "all"]
+    assert all(0 <= row["b"] <= 1 for row in heads)
+    assert any(row["b"] > 0 for row in heads)
+    for factor in (0.75, 1.0, 1.25):
+        shares = {row["class"]: row["share"] for row in made.attention_classes
+                  if (row["layer"], row["factor"]) == ("all", factor)}  # fmt: skip
+        assert "block" in shares
+        assert sum(shares.values()) == pytest.approx(1)
+    assert made.heads
+    assert made.similarity
+    assert not made.relations
+    results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
+    assert (results["unit"], results["n_sentences"]) == ("pairs", 30)
+    assert results["cache"]["n_truncated"] > 0
+    # Killed or not, and in batches of another size, it is the same.
+    config = yaml.safe_load((made.folder / "config.yaml").read_text(encoding="utf-8"))
+    other = {"cache": str(pairs_place / "other"), "name": "again", "parts": "classes", "batch_tokens": 100}
+    again = attention(**{**config, **other, "wandb": WandbOptions("disabled")})
+    assert again is not None
+    for row, same in zip(again.attention_classes, made.attention_classes, strict=True):
+        assert row == {
+            name: pytest.approx(value, abs=1e-6, nan_ok=True) if isinstance(value, float) else value
+            for name, value in same.items()
+        }
+    # The same words as single sentences have no blocks, and nothing of the pairs is taken for theirs.
+    single = {"pairs": None, "corpus": str(pairs_place / "plain.txt"), "parts": "classes", "max_length": 40}
+    text = attention(**options(pairs_place, checkpoints["bert"], **single))
+    assert text is not None
+    assert all("b" not in row for row in text.attention_classes)
+    assert {row["class"] for row in text.attention_classes if row["layer"] == "all"} == {
+        row["class"] for row in made.attention_classes if row["layer"] == "all"
+    } - {"block"}
+
+
+def test_role_links_have_sentences_of_their_own(pairs_place: Path, checkpoints: dict[str, Path]) -> None:
+    roles = str(pairs_place / "roles.tsv")
+    made = attention(**options(pairs_place, checkpoints["bert"], parts="classes,roles", roles=roles, name="roles"))
+    assert made is not None
+    assert made.roles
+    assert "b" in made.attention_classes[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--pairs", "broken.tsv"], "`--pairs broken.tsv`, line 3: expected two sentences with a tab between them"),
+        (["--pairs", "nowhere.tsv"], "nowhere.tsv"),
+        (["--pairs", "pairs.tsv", "--corpus", "plain.txt"], "`--pairs pairs.tsv` and `--corpus`: a survey reads pairs"),
+        (["--pairs", "pairs.tsv", "--test_corpus", "plain.txt"], "`--pairs pairs.tsv` and `--test_corpus`"),
+        (["--pairs", "pairs.tsv", "--parts", "trees"], "`--parts trees` needs single sentences with the columns of a"),
+        (["--pairs", "pairs.tsv", "--parts", "fusion"], "`--parts fusion` needs single sentences, given as --corpus"),
+        (["--pairs", "pairs.tsv", "--parts", "roles"], "and `--pairs pairs.tsv` has pairs of sentences without them"),
+        (["--pairs", "pairs.tsv", "--max_length", "4"], "`--max_length 4`: "),
+    ],
+)
+def test_what_pairs_cannot_do_is_refused(
+    args: list[str], message: str, pairs_place: Path, checkpoints: dict[str, Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: Any,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(pairs_place)
+    where = ["--model", str(checkpoints["bert"]), "--runs", str(tmp_path / "runs"), "--wandb.mode", "disabled"]
+    assert run(COMMANDS, ["attention", *where, *args]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+TREEBANK = "1\tshe\t_\tPRON\t_\t_\t4\tnsubj\t_\t_\n2\tnow\t_\tADV\t_\t_\t4\tadvmod\t_\t_\n" \
+    "3\tquickly\t_\tADV\t_\t_\t4\tadvmod\t_\t_\n4\tsaw\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n"  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def roles_place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
+    folder = tmp_path_factory.mktemp("roles")
+    short = [text for text in sentences if 6 <= len(text.split()) <= 12]
+    # The links of one half of the sentences could also be in the other half, where there are none.
+    two, one = ("{0}\t1\tthing\t4\n{0}\t1\tplace\t3-5\n", "{0}\t0\tthing\t2\n")
+    links = "".join((two, one)[i % 2].format(text) for i, text in enumerate(short))
+    (folder / "roles.tsv").write_text(links, encoding="utf-8")
+    (folder / "alone.conllu").write_text(TREEBANK, encoding="utf-8")
+    (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n", encoding="utf-8")
+    return folder
+
+
+def roles_options(place: Path, model: Path) -> dict[str, Any]:
+    usual = {"model": str(model), "corpus": str(place / "plain.txt"), "runs": str(place / "runs"), "parts": "roles"}
+    return {**usual, "quiet": True, "trainer": {"accelerator": "cpu"}, "wandb": WandbOptions("disabled")}
+
+
+def test_links_of_a_file_are_followed_in_both_directions(roles_place: Path, checkpoints: dict[str, Path]) -> None:
+    made = attention(**roles_options(roles_place, checkpoints["bert"]), roles=str(roles_place / "roles.tsv"), layer=2)
+    assert made is not None
+    assert {(row["query"], row["layer"], row["head"]) for row in made.roles} == {
+        (query, 2, head) for query in ("predicate", "filler") for head in (1, 2)
+    }
+    n = {row["role"]: row["n"] for row in made.roles}
+    assert n["all"] <= (roles_place / "roles.tsv").read_text(encoding="utf-8").count("\n")
+    for row in made.roles:
+        assert 0 < row["p_value"] <= 1
+        assert 0 < row["score"] < 1
+        assert 0 < row["unlinked"] < 1
+    assert made.heads == []
+    assert [line for line in conclusions(made.by_name) if line.startswith("Role links: ")]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--parts", "roles"], "`--parts roles` needs role links, given as --roles FILE or read from the columns head"),
+        (["--roles", "nowhere.tsv"], "nowhere.tsv"),
+        (["--roles", "framenet:nowhere"], "expected files `lu/lu*.xml` in the folder"),
+        (["--corpus", "alone.conllu", "--parts", "roles"], "pairs of words that look like a role link and are none"),
+    ],
+)
+def test_links_that_cannot_be_followed_are_refused(
+    args: list[str], message: str, roles_place: Path, checkpoints: dict[str, Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: Any,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(roles_place)
+    usual = ["--model", str(checkpoints["bert"]), "--corpus", "plain.txt", "--runs", str(tmp_path / "runs")]
+    assert run(COMMANDS, ["attention", *usual, "--wandb.mode", "disabled", *args]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+def parsed_treebank(sentences: list[str]) -> str:
+    """Write sentences as CoNLL-U in which each word but the first depends on the previous one."""
+    lines = []
+    for sentence in sentences:
+        for i, word in enumerate(sentence.split(), 1):
+            relation = "root" if i == 1 else "punct" if i == 3 else "dep"
+            lines.append(f"{i}\t{word}\t_\tX\t_\t_\t{i - 1}\t{relation}\t_\t_")
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def parsed_place(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
+    folder = tmp_path_factory.mktemp("treebanks")
+    (folder / "train.conllu").write_text(parsed_treebank(sentences[:60]), encoding="utf-8")
+    (folder / "short.conllu").write_text(
+        parsed_treebank([" ".join(text.split()[:4]) for text in sentences[:60]]), encoding="utf-8"
+    )
+    (folder / "test.conllu").write_text(parsed_treebank(sentences[50:110]), encoding="utf-8")
+    (folder / "plain.txt").write_text("\n".join(sentences[:30]) + "\n", encoding="utf-8")
+    return folder
+
+
+def parsed_survey(place: Path, model: Path, **options: Any) -> Result:
+    usual = {"corpus": str(place / "train.conllu"), "runs": str(place / "runs"), "quiet": True}
+    usual |= {"trainer": {"accelerator": "cpu"}, "wandb": WandbOptions("disabled")}
+    made = attention(model=str(model), **{**usual, **options})
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_heads_are_chosen_on_the_corpus_and_tested_on_the_test_corpus(
+    parsed_place: Path, checkpoints: dict[str, Path], family: str
+) -> None:
+    parts = "relations,trees,attention_probe"
+    made = parsed_survey(
+        parsed_place, checkpoints[family], parts=parts, test_corpus=str(parsed_place / "test.conllu"), layer=2
+    )
+    (relation,) = made.relations
+    assert (relation["relation"], relation["layer"]) == ("dep", 2)
+    assert (relation["offset"], relation["offset_train"], relation["offset_test"]) == (-1, 1.0, 1.0)
+    assert relation["difference"] == pytest.approx(relation["test"] - 1)
+    assert relation["test_low"] <= relation["test"] <= relation["test_high"]
+    assert 0 <= relation["untrained_low"] <= relation["untrained"] <= relation["untrained_high"] <= 1
+    trees = [row for row in made.trees if row["measure"] == "uuas"]
+    assert [(row["layer"], row["head"]) for row in trees] == [(2, 1), (2, 2)]
+    assert [row["chosen"] for row in trees].count("yes") == 1
+    assert max(trees, key=lambda row: row["train"])["chosen"] == "yes"
+    (probe,) = (row for row in made.trees if row["measure"] == "uas")
+    assert (probe["layer"], probe["offset"]) == ("all", -1)
+    assert 0 <= probe["optimality_gap"] <= 1e-5
+    assert probe["n_test"] == relation["n_test"]
+    # Trees have no word of punctuation, so that the word behind it has no edge.
+    assert {row["n_test"] for row in trees} < {*range(relation["n_test"])}
+    lines = " ".join(conclusions(made.by_name))
+    assert f"dep 2-{relation['head']}" in lines
+    assert "Trees of head 2-" in lines
+
+
+@pytest.mark.slow
+def test_without_a_test_corpus_heads_are_tested_on_sentences_that_they_are_not_chosen_on(
+    parsed_place: Path, checkpoints: dict[str, Path]
+) -> None:
+    made = parsed_survey(parsed_place, checkpoints["bert"], parts="trees")
+    whole = parsed_survey(
+        parsed_place, checkpoints["bert"], parts="trees", test_corpus=str(parsed_place / "test.conllu"), seed=1
+    )
+    assert made.trees[0]["n_test"] < made.trees[0]["n_train"]
+    assert whole.trees[0]["n_train"] < made.trees[0]["n_train"] + made.trees[0]["n_test"]  # shared ones are left out
+    assert made.relations == []
+    other = parsed_survey(parsed_place, checkpoints["bert"], parts="trees", random_weights=True)
+    assert "untrained" not in other.trees[0] or other.trees[0]["untrained"] != other.trees[0]["untrained"]
+
+
+def test_what_is_missing_is_said_and_the_probe_is_measured_only_if_it_is_named(
+    parsed_place: Path, checkpoints: dict[str, Path], capsys: Any
+) -> None:
+    made = parsed_survey(parsed_place, checkpoints["bert"], corpus=str(parsed_place / "short.conllu"), quiet=False)
+    err = capsys.readouterr().err
+    assert f"the part relations is left out: it needs a relation with at least {syntax.LEAST_ARCS} arcs" in err
+    results = json.loads((made.folder / "results.json").read_text(encoding="utf-8"))
+    assert "trees" in results["parts"]
+    assert "attention_probe" not in [*results["parts"], *results["left_out"]]
+    assert {row["measure"] for row in made.trees} == {"uuas"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--corpus", "short.conllu", "--parts", "relations"], "needs a relation with at least 100 arcs"),
+        (
+            ["--corpus", "train.conllu", "--test_corpus", "plain.txt", "--parts", "trees"],
+            "`--parts trees` needs dependency relations, the columns head and deprel of a .conllu file, and "
+            "`--test_corpus plain.txt` has none",
+        ),
+        (["--corpus", "broken.conllu", "--parts", "trees"], "has the head `99`, where 0 or the number of another"),
+    ],
+)
+def test_what_cannot_be_tested_is_refused_before_the_model_reads(
+    args: list[str], message: str, parsed_place: Path, checkpoints: dict[str, Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: Any,
+) -> None:  # fmt: skip
+    (parsed_place / "broken.conllu").write_text(
+        (parsed_place / "train.conllu").read_text(encoding="utf-8").replace("\t1\tdep", "\t99\tdep", 1),
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(parsed_place)
+    where = ["--model", str(checkpoints["bert"]), "--runs", str(tmp_path / "runs"), "--wandb.mode", "disabled"]
+    assert run(COMMANDS, ["attention", *where, "--cache", str(tmp_path / "cache"), *args]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "runs").exists()
+    assert not list((tmp_path / "cache").glob("*/plan.json"))
