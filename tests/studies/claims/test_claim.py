@@ -1,8 +1,11 @@
-"""Files of claims: what is in them is checked, and each is read from where the program is."""
+"""Claims: their files, verdicts and kinds of models, and that runs of which they are true confirm them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,16 +14,42 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from planted_claims import paper
+from families import masked_lm
+from planted_claims import (
+    attention_runs_of,
+    bertology_runs_of,
+    measured,
+    name,
+    paper,
+    positions_runs_of,
+    smoothing_runs_of,
+    verdicts,
+)
 from probing.cli.commandline import converted, unchecked
 from probing.cli.option_types import defaults
+from probing.corpus import from_sentences
 from probing.errors import UserError
+from probing.models import resolve_model
+from probing.runs.loading import load_run
 from probing.runs.study import study_of
 from probing.studies.claims import claim as module
-from probing.studies.claims.claim import chosen_claims, paper_of, papers, read_paper
+from probing.studies.claims.claim import (
+    KINDS_OF_MODELS,
+    LARGE,
+    Claim,
+    Reading,
+    chosen_claims,
+    kinds_of,
+    paper_of,
+    papers,
+    read_paper,
+)
 from probing.studies.claims.command import DATA
 from probing.studies.claims.measures import MEASURES
-from probing.studies.claims.planning import KINDS, given_data
+from probing.studies.claims.planning import KINDS, Given, Model, given_data, rows_of
+from probing.studies.claims.session import carry_out, plan
+from probing.studies.claims.verdict import Measured, Range, judge
+from probing.studies.geometry.command import geometry
 
 FILES = sorted((ROOT / "conf" / "claims").glob("*.yaml"))
 
@@ -192,3 +221,327 @@ def test_an_installed_copy_reads_the_installed_files(tmp_path: Path, monkeypatch
     monkeypatch.setattr(module, "__file__", str(tmp_path / "probing" / "studies" / "claims" / "claim.py"))
     assert papers() == ["mine"]
     assert read_paper("mine", MEASURES).title == "Somebody (2020)"
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("> 0.5", (0.51, 9), (0.2, 0.5)),
+        (">= 0.5", (0.5, 9), (0.2, 0.49)),
+        ("< 0.5", (-9, 0.49), (0.5, 0.6)),
+        ("<= 0.5", (-9, 0.5), (0.51, 0.6)),
+        ("= 2", (2, 2), (2.1, 2.2)),
+        ("0.3 to 0.5", (0.3, 0.5), (0.51, 0.52)),
+        ("-0.3 to 0.5", (-0.3, 0.5), (-0.5, -0.31)),
+        ("< -0.8", (-1, -0.81), (-0.8, 0)),
+    ],
+)
+def test_a_range_is_read_and_holds_what_it_says(
+    text: str, inside: tuple[float, float], outside: tuple[float, float]
+) -> None:
+    found = Range.parse(text)
+    assert found.holds(*inside)
+    assert not found.excludes(*inside)
+    assert found.excludes(*outside)
+    assert not found.holds(*outside)
+    assert str(found) == text
+    across = min(inside[0], outside[0]), max(inside[1], outside[1])
+    assert not found.holds(*across)
+    assert not found.excludes(*across)
+
+
+@pytest.mark.parametrize("text", ["", "0.5", ">0.5", "> half", "0.5 to 0.3", "1 to", "> 0.5 to 0.6"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no range"):
+        Range.parse(text)
+
+
+def test_a_gain_that_is_exactly_0_does_not_confirm_that_there_is_one() -> None:
+    assert judge(Measured.exact(0.0), Range.parse("> 0")) == "not confirmed"
+    assert judge(Measured(0.0, 0.0, 0.1), Range.parse("> 0")) == "unclear"
+
+
+def test_only_a_control_in_its_range_confirms() -> None:
+    criterion, control = Range.parse("> 0.5"), Range.parse("< 0.1")
+    assert judge(Measured(0.7, 0.6, 0.8, control=0.05), criterion, control) == "confirmed"
+    assert judge(Measured(0.7, 0.6, 0.8, control=0.1), criterion, control) == "unclear"
+    assert judge(Measured(0.7, 0.6, 0.8), criterion, control) == "unclear"
+    assert judge(Measured(0.7, 0.6, 0.8), criterion) == "confirmed"
+
+
+@pytest.mark.parametrize("ends", [(1.0, 0.0), (math.nan, 1.0), (0.0, math.inf)])
+def test_an_interval_is_two_numbers_in_order(ends: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match="no interval"):
+        Measured(0.5, *ends)
+
+
+def test_the_forms_that_an_error_names_are_read() -> None:
+    with pytest.raises(ValueError, match="such as") as raised:
+        Range.parse("?")
+    forms = str(raised.value).partition("such as ")[2].split(", ")
+    assert len(forms) == 6
+    assert all(Range.parse(form) for form in forms)
+
+
+def test_the_module_needs_nothing_but_the_standard_library() -> None:
+    text = Path(judge.__code__.co_filename).read_text(encoding="utf-8")
+    assert "import numpy" not in text
+    assert "probing" not in text.split("class ")[0]
+
+
+# A causal mask, and none: also where the family is that of decoders.
+DECODERS = {"gpt2": True, "gpt_neox": True, "llama": True, "bert": False, "albert": False, "xlnet": False, "t5": False}
+
+
+@pytest.mark.parametrize(("family", "is_decoder"), sorted(DECODERS.items()))
+def test_a_decoder_is_told_by_what_its_tokens_see(checkpoints: dict[str, Path], family: str, is_decoder: bool) -> None:
+    found = kinds_of(resolve_model(str(checkpoints[family])), ["decoder"])
+    assert found == ({"decoder"} if is_decoder else set())
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_a_masked_language_model_has_a_mask_token_and_a_head_with_weights(
+    checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, has_head: bool
+) -> None:
+    folder = masked_lm(tmp_path / "masked", "bert", sentences) if has_head else checkpoints["bert"]
+    found = kinds_of(resolve_model(str(folder)), ["masked language model", "large model"])
+    assert found == ({"masked language model"} if has_head else set())
+
+
+def test_only_what_is_asked_for_is_looked_for(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr("probing.studies.claims.claim.load_encoder", refuse)
+    assert kinds_of(resolve_model(str(checkpoints["gpt2"])), []) == frozenset()
+    assert kinds_of(resolve_model(str(checkpoints["gpt2"])), ["large model"]) == frozenset()
+
+
+def test_a_model_that_cannot_be_read_is_of_no_kind(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(checkpoints["gpt2"], broken)
+    config = json.loads((broken / "config.json").read_text(encoding="utf-8"))
+    (broken / "config.json").write_text(json.dumps({**config, "n_layer": LARGE}), encoding="utf-8")
+    assert kinds_of(resolve_model(str(broken)), KINDS_OF_MODELS) == {"large model"}  # its weights lack most blocks
+
+
+def test_a_claim_on_decoders_is_measured_on_a_decoder_that_is_given(
+    checkpoints: dict[str, Path], tmp_path: Path, sentences: list[str]
+) -> None:
+    paper = read_paper("luo2021", MEASURES)
+    claims = [claim for claim in paper.claims if claim.id == 58]
+    folder = {name: str(checkpoints[name]) for name in ("gpt2", "bert")}
+    named, text = {"d": folder["gpt2"], "e": folder["bert"]}, tmp_path / "text.txt"
+    text.write_text("\n".join(sentences), encoding="utf-8")
+    given = Given(str(text), {"other_corpus": None, "third_corpus": None})
+    planned = plan(
+        paper, claims, named, given, from_sentences("text", sentences), {"geometry": defaults(geometry)}, tmp_path
+    )
+    assert [len(planned.models[name]) for name in "de"] == [1, 0]
+    assert planned.kinds == {"d": {"decoder"}, "e": frozenset()}
+
+    def make(_: str, options: Mapping[str, Any]) -> Path:
+        own: dict[str, Any] = {"runs": str(tmp_path), "quiet": True, "wandb": {"mode": "disabled"}}
+        found = geometry(**options, **own, cache=str(tmp_path / "cache"))
+        assert found is not None
+        return found.folder
+
+    made, _ = carry_out(planned, make, load_run, lambda line: None)
+    rows = {row["model"]: row for row in rows_of(claims, made, paper)}
+    assert rows["d"]["verdict"] == "analogue"
+    least = min(
+        row["value"] for row in made[0].runs["geometry"].geometry
+        if (row["transform"], row["measure"]) == ("none", "mean_cosine") and row["layer"] not in (0, "all")
+    )  # fmt: skip
+    assert rows["d"]["measured"] == least
+    assert rows["e"]["verdict"] == "not testable here"
+    assert rows["e"]["lacking"] == f"{KINDS_OF_MODELS['decoder'].words}; e is none"
+
+
+def readings() -> list[tuple[str, Reading]]:
+    """Return how each claim is measured on the paper's own models, and on others where that is another way."""
+    claims = [(name, claim) for name in papers() for claim in read_paper(name, MEASURES).claims]
+    own = [(f"{name} {claim.id}", claim.reading) for name, claim in claims if claim.reading]
+    other = [(f"{name} {claim.id}", one.reading) for name, claim in claims for one in claim.analogues]
+    return own + [pair for pair in other if pair not in own]
+
+
+@pytest.mark.parametrize("reading", [one for _, one in readings()], ids=[name for name, _ in readings()])
+def test_every_criterion_has_all_four_outcomes(reading: Reading) -> None:
+    criterion, control = reading.criterion, reading.control
+    finite = [end for end in (criterion.low, criterion.high) if math.isfinite(end)]
+    inside = sum(finite) / len(finite) if len(finite) == 2 else finite[0] + (1 if math.isfinite(criterion.low) else -1)
+    outside = criterion.low - 1 if math.isfinite(criterion.low) else criterion.high + 1
+    passed = None if control is None else max(control.low, -9.0) / 2 + min(control.high, 9.0) / 2
+
+    def found(low: float, high: float, beside: float | None) -> str:
+        return judge(Measured((low + high) / 2, low, high, beside), criterion, control)
+
+    assert found(inside, inside, passed) == "confirmed"
+    assert found(outside, outside, passed) == "not confirmed"
+    assert found(min(outside, inside), max(outside, inside), passed) == "unclear"
+    assert judge(None, criterion, control) == "not testable here"
+    if control is not None:
+        failed = control.low - 1 if math.isfinite(control.low) else control.high + 1
+        assert found(inside, inside, failed) == "unclear"
+        assert found(inside, inside, None) == "unclear"
+        assert found(outside, outside, failed) == "not confirmed"
+
+
+PAPER = read_paper("bertology", MEASURES)
+
+
+@pytest.mark.parametrize(("claim", "model"), measured(PAPER), ids=name)
+def test_a_claim_is_confirmed_where_it_is_true_and_not_where_it_is_false(claim: Claim, model: str) -> None:
+    assert verdicts(PAPER, claim, model, bertology_runs_of) == ["confirmed", "not confirmed"]
+
+
+def test_another_model_has_analogues_of_every_claim_that_is_measured() -> None:
+    for true, met in ((True, "yes"), (False, "no")):
+        rows = {row["id"]: row for row in rows_of(PAPER.claims, [Model("other", bertology_runs_of(true))], PAPER)}
+        assert {row["verdict"] for row in rows.values()} == {"analogue", "not testable here"}
+        measured = {claim.id for claim in PAPER.claims if claim.analogues}
+        assert {number: row["met"] for number, row in rows.items() if "met" in row} == dict.fromkeys(measured, met)
+        assert all(rows[number]["lacking"] for number in set(rows) - measured)
+
+
+def test_without_a_head_of_its_own_a_model_is_measured_by_its_probes() -> None:
+    rows = {row["id"]: row for row in rows_of(PAPER.claims, [Model("other", bertology_runs_of(True))], PAPER)}
+    assert [rows[number]["measure"] for number in (29, 30)] == ["spare_heads_of_positions", "gain_for_positions"]
+
+
+def test_a_model_with_a_head_of_its_own_is_measured_by_masked_words_as_the_survey_s_models_are() -> None:
+    of_words = frozenset({"masked language model"})
+    for true, met in ((True, "yes"), (False, "no")):
+        other = Model("other", bertology_runs_of(true), kinds=of_words)
+        rows = {row["id"]: row for row in rows_of(PAPER.claims, [other], PAPER)}
+        assert [rows[number]["measure"] for number in (29, 30)] == ["spare_heads_of_words", "gain_for_words"]
+        assert [(rows[number]["verdict"], rows[number]["met"]) for number in (29, 30)] == [("analogue", met)] * 2
+
+
+def test_the_survey_has_37_claims_of_which_32_are_measured() -> None:
+    assert [claim.id for claim in PAPER.claims] == list(range(1, 38))
+    assert {claim.id for claim in PAPER.claims if claim.reading is None} == {10, 12, 32, 33, 35, 36, 37}
+    assert {claim.id for claim in PAPER.claims if not claim.analogues} == {10, 12, 35, 36, 37}
+    assert PAPER.models == ["bert", "bert-uncased", "bert-large", "own"]
+
+
+KOVALEVA2019 = read_paper("kovaleva2019", MEASURES)
+
+
+@pytest.mark.parametrize(("claim", "model"), measured(KOVALEVA2019), ids=name)
+def test_a_claim_is_confirmed_where_it_is_true_and_not_where_it_is_false_of_kovaleva2019(
+    claim: Claim, model: str
+) -> None:
+    assert verdicts(KOVALEVA2019, claim, model, attention_runs_of) == ["confirmed", "not confirmed"]
+
+
+def test_another_model_has_analogues_of_its_own_heads() -> None:
+    rows = {}
+    for true, met in ((True, "yes"), (False, "no")):
+        rows = {
+            row["id"]: row
+            for row in rows_of(KOVALEVA2019.claims, [Model("other", attention_runs_of(true))], KOVALEVA2019)
+        }
+        assert {row["verdict"] for row in rows.values()} == {"analogue"}
+        assert {number: row["met"] for number, row in rows.items()} == dict.fromkeys(range(1, 11), met)
+        assert rows[4]["measure"] == "lead_of_change_by_tuning"
+    named = frozenset({"tuned model"})
+    (row,) = (
+        row
+        for row in rows_of(KOVALEVA2019.claims, [Model("other", attention_runs_of(True), kinds=named)], KOVALEVA2019)
+        if row["id"] == 4
+    )
+    assert (row["measure"], row["met"]) == ("lead_of_change_in_last_layers", "yes")
+
+
+def test_claims_on_glue_are_not_testable_on_a_model_of_the_authors() -> None:
+    rows = {
+        row["id"]: row for row in rows_of(KOVALEVA2019.claims, [Model("own", attention_runs_of(True))], KOVALEVA2019)
+    }
+    assert all("GLUE" in rows[number]["lacking"] or "RTE" in rows[number]["lacking"] for number in (5, 9, 10))
+
+
+def test_the_paper_has_10_claims() -> None:
+    assert [claim.id for claim in KOVALEVA2019.claims] == list(range(1, 11))
+    assert KOVALEVA2019.models == ["own", "bert-uncased"]
+
+
+MEASURED = [(claim, model) for claim in paper().claims if claim.reading for model in claim.models]
+# No decoder has runs of its own here: what is measured of them is what is measured of others.
+PLANTED = [pair for pair in MEASURED if pair[1] not in ("gpt2", "pythia")]
+
+
+def luo2021_name(value: object) -> str:
+    return str(value.id) if isinstance(value, Claim) else str(value)
+
+
+def verdict(claim: Claim, model: str, true: bool) -> str:
+    compared = [Model("bert", positions_runs_of("bert", True))] if model == "roberta" else []
+    rows = rows_of([claim], [Model(model, positions_runs_of(model, true)), *compared], paper())
+    return next(str(row["verdict"]) for row in rows if row["model"] == model)
+
+
+@pytest.mark.parametrize(("claim", "model"), PLANTED, ids=luo2021_name)
+def test_a_claim_is_confirmed_where_it_is_true_and_not_where_it_is_false_of_luo2021(claim: Claim, model: str) -> None:
+    assert verdict(claim, model, true=True) == "confirmed"
+    assert verdict(claim, model, true=False) == "not confirmed"
+
+
+def test_decoders_are_anisotropic_if_every_layer_is() -> None:
+    (claim,) = (claim for claim in paper().claims if claim.id == 58)
+    for true, expected in ((True, "confirmed"), (False, "not confirmed")):
+        (row,) = rows_of([claim], [Model("gpt2", positions_runs_of("bert", true))], paper())
+        assert row["verdict"] == expected
+
+
+@pytest.mark.parametrize("number", [8, 58])
+def test_a_claim_on_a_kind_of_models_is_measured_on_another_model_of_that_kind_alone(number: int) -> None:
+    (claim,) = (claim for claim in paper().claims if claim.id == number)
+    (kind,) = claim.kinds
+    source = "bert-large" if number == 8 else "bert"
+    for true, met in ((True, "yes"), (False, "no")):
+        runs = positions_runs_of(source, true)
+        (row,) = rows_of([claim], [Model("other", runs, kinds=frozenset({kind}))], paper())
+        assert (row["verdict"], row["met"]) == ("analogue", met)
+        (without,) = rows_of([claim], [Model("other", runs)], paper())
+        assert without["verdict"] == "not testable here"
+        assert without["lacking"] == f"{KINDS_OF_MODELS[kind].words}; other is none"
+        assert "met" not in without
+
+
+def test_the_paper_has_58_claims_and_each_says_what_is_measured_or_what_is_lacking() -> None:
+    claims = paper().claims
+    assert [claim.id for claim in claims] == list(range(1, 59))
+    assert all(claim.reading or claim.lacking for claim in claims)
+    assert all(claim.analogues or claim.lacking for claim in claims)
+    assert len(MEASURED) > 40
+
+
+SHI2022 = read_paper("shi2022", MEASURES)
+
+
+@pytest.mark.parametrize("claim", [claim for claim in SHI2022.claims if claim.reading], ids=lambda claim: str(claim.id))
+def test_a_claim_is_confirmed_where_it_is_true_and_not_where_it_is_false_of_shi2022(claim: Claim) -> None:
+    for true, verdict in ((True, "confirmed"), (False, "not confirmed")):
+        (row,) = rows_of([claim], [Model("own", smoothing_runs_of(true))], SHI2022)
+        assert row["verdict"] == verdict
+
+
+def test_another_model_has_analogues_also_of_claims_that_need_pretraining() -> None:
+    for true, met in ((True, "yes"), (False, "no")):
+        rows = {row["id"]: row for row in rows_of(SHI2022.claims, [Model("other", smoothing_runs_of(true))], SHI2022)}
+        assert {number: row["met"] for number, row in rows.items() if "met" in row} == dict.fromkeys(
+            [1, 2, 3, 5, 6, 7, 8, 10], met
+        )
+        assert all(rows[number]["verdict"] == "not testable here" for number in (4, 9))
+
+
+def test_a_frozen_model_gives_no_verdict_on_pretraining() -> None:
+    rows = {row["id"]: row for row in rows_of(SHI2022.claims, [Model("own", smoothing_runs_of(True))], SHI2022)}
+    assert {number for number, row in rows.items() if row["verdict"] == "not testable here"} == {2, 4, 8, 9, 10}
+    assert "pretrained with fused layers" in rows[8]["lacking"]
+
+
+def test_the_paper_has_10_claims_of_shi2022() -> None:
+    assert [claim.id for claim in SHI2022.claims] == list(range(1, 11))

@@ -1,4 +1,4 @@
-"""`reproduce` on a tiny model: plans, runs, resumes, and writes the table of claims."""
+"""`reproduce` on tiny models: plans, runs, resumes, tunes, and writes the table of claims."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 
-from probing import Result, load_run, report, reproduce
+from conftest import make_sentences
+from families import masked_lm
+from probing import Result, report, reproduce
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from probing.runs.loading import load_run
 from probing.studies.geometry import command as geometry_module
+from tiny_models import other_queries, tuned
 
 NO_WANDB: Any = {"mode": "disabled"}
 # Two runs of `geometry`, of which each takes a second.
@@ -199,3 +203,222 @@ def test_the_report_has_a_row_for_each_claim_that_was_measured(place: Path, tmp_
         assert escape(row["command"]) in page
     for row in made.claims:
         assert escape(row.get("lacking", "")) in page
+
+
+PAIRS = [f"word {'ab' * i} goes\tthe next one is {i}" for i in range(1, 26)]
+
+
+def made(model: Path, corpus: Path, folder: Path, **others: Any) -> Result:
+    found = reproduce(
+        **{
+            "paper": "kovaleva2019", "models": str(model), "claims": "1,2,6,7", "corpus": str(corpus),
+            "runs": str(folder), "wandb": NO_WANDB, **others,
+        }
+    )  # fmt: skip
+    assert found is not None
+    return found
+
+
+@pytest.mark.slow
+def test_pairs_are_read_in_place_of_the_corpus_and_known_by_their_content(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("\n".join(PAIRS), encoding="utf-8")
+    options: dict[str, Any] = {"model": checkpoints["bert"], "corpus": corpus_file, "folder": tmp_path / "runs"}
+    first = made(**options, pairs=str(pairs))
+    rows = {row["id"]: row for row in first.claims if row["model"] == str(checkpoints["bert"])}
+    assert {number for number, row in rows.items() if "measured" in row} == {1, 2, 7}
+    assert 0 <= rows[1]["low"] <= rows[1]["measured"] <= rows[2]["measured"] <= 1
+    assert rows[2]["command"].endswith(f"--pairs {pairs} --parts classes")
+    assert "--corpus" not in rows[2]["command"]
+    assert rows[6]["lacking"].startswith("a treebank as `--corpus`")
+    capsys.readouterr()
+    again = made(**options, pairs=str(pairs))
+    assert capsys.readouterr().err.count(": read from ") == 2
+    assert again.results["runs"] == first.results["runs"]
+    pairs.write_text("\n".join(PAIRS[1:]), encoding="utf-8")
+    changed = made(**options, pairs=str(pairs))
+    said = capsys.readouterr().err
+    assert said.count(": read from ") == 1
+    assert "run 1 of 1" in said
+    assert changed.results["runs"] != first.results["runs"]
+    without = made(**options)
+    assert {row["lacking"] for row in without.claims if row["id"] in (1, 2) and row["model"] != "own"} == {"`--pairs`"}
+
+
+@pytest.mark.slow
+def test_a_model_is_compared_with_the_one_that_it_was_tuned_from(
+    tmp_path: Path, corpus_file: Path, capsys: pytest.CaptureFixture[str], sentences: list[str]
+) -> None:
+    # The last two of three blocks read what the second one, whose queries were changed, makes of the text.
+    before = masked_lm(tmp_path / "before", "bert", sentences)
+    options: dict[str, Any] = {
+        "model": tuned(before, other_queries),
+        "corpus": corpus_file,
+        "folder": tmp_path / "runs",
+    }
+    for made_or_read in ("run 1 of 1", ": read from "):
+        found = made(**options, claims="4", untuned=str(before))
+        assert made_or_read in capsys.readouterr().err
+        (row,) = (row for row in found.claims if row["model"] != "own")
+        assert row["met"] == "yes"
+        assert row["measured"] > 0
+        assert row["control"] > 0
+    same = made(**{**options, "model": before}, claims="4", untuned=str(before))
+    (row,) = (row for row in same.claims if row["model"] != "own")
+    assert (row["measured"], row["met"]) == (0, "no")
+
+
+def test_pairs_that_are_none_are_refused_before_anything_is_run(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("one sentence\n", encoding="utf-8")
+    words = ["kovaleva2019", "--models", str(checkpoints["bert"]), "--corpus", str(corpus_file), "--pairs", str(pairs)]
+    assert run(COMMANDS, ["reproduce", *words, "--runs", str(tmp_path / "runs")]) == 2
+    assert f"`--pairs {pairs}`, line 1: expected two sentences" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+BERTOLOGY_PAIRS = (
+    "The [MASK] reads a layer.\tprobe\ttoken\taffirmative\nA probe reads the [MASK].\ttoken\tprobe\tnegated\n"
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -> Path:
+    return masked_lm(tmp_path_factory.mktemp("bertology") / "bert", "bert", sentences)
+
+
+def bertology_made(model: str, corpus: Path, runs: Path, claims: str, **others: Any) -> Result:
+    found = reproduce(
+        "bertology", models=model, claims=claims, corpus=str(corpus), runs=str(runs), wandb=NO_WANDB, **others
+    )
+    assert found is not None
+    return found
+
+
+def of(found: Result, model: str) -> dict[int, dict[str, Any]]:
+    return {row["id"]: row for row in found.claims if row["model"] == model}
+
+
+def test_words_at_a_mask_are_measured_and_their_runs_are_taken_again(
+    model: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text(BERTOLOGY_PAIRS, encoding="utf-8")
+    options: dict[str, Any] = {"corpus": corpus_file, "runs": tmp_path / "runs", "claims": "6,11,26-28,35"}
+    rows = of(bertology_made(str(model), **options, cloze=str(pairs)), str(model))
+    assert {number for number, row in rows.items() if "measured" in row} == {6, 26, 27}
+    assert {rows[26]["measured"], rows[27]["measured"]} <= {0, 1}
+    assert rows[27]["control"] == rows[26]["measured"]
+    assert rows[6]["low"] <= rows[6]["measured"] <= rows[6]["high"]
+    assert rows[26]["command"] == f"python -m probing cloze --model {model} {pairs}"
+    assert rows[6]["command"] == f"python -m probing cloze --model {model} --corpus {corpus_file}"
+    assert rows[11]["lacking"] == "pairs of the group `agreement` in the file that `--cloze` names"
+    assert rows[28]["lacking"].startswith("a treebank as `--corpus`")
+    assert "LAMA" in rows[35]["lacking"]
+    capsys.readouterr()
+    again = of(bertology_made(str(model), **options, cloze=str(pairs)), str(model))
+    assert capsys.readouterr().err.count(": read from ") == 2
+    assert again == rows
+    pairs.write_text(BERTOLOGY_PAIRS.splitlines()[0], encoding="utf-8")
+    changed = of(bertology_made(str(model), **options, cloze=str(pairs)), str(model))
+    said = capsys.readouterr().err
+    assert said.count(": read from ") == said.count("run 1 of 1") == 1
+    assert "measured" not in changed[27]
+
+
+@pytest.mark.slow
+def test_heads_of_a_model_of_the_survey_are_judged_by_masked_words_and_of_others_by_positions(
+    model: Path, corpus_file: Path, tmp_path: Path, checkpoints: dict[str, Path]
+) -> None:
+    own = of(bertology_made(f"bert-uncased={model}", corpus_file, tmp_path, "29,30"), "bert-uncased")
+    assert own[29]["measure"] == "spare_heads_of_words"
+    assert own[29]["verdict"] in ("confirmed", "not confirmed", "unclear")
+    assert own[29]["command"].endswith("--kinds zero --retrain 0 --readouts mlm")
+    other = of(bertology_made(str(checkpoints["bert"]), corpus_file, tmp_path, "29,30"), str(checkpoints["bert"]))
+    assert other[29]["measure"] == "spare_heads_of_positions"
+    for rows in (own, other):
+        assert 0 <= rows[29]["low"] <= rows[29]["measured"] <= rows[29]["high"] <= 1
+        assert "more text" in rows[30]["lacking"]  # a half of the test sentences has no interval
+
+
+def test_what_a_model_or_a_text_does_not_have_is_said(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    bare = str(checkpoints["bert"])
+    rows = of(bertology_made(bare, corpus_file, tmp_path, "6-9,14,16,24,26", quiet=True), bare)
+    assert {row["verdict"] for row in rows.values()} == {"not testable here"}
+    assert rows[24]["lacking"] == "`--sts`"
+    for number in (6, 26):
+        assert "masked-language-model head" in rows[number]["lacking"]
+    for number in (7, 8, 9, 14, 16):
+        assert rows[number]["lacking"].startswith("a treebank as `--corpus`")
+
+
+@pytest.fixture(scope="module")
+def labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sentences, half of which end in `probe`, with a label that says so."""
+    path = tmp_path_factory.mktemp("labels") / "labels.csv"
+    texts = [" ".join(word for word in one.split() if word != "probe") for one in make_sentences(700, longest=8)]
+    rows = [(f"{one} {'probe' if i % 2 else 'layer'}", "yes" if i % 2 else "no") for i, one in enumerate(texts)]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+    return path
+
+
+def tuned_made(
+    paper: str, model: Path, runs: Path, claims: str, **options: Any
+) -> tuple[Result, dict[int, dict[str, Any]]]:
+    found = reproduce(paper, models=str(model), claims=claims, runs=str(runs), wandb=NO_WANDB, **options)
+    assert found is not None
+    return found, {row["id"]: row for row in found.claims if row["model"] == str(model)}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_claims_on_tuned_models_are_measured_on_labels_and_their_runs_are_taken_again(
+    checkpoints: dict[str, Path], labels: Path, corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"model": checkpoints["bert"], "runs": tmp_path / "runs", "corpus": str(corpus_file)}
+    found, rows = tuned_made("kovaleva2019", claims="4,5,9,10", labels=str(labels), **options)
+    assert {number for number, row in rows.items() if "measured" in row} == {4, 5, 9, 10}
+    assert capsys.readouterr().err.count("run ") >= 4
+    folders = found.results["runs"][str(checkpoints["bert"])]
+    tuned = load_run(folders["tuned"])
+    assert {row["answer"] for row in tuned.scores} == {"pretrained", "random", "shuffled", "majority", "bag"}
+    by_pair = {(row["answer"], row["against"]): row["difference"] for row in tuned.differences}
+    assert rows[5]["measured"] == min(by_pair["pretrained", "majority"], by_pair["pretrained", "random"])
+    without = load_run(folders["disabled_task"])
+    (layer,) = (row for row in without.disabled if row["unit"] == "1" and row["layer"] == 3)
+    assert rows[10]["measured"] == layer["effect"]
+    assert rows[9]["command"].startswith("python -m probing finetune ")
+    assert f" && python -m probing disable --readouts task={folders['tuned']}/checkpoints/" in rows[9]["command"]
+    _, again = tuned_made("kovaleva2019", claims="4,5,9,10", labels=str(labels), **options)
+    assert capsys.readouterr().err.count(": read from ") == 4
+    assert again == rows
+    # Another paper reads the same tuning, from more starts than it needs.
+    _, others = tuned_made("bertology", claims="32-34", labels=str(labels), **options)
+    assert {number for number, row in others.items() if "measured" in row} == {32, 33, 34}
+    assert others[34]["measured"] == rows[4]["measured"]
+    assert all(0 <= others[number]["measured"] <= 1 for number in (32, 33))
+    assert capsys.readouterr().err.count("run 1 of 1") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_without_labels_a_model_is_tuned_on_positions_and_a_layer_that_it_does_not_have_is_named(
+    checkpoints: dict[str, Path], corpus_file: Path, tmp_path: Path
+) -> None:
+    found, rows = tuned_made("shi2022", checkpoints["bert"], tmp_path, "2", corpus=str(corpus_file), quiet=True)
+    assert "`--tuning.layer -4`: " in rows[2]["lacking"]
+    assert "has 3 blocks" in rows[2]["lacking"]
+    folders = found.results["runs"][str(checkpoints["bert"])]
+    assert set(folders) == {
+        f"{what}_{on}" for what in ("head", "similarity") for on in ("on_last", "1_below", "2_below")
+    }
+    assert load_run(folders["head_2_below"]).config["task"] == "position_from_end"
+    for on, n_layers in {"on_last": 3, "2_below": 1}.items():
+        assert max(row["layer"] for row in load_run(folders[f"similarity_{on}"]).geometry) == n_layers
