@@ -1,9 +1,10 @@
-"""`geometry --interventions` with neurons that are named, from end to end on a tiny model with planted positions."""
+"""`geometry --interventions` with named neurons and texts with masks, from end to end on tiny models."""
 
 from __future__ import annotations
 
 import html
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,19 @@ import torch
 
 from conftest import BARE
 from families import make_checkpoint, masked_lm
-from probing import UserError, WandbOptions, fit, load_run, report
+from probing import WandbOptions, fit, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
+from probing.errors import UserError
+from probing.runs.loading import load_run
 from probing.runs.study import Result
 from probing.studies.geometry.command import geometry
 from probing.studies.geometry.neurons.sets import NeuronPasses, NeuronSet
-from probing.studies.geometry.neurons.tables import conclusions
+from probing.studies.geometry.neurons.tables import conclusions, tables
 from probing.studies.geometry.schema import NEURON_INTERVENTIONS
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from wandb_stand_in import read_offline_runs
+from written import read_csv
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 
@@ -258,3 +262,154 @@ def test_similarity_and_senses_are_read_from_data(place: Path, corpus_file: Path
     assert [(row["readout"], row["layer"], row["n"]) for row in rows] == [("sts:STS12", 3, 40), ("wic", 3, 40)]
     for row in rows:
         assert row["effect"] == pytest.approx(row["value"] - row["intact"])
+
+
+OF_WORDS: dict[str, Any] = {
+    "quiet": True, "wandb": WandbOptions("disabled"), "trainer": {"accelerator": "cpu"}, "figure_format": "png",
+}  # fmt: skip
+MASKED_PLANTED, OTHERS = "4,11", "2,9"
+NOUNS = ("probe", "sentence", "neuron", "token", "model")
+
+
+@pytest.fixture(scope="module")
+def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("words")
+
+
+@pytest.fixture(scope="module")
+def masked(room: Path, sentences: list[str]) -> Path:
+    """A BERT whose blocks after the first add nothing, and whose head reads two neurons of the last layer."""
+    from transformers import AutoModelForMaskedLM
+
+    folder = masked_lm(room / "planted", "bert", sentences)
+    whole = AutoModelForMaskedLM.from_pretrained(folder)
+    with torch.no_grad():
+        for block in whole.bert.encoder.layer[1:]:
+            for part in (block.attention.output, block.output):
+                part.dense.weight.zero_()
+                part.dense.bias.zero_()
+                part.LayerNorm.weight.fill_(1)
+                part.LayerNorm.bias.zero_()
+        read = whole.cls.predictions.transform.dense.weight
+        read[:, [neuron for neuron in range(read.shape[1]) if str(neuron) not in MASKED_PLANTED.split(",")]] = 0
+    whole.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pairs(room: Path) -> Path:
+    (path := room / "words.tsv").write_text(
+        "".join(
+            f"The {one} of a {of} [MASK] the model.\tThe {other} of a {of} [MASK] the model.\treads\thides\n"
+            for one, other, of in product(NOUNS, NOUNS, NOUNS)
+            if one < other
+        ),
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def options(room: Path, masked: Path, corpus_file: Path, pairs: Path) -> dict[str, Any]:
+    return {
+        "model": str(masked), "corpus": str(corpus_file), "kind": "interchange", "pairs": str(pairs), "layer": 1,
+        "draws": 19, "seed": 1, "interventions": True, "transforms": "none", "runs": str(room / "runs"), **OF_WORDS,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def masked_made(options: dict[str, Any]) -> Result:
+    found = geometry(**options, neurons=MASKED_PLANTED, name="planted")
+    assert found is not None
+    return found
+
+
+def largest(made: Result) -> dict[str, Any]:
+    return max(made.neuron_interventions, key=lambda row: row["k"])
+
+
+@pytest.mark.slow
+def test_neurons_that_the_head_reads_carry_the_odds_and_others_do_not(
+    masked_made: Result, options: dict[str, Any]
+) -> None:
+    row = largest(masked_made)
+    assert (row["readout"], row["layer"], row["k"], row["intact"]) == ("words", 3, 2, 0.0)
+    assert row["low"] > 0.5
+    assert row["random_p"] == row["matched_p"] == 0.05  # the least that 19 draws can give
+    assert row["random"] < 0.3
+    noise = geometry(**options, neurons=OTHERS, name="noise")
+    assert noise is not None
+    of_noise = largest(noise)
+    assert abs(of_noise["value"]) < 0.2
+    assert min(of_noise["random_p"], of_noise["matched_p"]) > 0.1
+    # Later blocks only look at each token by itself.
+    assert of_noise["all_neurons"] == row["all_neurons"] == pytest.approx(1, abs=1e-5)
+
+
+def test_what_was_found_is_on_disk_in_the_terminal_and_on_the_page(
+    masked_made: Result, options: dict[str, Any]
+) -> None:
+    neurons = masked_made.results["neurons"]
+    assert (neurons["n_pairs"], neurons["n_left_out"], neurons["probes"]) == (50, 0, {})
+    assert largest(masked_made)["difference"] > 0
+    assert masked_made.config["readouts"] == "words"
+    read = read_csv(masked_made.folder / "neuron_interventions.csv")
+    assert [row["all_neurons"] for row in read] == [row["all_neurons"] for row in masked_made.neuron_interventions]
+    line, told = conclusions(masked_made.neuron_interventions)
+    assert told.startswith("In the intact model, the log odds of the two words differ by ")
+    assert line.startswith(
+        "Layer 1, 2 neurons exchanged between the sentences of pairs: log odds carried, layer 3 from 0"
+    )
+    assert "; all neurons +" in line
+    (table,) = tables(masked_made.neuron_interventions)
+    assert list(table.columns[1].cells) == ["1", "2", "all"]
+    page = html.unescape(Path(report([str(masked_made.folder)])).read_text(encoding="utf-8"))
+    assert line in page
+    assert told in page
+    assert "log odds carried, layer 3" in page
+    assert load_run(masked_made.folder).neuron_interventions == masked_made.neuron_interventions
+    again = geometry(**{**masked_made.config, **OF_WORDS, "name": "again"})
+    assert again is not None
+    assert again.neuron_interventions == masked_made.neuron_interventions
+
+
+def test_neurons_of_a_run_of_positions_may_be_asked_about_too(
+    room: Path, masked: Path, corpus_file: Path, options: dict[str, Any]
+) -> None:
+    of_run = fit(
+        model=str(masked), corpus=str(corpus_file), layer="1", transform="none", runs=str(room / "runs"),
+        name="positions", **BARE, **OF_WORDS,
+    )  # fmt: skip
+    assert of_run is not None
+    own = {name: value for name, value in options.items() if name not in ("model", "corpus")}
+    found = geometry(**{**own, "from_run": str(of_run.folder), "top": 2, "draws": 0, "name": "ranked"})
+    assert found is not None
+    assert {row["readout"] for row in found.neuron_interventions} == {"words"}
+
+
+def test_what_does_not_go_with_words_is_refused(
+    room: Path, masked: Path, pairs: Path, corpus_file: Path, sentences: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    headless = make_checkpoint(room / "headless", "bert", sentences)
+    (mixed := room / "mixed.tsv").write_text(f"a\tb\n{pairs.read_text(encoding='utf-8')}", encoding="utf-8")
+    usual = ["--neurons=3", "--layer=1", "--kind=interchange"]
+    refused: dict[str, list[str]] = {
+        "`--pairs` of texts with [MASK] needs a model with a trained masked-language-model head": [
+            f"--model={headless}", f"--pairs={pairs}", *usual
+        ],
+        "line 2: expected 2 columns as in the lines above, found 4": [
+            f"--model={masked}", f"--pairs={mixed}", *usual
+        ],
+        "`--pairs -`: pairs are read more than once; give them as a file": [f"--model={masked}", "--pairs=-", *usual],
+        "pairs are read by the model's own head for masked words alone": [
+            f"--model={masked}", f"--pairs={pairs}", "--readouts=mlm", *usual
+        ],
+        "`--retrain 2` with `--kind interchange`": [f"--model={masked}", f"--pairs={pairs}", "--retrain=2", *usual],
+        "is read by `--kind interchange` alone, and `--kind mean` is given": [
+            f"--model={masked}", f"--pairs={pairs}", *usual[:2]
+        ],
+    }  # fmt: skip
+    place_of = [f"--runs={room}", f"--corpus={corpus_file}", "--interventions", "--wandb.mode=disabled"]
+    for message, options in refused.items():
+        assert run(COMMANDS, ["geometry", *place_of, *options]) == 2
+        assert message in capsys.readouterr().err

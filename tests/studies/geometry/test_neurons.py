@@ -1,4 +1,4 @@
-"""Neurons of the stream with other values: passes against the whole model, and what must not change anything."""
+"""Neurons of the stream with other values: sets, passes, rows of effects, and what is said of them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from probing.readouts.forward import Readers, Text, draw_text
 from probing.readouts.frozen_probes import ProbeReadout, Probes
 from probing.studies.geometry.neurons.sets import (
     KINDS,
+    Line,
     Moves,
     NeuronPasses,
     NeuronSet,
     Place,
     Values,
+    beside,
     changed_tokens,
+    chosen_sets,
     draw_targets,
+    drawn_sets,
+    effect_rows,
+    sizes_up_to,
 )
-
-pytestmark = [
-    pytest.mark.numeric,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning"),
-]
+from probing.studies.geometry.neurons.tables import conclusions, tables
 
 N_CLASSES = 9
 
@@ -98,6 +100,8 @@ def whole(case: Case, layer: int, upto: int, replaced: Any = None) -> Tensor:
     return torch.cat(found)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @torch.no_grad()
 def test_a_change_of_no_neurons_changes_nothing_to_the_bit(case: Case) -> None:
     passes = case.passes()
@@ -117,6 +121,8 @@ class _Intact:
         return model.run(batch.inputs, self.layer + 1, states, beside, layers)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 @torch.no_grad()
 @pytest.mark.parametrize("at", ["words", "everywhere"])
 def test_later_layers_are_those_of_the_whole_model_with_these_values(case: Case, at: Place) -> None:
@@ -164,6 +170,8 @@ def test_later_layers_are_those_of_the_whole_model_with_these_values(case: Case,
             assert (found[later] - case.text.states(later)).abs().max() > 1e-3
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_values_come_from_tokens_of_other_sentences(case: Case) -> None:
     passes = case.passes(text=case.train)
     drawn, sentences = passes.drawn(1), case.train.tokens.sentences
@@ -172,6 +180,8 @@ def test_values_come_from_tokens_of_other_sentences(case: Case) -> None:
     assert len(set(others[drawn])) == 20
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_without_directions_no_linear_probe_of_the_layer_beats_a_constant_answer(case: Case) -> None:
     """The theorem of LEACE: all classes have one mean, so that the gradient at the best constant answer is 0."""
     values = case.values(2)
@@ -195,6 +205,8 @@ def test_without_directions_no_linear_probe_of_the_layer_beats_a_constant_answer
     assert gradient(part(states[:, :5], labels)) < 1e-6 * intact
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     passes, one = case.passes(), NeuronSet(1, "zero", (2, 5))
     before = {name: value.clone() for name, value in case.encoder.state_dict().items()}
@@ -217,6 +229,8 @@ def test_everything_is_restored_after_an_error(case: Case, monkeypatch: pytest.M
     assert torch.equal(passes.run(one, [case.positions]), right)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_given_hidden_states_are_not_written_to(case: Case) -> None:
     passes = case.passes()
     batch = passes.forward.batches[0]
@@ -227,6 +241,8 @@ def test_given_hidden_states_are_not_written_to(case: Case) -> None:
     assert not torch.equal(changed, before)
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> None:
     together, alone = case.passes(), case.passes(batch_tokens=1)
     for kind in KINDS:
@@ -234,6 +250,8 @@ def test_a_sentence_gives_the_same_alone_as_in_a_padded_batch(case: Case) -> Non
         assert torch.equal(together.run(one, [case.positions]), alone.run(one, [case.positions]))
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_an_example_is_moved_to_each_other_class_alike_and_to_none_that_training_lacks() -> None:
     labels = np.repeat(np.array([-1, 0, 1, 2, 3], dtype=np.int32), 3000)
     found = draw_targets(labels, np.array([0, 1, 3]), seed=5)
@@ -245,6 +263,8 @@ def test_an_example_is_moved_to_each_other_class_alike_and_to_none_that_training
     assert (draw_targets(labels, np.array([1]), seed=5) == -1).all()
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_the_mean_of_a_class_comes_to_lie_at_that_of_the_other(case: Case) -> None:
     values, neurons = case.values(1), [0, 4, 9]
     means = values.class_means(neurons)
@@ -256,6 +276,8 @@ def test_the_mean_of_a_class_comes_to_lie_at_that_of_the_other(case: Case) -> No
     assert torch.equal(moved[labels < 0], values.states[:, neurons][labels < 0])
 
 
+@pytest.mark.numeric
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 def test_without_directions_of_means_over_pieces_no_probe_of_these_beats_a_constant_answer(case: Case) -> None:
     """Each example is the mean over three tokens; the map of tokens erases the class from the means."""
     plain = case.values(1)
@@ -271,3 +293,138 @@ def test_without_directions_of_means_over_pieces_no_probe_of_these_beats_a_const
         return float(torch.stack([vectors[own == one].mean(0) for one in own.unique()]).std(0).max())
 
     assert spread_of_means(mapped) < 1e-5 * spread_of_means(plain.states)
+
+
+@pytest.mark.numeric
+def test_doses_go_up_to_all_neurons_that_are_named() -> None:
+    assert sizes_up_to(1) == [1]
+    assert sizes_up_to(3) == [1, 2, 3]
+    assert sizes_up_to(10) == [1, 2, 5, 10]
+    assert sizes_up_to(96) == [1, 2, 5, 10, 20, 50, 96]
+
+
+@pytest.mark.numeric
+def test_the_first_neurons_of_the_ranking_are_changed_and_nothing_for_comparison() -> None:
+    sets = chosen_sets(2, [7, 1, 5], ["zero", "direction"], 16)
+    assert sets == [
+        NeuronSet(2, "zero", ()),
+        *(NeuronSet(2, kind, (7, 1, 5)[:k]) for kind in ("zero", "direction") for k in (1, 2, 3)),
+    ]  # fmt: skip
+
+
+@pytest.mark.numeric
+def test_drawn_sets_have_the_size_of_the_chosen_ones_and_matched_ones_their_spread() -> None:
+    sd = np.linspace(0.1, 10, 200)
+    chosen = chosen_sets(1, [199, 198, 197, 196, 195], ["mean", "zero"], 200)
+    drawn = list(drawn_sets(chosen, sd, 30, seed=3))
+    assert len(drawn) == len(set(drawn)) == 2 * 3 * 2 * 30
+    for one in drawn:
+        assert len(set(one.neurons)) == one.k
+        if one.source == "matched":
+            assert min(one.neurons) >= 175
+    random = {n for one in drawn if one.source == "random" for n in one.neurons}
+    assert len(random) > 100
+    assert random & {195, 196, 197, 198, 199}  # also those that they are compared with
+    by_kind = [[(one.neurons, one.source, one.draw) for one in drawn if one.kind == kind] for kind in ("mean", "zero")]
+    assert by_kind[0] == by_kind[1]
+    again = list(drawn_sets(chosen, sd, 30, seed=3))
+    assert drawn == again != list(drawn_sets(chosen, sd, 30, seed=4))
+
+
+@pytest.mark.numeric
+def test_all_neurons_of_a_layer_are_one_set_that_nothing_is_compared_with() -> None:
+    sets = chosen_sets(1, range(16), ["direction"], 16)
+    assert [one.k for one in sets] == [0, 16]
+    assert list(drawn_sets(sets, np.ones(16), 20, 0)) == []
+
+
+@pytest.mark.numeric
+def test_an_effect_stands_beside_those_of_drawn_sets_on_their_part_of_the_sentences() -> None:
+    n = np.array([4, 2, 0, 10])
+    intact = np.array([[4.0, 2, 0, 8], [8.0, 4, 0, 20]])
+    chosen = np.array([[2.0, 1, 0, 8], [9.0, 4, 0, 20]])
+    lines = [Line("position", 3, n, {}), Line("mlm", 4, n, {"head": 2})]
+    drawn = {
+        NeuronSet(1, "mean", (i,), source, i + 1): sums
+        for source in ("random", "matched")
+        for i, sums in enumerate(([[4.0, 8], [8.0, 20]], [[1.0, 8], [12.0, 20]], [[2.0, 8], [8.0, 19]]))
+    }
+    results = {NeuronSet(1, "mean", ()): intact, NeuronSet(1, "mean", (7,)): chosen}
+    arrays = {one: np.array(sums) for one, sums in drawn.items()}
+    rows, draws = effect_rows(results, arrays, lines, np.array([0, 3]))
+    accuracy, loss = rows
+    assert accuracy["neurons"] == "7"
+    assert (accuracy["intact"], accuracy["value"]) == (14 / 16, 11 / 16)
+    assert accuracy["effect"] == pytest.approx(-3 / 16)
+    # On the first and the last sentence: -2 of 14, among 0, -3 and -2.
+    assert (accuracy["random_lowest"], accuracy["random_highest"]) == pytest.approx((-3 / 14, 0))
+    assert accuracy["random"] == pytest.approx(-5 / 42)
+    assert accuracy["random_percentile"] == pytest.approx(100 / 3)
+    assert accuracy["random_p"] == pytest.approx(3 / 4)
+    # Of a loss a rise is a harm: +1 of 14, among 0, +4 and -1.
+    assert loss["matched_percentile"] == pytest.approx(200 / 3)
+    assert loss["matched_p"] == pytest.approx(2 / 4)
+    assert loss["head"] == 2
+    assert [(row["set"], row["draw"]) for row in draws[:7]] == [
+        ("chosen", 0), *((source, draw) for source in ("random", "matched") for draw in (1, 2, 3)),
+    ]  # fmt: skip
+    assert [row["effect"] for row in draws[:4]] == pytest.approx([-2 / 14, 0, -3 / 14, -2 / 14])
+
+
+@pytest.mark.numeric
+def test_a_p_value_is_the_rank_among_all_sets() -> None:
+    others = np.linspace(-1, 1, 19)
+    assert beside("random", -2.0, others, -1)["random_p"] == 1 / 20
+    assert beside("random", 2.0, others, -1)["random_p"] == 1
+    assert beside("random", 2.0, others, 1)["random_p"] == 1 / 20
+    assert beside("random", 0.0, np.zeros(9), 1)["random_p"] == 1
+    assert beside("random", 0.0, np.array([]), 1) == {}
+
+
+CHANCE = "not shown to be more than by chance"
+
+
+def row(n: int, n_as_given: int, **others: Any) -> dict[str, Any]:
+    return {
+        "changed_layer": 1, "kind": "interchange", "k": 5, "readout": "words", "layer": 3, "intact": 0.0, "value": 0.4,
+        "effect": 0.4, "low": 0.3, "high": 0.5, "all_neurons": 0.9, "difference": 1.25, "n": n,
+        "n_as_given": n_as_given, **others,
+    }  # fmt: skip
+
+
+def test_the_share_stands_beside_that_of_all_neurons_and_what_it_is_of() -> None:
+    share, told = conclusions([row(40, 38)])
+    assert share == (
+        "Layer 1, 5 neurons exchanged between the sentences of pairs: log odds carried, layer 3 from 0.000 to 0.400 "
+        "(+40.0 points (+30.0 to +50.0); all neurons +90.0)."
+    )
+    assert told == (
+        "In the intact model, the log odds of the two words differ by 1.2 nats between the texts of a pair, in 38 of "
+        "40 pairs as the file has it."
+    )
+    (table,) = tables([row(40, 38)])
+    assert [list(column.cells)[1] for column in table.columns[1:3]] == ["all", "+90.0"]
+
+
+def test_what_reads_no_words_says_nothing_of_them_and_has_no_row_of_all_neurons() -> None:
+    other = {**row(40, 38), "kind": "mean", "readout": "position", "all_neurons": float("nan")}
+    assert len(conclusions([other])) == 1
+    (table,) = tables([other])
+    assert table.row_count == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "as_given", "is_chance"), [(40, 20, True), (40, 25, True), (40, 28, False), (5, 5, True)]
+)
+def test_pairs_that_the_model_does_not_tell_apart_are_said_to_be_chance(n: int, as_given: int, is_chance: bool) -> None:
+    assert (CHANCE in conclusions([row(n, as_given)])[1]) is is_chance
+
+
+def test_noise_is_called_chance_and_a_model_that_knows_the_words_is_not() -> None:
+    generator = np.random.default_rng(0)
+    noise, signal = (generator.binomial(60, share, size=400) for share in (0.5, 0.85))
+    of_noise, of_signal = (
+        np.mean([CHANCE in conclusions([row(60, int(n))])[1] for n in few]) for few in (noise, signal)
+    )
+    assert of_noise > 0.96  # one side of an exact interval of 95%
+    assert of_signal == 0
