@@ -1,4 +1,4 @@
-"""The same results on a device without float64, as Apple's MPS is, as on the processor.
+"""The same results on a device without float64, as Apple's MPS is, and on a GPU, where there is one.
 
 The device of `pretended_device` computes as the processor does, so what differs is where sums are taken in float64, and
 perhaps the float32 operations that a library chooses for MPS: hence the tolerance of `TOLERANCE`, some rounding errors
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,17 @@ from transformers import AutoModel
 
 from conftest import BARE, make_sentences
 from pretended_device import pretended
-from probing import ActivationDataModule, UserError, WandbOptions, extract, fit
+from probing import ActivationDataModule, WandbOptions, extract, fit
 from probing.cache import Request
 from probing.cache.store import Plan, divide
+from probing.cli.option_types import Dtype
 from probing.corpus import from_sentences
+from probing.errors import UserError
 from probing.heads.accumulation import BlockMeasure, Measure, accumulate
 from probing.heads.parts import Similarity
 from probing.heads.rows import profile
 from probing.heads.subject import Attended
-from probing.models import resolve_model
+from probing.models import BUILTIN_PACKAGE, resolve_model
 from probing.models.anatomy import examine
 from probing.models.residual_stream import find_blocks
 from probing.probes import objective as midway_curvature
@@ -41,7 +44,7 @@ from probing.studies.geometry.command import geometry
 from probing.studies.geometry.inside.smoothing_bound import constants, measure
 from synthetic import LIGHTNING_WARNINGS, make_tokens
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", *LIGHTNING_WARNINGS)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 TOLERANCE = 1e-6
 
@@ -70,6 +73,7 @@ def assert_same(rows: Iterable[Mapping[str, Any]], expected: Sequence[Mapping[st
             )
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "solver", [{}, {"probe": {"solver": "adam", "l2": 1e-2}, "trainer": {"max_epochs": 2}}], ids=["lbfgs", "adam"]
@@ -94,6 +98,7 @@ def test_fit_gives_the_tables_of_the_processor(
     assert_same(found["mps"].neurons, found["cpu"].neurons)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_extract_and_geometry_give_those_of_the_processor(options: dict[str, Any], tmp_path: Path) -> None:
     measured = {}
     for name in ("cpu", "mps"):
@@ -138,6 +143,7 @@ def variants(accelerator: str) -> list[LayerFit]:
     return train_problems(data.sides, [0], data.moments, problems, training, test=True)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_all_variants_of_probes_are_those_of_the_processor() -> None:
     expected = variants("cpu")
     with pretended("mps"):
@@ -154,6 +160,7 @@ def test_all_variants_of_probes_are_those_of_the_processor() -> None:
         )
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, Path]) -> None:
     tokens = make_tokens([7, 3, 5, 1])
     tokens = replace(tokens, input_ids=tokens.input_ids % 30)
@@ -169,6 +176,7 @@ def test_the_bound_on_smoothing_is_that_of_the_processor(checkpoints: dict[str, 
     np.testing.assert_allclose(found["mps"], found["cpu"], rtol=TOLERANCE)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     corpus = from_sentences("made up", make_sentences(30))
     request = Request(resolve_model(str(checkpoints["bert"])), corpus, (), batch_tokens=150)
@@ -185,8 +193,28 @@ def test_what_heads_attend_to_is_that_of_the_processor(checkpoints: dict[str, Pa
             torch.testing.assert_close(getattr(own, kind)(name), getattr(other, kind)(name), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_training_in_float64_is_refused_before_any_work(options: dict[str, Any], tmp_path: Path) -> None:
     own: dict[str, Any] = {"probe": {"solver": "adam"}, "trainer": {"accelerator": "mps", "precision": "64-true"}}
     with pretended("mps"), pytest.raises(UserError, match=r"`--trainer.precision 64-true`: mps has no float64; .*cpu`"):
         fit(**options, **own, cache=str(tmp_path / "cache"))
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_accuracies_are_those_of_the_processor(checkpoints: dict[str, Path], tmp_path: Path, dtype: Dtype) -> None:
+    model = "minilm" if find_spec(BUILTIN_PACKAGE) else str(checkpoints["bert"])
+    runs = []
+    dtypes: dict[str, Dtype] = {"cpu": "float32", "gpu": dtype}
+    for accelerator, own in dtypes.items():
+        run = fit(
+            model=model, dtype=own, cache=str(tmp_path / accelerator), runs=str(tmp_path / "runs"), quiet=True,
+            trainer={"accelerator": accelerator}, wandb={"mode": "disabled"},
+        )  # fmt: skip
+        assert run is not None
+        runs.append([row["accuracy"] for row in run.accuracy])
+    # Half precision changes the activations themselves.
+    tolerance = 0.002 if dtype == "float32" else 0.005
+    assert runs[1] == pytest.approx(runs[0], abs=tolerance)
