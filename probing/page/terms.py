@@ -9,11 +9,11 @@ from html import unescape
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
 from probing.page.neurons import COLUMNS, flags_of
 from probing.results.rows import Html, element, pairs
+from probing.runs.study import Terms
 from probing.tables.columns import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED
 from probing.tables.probes import SHOWN
 from probing.tables.schema import CLASS_SCORES, NEURON_CLASSES
 
-Terms = Mapping[str, str]
 
 # The meaning of each flag.
 FLAGS = {

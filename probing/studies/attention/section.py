@@ -11,11 +11,10 @@ from probing.heads.example_maps import Example, read_examples
 from probing.page.heads import HEAD, HeadMeasure, Place, Survey, cell_of, head_id, head_map, head_measures, places, told
 from probing.page.run import script_data
 from probing.page.sources import model_name
-from probing.page.terms import Terms
 from probing.results.rows import Html, element, joined, table
 from probing.results.schema import count, interval
 from probing.runs.checks import leaves_out_first
-from probing.runs.study import Result, SectionPlace, folded
+from probing.runs.study import Result, SectionPlace, folded, Terms
 from probing.tables.heads import finds_relation, name_of
 
 # Width of a letter, of a wide one and of the room between words; distances of arcs from the line of the words.

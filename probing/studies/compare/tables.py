@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from probing.models.layers import what_is_a_neuron
-from probing.page.terms import Terms
 from probing.results.rows import Html, element, table
 from probing.results.schema import (
     Column,
@@ -28,7 +27,7 @@ from probing.results.schema import (
     two_decimals,
     whole,
 )
-from probing.runs.study import Result
+from probing.runs.study import Result, Terms
 from probing.runtime.terminal import plain_table
 from probing.statistics.intervals import LEVEL, MIN_SENTENCES, few_sentences
 from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED

@@ -30,13 +30,12 @@ from probing.runs.call import Measured
 from probing.runs.tuned import Tuned
 from probing.studies.disable.schema import MAGNITUDE, MEAN, RANDOM
 from probing.studies.disable.survey import Found
-from probing.studies.disable.tables import at_last_layer, by_order, is_head, kinds_of, named, readouts_of
+from probing.studies.disable.tables import Row, at_last_layer, by_order, is_head, kinds_of, named, readouts_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Row = Mapping[str, Any]
 _LOOKS = {
     "uniform": {"color": BLUE, "ls": "-", "marker": "o"},
     "zero": {"color": ORANGE, "ls": "--", "marker": "s"},

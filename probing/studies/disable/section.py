@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from probing.page.heads import HEAD, HeadMeasure, Place, head_map
-from probing.page.terms import Terms
 from probing.readouts.names import measure_of
 from probing.results.rows import Html, element, table
 from probing.results.schema import in_brackets, interval
-from probing.runs.study import Result, framed, section_of
+from probing.runs.study import Result, framed, section_of, Terms
 from probing.studies.disable.tables import PLACES, Row, at_last_layer, is_head, kinds_of, named, readouts_of
 
 DISABLED: Terms = {

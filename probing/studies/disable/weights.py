@@ -20,7 +20,6 @@ from probing.disabling.subject import Rows, tested
 from probing.models.examination import run, vectors_given, with_vectors
 from probing.readouts.forward import Forward, Intact, Loss, Padded, Readers, Readout, padded
 from probing.readouts.later_blocks import Change, LaterBlocks
-from probing.readouts.later_blocks import Change as OfOutputs
 from probing.readouts.names import measure_of
 from probing.runtime.progress import counted
 from probing.statistics.chance import percentile_of, rank_p
@@ -365,11 +364,11 @@ class Together:
         """The layer below the first block that is changed."""
         return min(block for block, _ in self.heads) - 1
 
-    def of_blocks(self) -> dict[int, OfOutputs]:
+    def of_blocks(self) -> dict[int, Change]:
         """Return for each changed block the function that changes the input of its output projection."""
         return {block: self._of_block(block) for block in sorted({block for block, _ in self.heads})}
 
-    def _of_block(self, block: int) -> OfOutputs:
+    def _of_block(self, block: int) -> Change:
         stands, width = self.stands[block - 1], self.stands.shape[1]
         gone = torch.zeros(width, dtype=torch.bool, device=stands.device)
         for head in (head for of, head in self.heads if of == block):

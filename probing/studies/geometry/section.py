@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from probing.page.lines import Line, line_chart
-from probing.page.terms import ACCURACY, TRANSFORMS, Terms
+from probing.page.terms import ACCURACY, TRANSFORMS
 from probing.results.rows import Html, as_in_terminal, element, table
 from probing.results.schema import Row, ends, in_brackets, interval
-from probing.runs.study import Result
+from probing.runs.study import Result, Terms
 from probing.statistics.sample_size import label, size_lines
 from probing.studies.geometry.extremes import tables as extremes
 from probing.studies.geometry.extremes.tables import (

@@ -15,7 +15,7 @@ from probing.runs.folder import check_several, continuable, folder_of_trainings,
 from probing.runs.study import Result, study_of
 from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
-from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
+from probing.studies.pretrain.tables import PRETRAINING_ARMS
 from probing.studies.pretrain.tables import (
     EncoderGroup,
     EncoderOptions,
@@ -77,7 +77,7 @@ def pretrain(
     config |= {"encoder": asdict(shape), "training": asdict(recipe)}
     # An unfinished run of the name is continued, so that whether the name is taken is found later.
     call = Call.of(study_of("pretrain"), config, None, wandb, [*numbers, *problems, *recipe_problems(shape, recipe)])
-    wanted = chosen("--arms", arms, ARMS)
+    wanted = chosen("--arms", arms, PRETRAINING_ARMS)
     text = load_corpus(corpus)
     with quiet_libraries():
         from probing.runtime.trainer import Places, check_trainer_options

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from probing.page.lines import BY_STEP, LOOKS, Line, Up, line_chart
-from probing.page.terms import ACCURACY, BY_TOKEN, Terms
+from probing.page.terms import ACCURACY, BY_TOKEN
 from probing.results.rows import Html, element
-from probing.runs.study import Result, framed, section_of
+from probing.runs.study import Result, framed, section_of, Terms
 from probing.studies.series.tables import Panel, Tables, course, first_rows, layers_of, panels
 
 SERIES: Terms = {

@@ -17,7 +17,7 @@ from probing.studies.sweep.tables import best_table
 # --------------------------------------------------------------------------------------------------------------------
 
 
-class Sweep(Study):
+class SweepStudy(Study):
     """Many runs of `fit`. Its trials, in `folder / "trials"`, are runs of their own."""
 
     name, kind, title = "sweep", "sweep", "Sweep"
@@ -47,4 +47,4 @@ class Sweep(Study):
         return Result(self, folder, config, results, {"sweep": rows})
 
 
-SWEEP = Sweep()
+SWEEP = SweepStudy()
