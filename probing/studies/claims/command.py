@@ -85,7 +85,7 @@ def reproduce(
     with quiet_libraries():
         from probing.studies.claims.planning import rows_of
         from probing.studies.claims.session import carry_out, plan
-        from probing.studies.claims.tables import measured_claims as measured
+        from probing.studies.claims.tables import measured_claims
 
         given = Given(corpus, {name: config[name] for name in DATA} | {"size": None})
         usual = {name: defaults(study_of(name).command) for name in COMMANDS}
@@ -101,7 +101,7 @@ def reproduce(
         rows = rows_of(wanted, made, of)
         config["models"] = list(planned.models)
         folder = RunFolder(call.place, name, paper, figures=False)
-        return call.write_into(folder, lambda _: measured(rows, of, folders))
+        return call.write_into(folder, lambda _: measured_claims(rows, of, folders))
 
 
 def _checked(paper: str | None, *texts: str | None) -> str:

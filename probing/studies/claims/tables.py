@@ -26,7 +26,7 @@ def short_number(value: float) -> str:
     return f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
-def measured(row: Row) -> str:
+def measured_text(row: Row) -> str:
     """Return what was measured with its interval, if it has one."""
     if "measured" not in row:
         return ""
@@ -83,7 +83,7 @@ def _measured_table(model: str, rows: Sequence[Row]) -> Any:
         table.add_column(heading)
     for row in here:
         last = row["met"] if is_other else row["verdict"]
-        table.add_row(str(row["id"]), row["claim"], measured(row), row["criterion"], control(row), last)
+        table.add_row(str(row["id"]), row["claim"], measured_text(row), row["criterion"], control(row), last)
     return table
 
 
@@ -160,7 +160,7 @@ def _cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for row in rows:
         said = outcome(row) + (f": {row['lacking']}" if row.get("lacking") else "")
         yield (
-            str(row["id"]), row["claim"], row["where"], row["model"], row["published"], measured(row),
+            str(row["id"]), row["claim"], row["where"], row["model"], row["published"], measured_text(row),
             row.get("criterion", ""), control(row), said,
         )  # fmt: skip
 
@@ -284,7 +284,7 @@ def _of_model(model: str, rows: Sequence[Row]) -> Html:
     head = ["id", "claim", "verdict", "", "measured", "by the claim", "published", "control"]
     body: list[list[Child]] = []
     for row in rows:
-        after = (measured(row), row["criterion"], row["published"], control(row))
+        after = (measured_text(row), row["criterion"], row["published"], control(row))
         body.append([row["id"], _claim(row), _narrow(outcome(row)), _axis(row), *map(_narrow, after)])
     return element("figure", element("figcaption", caption), table(head, body))
 
@@ -304,7 +304,7 @@ def _axis(row: Row) -> Child:
     low, high = expected(row["criterion"])
     published = row.get("published_value")
     told = f", published {published:g}" if published is not None else ""
-    title = f"measured {measured(row)}, by the claim {row['criterion']}{told}"
+    title = f"measured {measured_text(row)}, by the claim {row['criterion']}{told}"
     return range_axis(row["measured"], ends(row) or (row["measured"], row["measured"]), (low, high), published, title)
 
 

@@ -47,9 +47,9 @@ class Series(Study):
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        from probing.studies.series.section import SERIES as TERMS
+        from probing.studies.series.section import SERIES
 
-        return {self.title: TERMS}
+        return {self.title: SERIES}
 
 
 SERIES = Series()
