@@ -24,7 +24,7 @@ from probing.studies.cloze import tables as cloze
 from probing.studies.hierarchy import tables as hierarchy
 from probing.studies.pretrain.section import PRETRAINING
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
-from probing.studies.series.section import SERIES
+from probing.studies.series.section import SERIES_TERMS
 from probing.studies.series.tables import Thresholds, emergence
 from probing.tables.heads import conclusions, of_heads
 from report_runs import QUICKLY, make_survey
@@ -582,4 +582,4 @@ def test_of_many_layers_some_are_drawn_and_the_page_says_so(tmp_path: Path) -> N
 def test_every_heading_is_explained(series_section: str) -> None:
     headings = set(re.findall(r'<th scope="col">(.*?)</th>', series_section))
     assert len(headings) > 10
-    assert headings <= {name for names in SERIES for name in names.split(", ")}
+    assert headings <= {name for names in SERIES_TERMS for name in names.split(", ")}

@@ -47,9 +47,9 @@ class Series(Study):
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        from probing.studies.series.section import SERIES
+        from probing.studies.series.section import SERIES_TERMS
 
-        return {self.title: SERIES}
+        return {self.title: SERIES_TERMS}
 
 
 SERIES = Series()

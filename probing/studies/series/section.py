@@ -10,7 +10,7 @@ from probing.results.rows import Html, element
 from probing.runs.study import Result, framed, section_of, Terms
 from probing.studies.series.tables import Panel, Tables, course, first_rows, layers_of, panels
 
-SERIES: Terms = {
+SERIES_TERMS: Terms = {
     "step": "Number of steps of the training, from the name of the checkpoint.",
     "loss": "Mean loss on held-out text, in nats, as the training wrote it.",
     "token frequencies": "The loss of a model that knows how often each token occurs and nothing else.",
