@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from html import unescape
 
 from probing.data.control_names import ADDED_CONTROLS, CONTROLS
@@ -13,7 +13,6 @@ from probing.runs.study import Terms
 from probing.tables.columns import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED
 from probing.tables.probes import SHOWN
 from probing.tables.schema import CLASS_SCORES, NEURON_CLASSES
-
 
 # The meaning of each flag.
 FLAGS = {

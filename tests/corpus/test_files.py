@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from probing.builtin_tasks.label import Label
+from probing.builtin_tasks.column import Label
 
 from conftest import BARE
 from probing import WandbOptions, fit

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from probing.builtin_tasks.label import Label
-from probing.builtin_tasks.sentence_label import SentenceLabel
+from probing.builtin_tasks.column import Label, SentenceLabel
 from safetensors import safe_open
 from transformers import AutoTokenizer
 

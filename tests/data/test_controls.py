@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probing.builtin_tasks.upos import UniversalPartOfSpeech
+from probing.builtin_tasks.column import UniversalPartOfSpeech
 from safetensors import safe_open
 
 from probing import ProbeOptions, Run, WandbOptions, fit

@@ -13,9 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from probing.builtin_tasks.column import SentenceLabel, UniversalPartOfSpeech
 from probing.builtin_tasks.position import Position
-from probing.builtin_tasks.sentence_label import SentenceLabel
-from probing.builtin_tasks.upos import UniversalPartOfSpeech
 
 from probing.cache.store import ActivationStore
 from probing.cache.tokens import Tokens

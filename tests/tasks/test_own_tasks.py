@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from probing.builtin_tasks.sentence_label import SentenceLabel
+from probing.builtin_tasks.column import SentenceLabel
 from transformers import AutoModel, AutoTokenizer
 
 from conftest import BARE, BARE_ARGS, FAMILIES

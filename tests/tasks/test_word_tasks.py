@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from probing.builtin_tasks.column import Column
-from probing.builtin_tasks.deprel import DependencyRelation
-from probing.builtin_tasks.label import Label
-from probing.builtin_tasks.position import Position
-from probing.builtin_tasks.position_from_end import PositionFromEnd
-from probing.builtin_tasks.position_in_word import PositionInWord
-from probing.builtin_tasks.sentence_label import SentenceLabel
-from probing.builtin_tasks.upos import UniversalPartOfSpeech
-from probing.builtin_tasks.xpos import FineGrainedTag
+from probing.builtin_tasks.column import (
+    Column,
+    DependencyRelation,
+    FineGrainedTag,
+    Label,
+    SentenceLabel,
+    UniversalPartOfSpeech,
+)
+from probing.builtin_tasks.position import Position, PositionFromEnd, PositionInWord
 from safetensors import safe_open
 from transformers import AutoModel, AutoTokenizer
 

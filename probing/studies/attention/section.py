@@ -14,7 +14,7 @@ from probing.page.sources import model_name
 from probing.results.rows import Html, element, joined, table
 from probing.results.schema import count, interval
 from probing.runs.checks import leaves_out_first
-from probing.runs.study import Result, SectionPlace, folded, Terms
+from probing.runs.study import Result, SectionPlace, Terms, folded
 from probing.tables.heads import finds_relation, name_of
 
 # Width of a letter, of a wide one and of the room between words; distances of arcs from the line of the words.

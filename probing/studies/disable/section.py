@@ -9,7 +9,7 @@ from probing.page.heads import HEAD, HeadMeasure, Place, head_map
 from probing.readouts.names import measure_of
 from probing.results.rows import Html, element, table
 from probing.results.schema import in_brackets, interval
-from probing.runs.study import Result, framed, section_of, Terms
+from probing.runs.study import Result, Terms, framed, section_of
 from probing.studies.disable.tables import PLACES, Row, at_last_layer, is_head, kinds_of, named, readouts_of
 
 DISABLED: Terms = {

@@ -15,8 +15,8 @@ from probing.runs.folder import check_several, continuable, folder_of_trainings,
 from probing.runs.study import Result, study_of
 from probing.runtime.machine import quiet_libraries
 from probing.runtime.processes import is_main_process
-from probing.studies.pretrain.tables import PRETRAINING_ARMS
 from probing.studies.pretrain.tables import (
+    PRETRAINING_ARMS,
     EncoderGroup,
     EncoderOptions,
     Size,

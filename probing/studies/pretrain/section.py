@@ -9,7 +9,7 @@ from typing import Any
 from probing.page.lines import BY_LAYER, BY_STEP, LOOKS, SHARES, Across, Line, Up, line_chart
 from probing.page.terms import ACCURACY, BY_TOKEN
 from probing.results.rows import Html, element, table
-from probing.runs.study import Result, framed, section_of, Terms
+from probing.runs.study import Result, Terms, framed, section_of
 from probing.studies.pretrain.tables import (
     BETTER_THAN_NONE,
     BETTER_THAN_UNIGRAM,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from probing.page.lines import BY_STEP, LOOKS, Line, Up, line_chart
 from probing.page.terms import ACCURACY, BY_TOKEN
 from probing.results.rows import Html, element
-from probing.runs.study import Result, framed, section_of, Terms
+from probing.runs.study import Result, Terms, framed, section_of
 from probing.studies.series.tables import Panel, Tables, course, first_rows, layers_of, panels
 
 SERIES_TERMS: Terms = {

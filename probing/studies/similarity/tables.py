@@ -12,7 +12,7 @@ from probing.page.lines import Line, line_chart
 from probing.page.terms import ACCURACY, TRANSFORMS
 from probing.results.rows import Html, element
 from probing.results.schema import Column, Schema, ends, in_brackets, interval, measured, number, text, whole
-from probing.runs.study import Result, folded, section_of, Terms
+from probing.runs.study import Result, Terms, folded, section_of
 from probing.statistics.intervals import few_sentences
 from probing.statistics.sample_size import label, size_lines
 from probing.tables.schema import SIZES, layer_column
