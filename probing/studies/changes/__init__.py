@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from probing.results.rows import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.changes import tables as changed
+from probing.studies.changes import tables
 
 # --------------------------------------------------------------------------------------------------------------------
 # The study of `changes`.
@@ -19,25 +19,25 @@ class Changes(Study):
 
     name, kind, title = "changes", "changes by tuning", "What tuning changed"
     function = "probing.studies.changes.command:changes"
-    schemas = changed.LAYERS, changed.CHECKPOINTS
+    schemas = tables.LAYERS, tables.CHECKPOINTS
     page = "tuning-changes.md"
     files: ClassVar[Mapping[str, str]] = {"figures/changes": "Each measure by layer, a point for each checkpoint."}
 
     def tables(self, made: Result) -> list[Any]:
         """Return the changes of attention maps and hidden states by layer."""
-        return changed.tables(made.by_name)
+        return tables.tables(made.by_name)
 
     def more_tables(self, made: Result) -> list[Any]:
         """Return the changes by all other measures."""
-        return changed.more_tables(made.by_name)
+        return tables.more_tables(made.by_name)
 
     def answer(self, made: Result) -> list[str]:
         """Return which layers the task has changed."""
-        return changed.answer(made.by_name, made.results["start"]["name"])
+        return tables.answer(made.by_name, made.results["start"]["name"])
 
     def conclusions(self, made: Result) -> list[str]:
         """Return for each measure where most is changed, and what cannot be told."""
-        return changed.conclusions(made.by_name, made.results)
+        return tables.conclusions(made.by_name, made.results)
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""
@@ -51,7 +51,7 @@ class Changes(Study):
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        return {self.title: changed.TERMS}
+        return {self.title: tables.TERMS}
 
 
 CHANGES = Changes()

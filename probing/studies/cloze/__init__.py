@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from probing.runs.study import Result, Study, Terms
-from probing.studies.cloze import tables as cloze
-from probing.studies.cloze import tables as schemas
+from probing.studies.cloze import tables
 
 # --------------------------------------------------------------------------------------------------------------------
 # The study of `cloze`.
@@ -19,7 +18,7 @@ class Cloze(Study):
 
     name, kind, title = "cloze", "predictions at masks", "At the mask"
     function = "probing.studies.cloze.command:cloze"
-    schemas = schemas.CLOZE, schemas.GROUPS, schemas.CHANGES
+    schemas = tables.CLOZE, tables.GROUPS, tables.CHANGES
     page = "cloze.md"
     files: ClassVar[Mapping[str, str]] = {
         "figures/": "Shares by group, and losses.",
@@ -27,11 +26,11 @@ class Cloze(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return shares and losses."""
-        return cloze.tables(made.by_name)
+        return tables.tables(made.by_name)
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what was found, a sentence for each group and each change."""
-        return cloze.conclusions(made.by_name)
+        return tables.conclusions(made.by_name)
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""
@@ -41,7 +40,7 @@ class Cloze(Study):
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        return {self.title: cloze.terms()}
+        return {self.title: tables.terms()}
 
 
 CLOZE = Cloze()

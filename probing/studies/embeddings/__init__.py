@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from probing.results.rows import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.embeddings import tables as embeddings
-from probing.studies.embeddings import tables as schemas
+from probing.studies.embeddings import tables
 
 # --------------------------------------------------------------------------------------------------------------------
 # The study of `embeddings`.
@@ -21,7 +20,7 @@ class Embeddings(Study):
     name, kind, title = "embeddings", "position bias of embeddings", "Position bias of embeddings"
     function = "probing.studies.embeddings.command:embeddings"
     in_several_processes = True
-    schemas = schemas.BIAS, schemas.PLACES, schemas.SIMILARITY
+    schemas = tables.BIAS, tables.PLACES, tables.SIMILARITY
     page = "embeddings.md"
     files: ClassVar[Mapping[str, str]] = {
         "figures/embeddings": "What an edit changes, and what a sentence weighs, by its place in the document.",
@@ -29,17 +28,17 @@ class Embeddings(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return start, middle and end, and the bias of all vectors."""
-        return embeddings.tables(made.by_name)
+        return tables.tables(made.by_name)
 
     def answer(self, made: Result) -> list[str]:
         """Return whether the start counts more than the end."""
         from probing.page.sources import model_name
 
-        return embeddings.answer(made.by_name, model_name(made.config))
+        return tables.answer(made.by_name, model_name(made.config))
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what the bias is held against, and what corrections do to it."""
-        return embeddings.conclusions(made.by_name, made.results)
+        return tables.conclusions(made.by_name, made.results)
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""
@@ -55,7 +54,7 @@ class Embeddings(Study):
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        return {self.title: embeddings.terms()}
+        return {self.title: tables.terms()}
 
 
 EMBEDDINGS = Embeddings()

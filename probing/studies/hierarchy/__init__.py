@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from probing.results.rows import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.hierarchy import tables as hierarchy
-from probing.studies.hierarchy import tables as schemas
+from probing.studies.hierarchy import tables
 
 # --------------------------------------------------------------------------------------------------------------------
 # The study of `hierarchy`.
@@ -21,7 +20,7 @@ class Hierarchy(Study):
     name, kind, title = "hierarchy", "linear order or hierarchy", "Linear order or hierarchy"
     function = "probing.studies.hierarchy.command:hierarchy"
     in_several_processes = True
-    schemas = schemas.HIERARCHY, schemas.DISTRACTORS
+    schemas = tables.HIERARCHY, tables.DISTRACTORS
     page = "hierarchy.md"
     files: ClassVar[Mapping[str, str]] = {
         "figures/hierarchy": "The shares by layer, a panel for each task.",
@@ -29,11 +28,11 @@ class Hierarchy(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the shares, a table for each task."""
-        return hierarchy.tables(made.by_name)
+        return tables.tables(made.by_name)
 
     def conclusions(self, made: Result) -> list[str]:
         """Return which layers go by which rule."""
-        return hierarchy.conclusions(made.by_name)
+        return tables.conclusions(made.by_name)
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""
@@ -49,7 +48,7 @@ class Hierarchy(Study):
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        return {self.title: hierarchy.terms()}
+        return {self.title: tables.terms()}
 
 
 HIERARCHY = Hierarchy()

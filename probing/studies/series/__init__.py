@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from probing.results.rows import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.series import tables as schemas
-from probing.studies.series import tables as series
+from probing.studies.series import tables
 
 # --------------------------------------------------------------------------------------------------------------------
 # The study of `series`.
@@ -20,7 +19,7 @@ class Series(Study):
 
     name, kind, title = "series", "series of checkpoints", "Checkpoints"
     function = "probing.studies.series.command:series"
-    schemas = schemas.SERIES, schemas.SERIES_OUTLIERS, schemas.EMERGENCE
+    schemas = tables.SERIES, tables.SERIES_OUTLIERS, tables.EMERGENCE
     page = "series.md"
     files: ClassVar[Mapping[str, str]] = {
         "figures/series": "Each measure over the steps.",
@@ -28,16 +27,16 @@ class Series(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the series."""
-        return series.tables(made.by_name)
+        return tables.tables(made.by_name)
 
     def conclusions(self, made: Result) -> list[str]:
         """Return when each quantity came, and in which order."""
-        return series.conclusions(made.by_name)
+        return tables.conclusions(made.by_name)
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""
         first = made.results["checkpoints"][0]
-        return f"checkpoints of {series.series_name(first['model'], first['revision'])}"
+        return f"checkpoints of {tables.series_name(first['model'], first['revision'])}"
 
     def section(self, made: Result, place: SectionPlace) -> Html:
         """Return what came first, and the measures over the steps."""
