@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from probing.results.rows import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.disable import tables as disabling
+from probing.studies.disable import tables
 from probing.studies.disable.schema import SCHEMAS
 from probing.studies.disable.tables import quantised_sentences, quantised_tables, weight_sentences, weight_tables
 
@@ -30,7 +30,7 @@ class Disable(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the effects."""
-        return [*disabling.tables(made.by_name), *weight_tables(made.by_name), *quantised_tables(made.by_name)]
+        return [*tables.tables(made.by_name), *weight_tables(made.by_name), *quantised_tables(made.by_name)]
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what the effects say, a sentence for each question."""
@@ -38,10 +38,10 @@ class Disable(Study):
         further = [
             line
             for say in (weight_sentences, quantised_sentences)
-            for readout in disabling.readouts_of(of)
+            for readout in tables.readouts_of(of)
             for line in say(of, readout)
         ]
-        return [*disabling.tuned_sentences(made.results), *disabling.conclusions(of), *further]
+        return [*tables.tuned_sentences(made.results), *tables.conclusions(of), *further]
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from probing.results.rows import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.finetune import tables as finetuning
+from probing.studies.finetune import tables
 from probing.studies.finetune.options import LAST
 from probing.studies.finetune.tables import CURVES, DIFFERENCES, SCORES, TERMS, TUNINGS
 
@@ -38,17 +38,17 @@ class Finetune(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the scores."""
-        return finetuning.tables(made.by_name)
+        return tables.tables(made.by_name)
 
     def more_tables(self, made: Result) -> list[Any]:
         """Return each tuning, and all differences."""
-        return finetuning.more_tables(made.by_name)
+        return tables.more_tables(made.by_name)
 
     def answer(self, made: Result) -> list[str]:
         """Return how well each start does, and whether pretraining helps."""
         layer = made.config["tuning"].get("layer", LAST)  # runs of earlier versions have no such option
         on = "" if layer == LAST else f" with its head on layer {layer}"
-        return finetuning.answer(made.by_name, f"{made.config['model']}{on}", made.results)
+        return tables.answer(made.by_name, f"{made.config['model']}{on}", made.results)
 
     def section(self, made: Result, place: SectionPlace) -> Html:
         """Return the sentences, the scores and losses as charts, and all tables."""
@@ -62,7 +62,7 @@ class Finetune(Study):
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what tunings are held against, and what varies their scores."""
-        return finetuning.conclusions(made.by_name, made.results)
+        return tables.conclusions(made.by_name, made.results)
 
 
 FINETUNE = Finetune()

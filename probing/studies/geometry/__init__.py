@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from probing.results.rows import Html, Table
 from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.geometry import tables as geometry
+from probing.studies.geometry import tables
 from probing.studies.geometry.extremes import tables as extremes
 from probing.studies.geometry.neurons import tables as neuron_interventions
 from probing.studies.geometry.position.tables import position_conclusions, position_tables
@@ -39,7 +39,7 @@ class Geometry(Study):
         """Return the measurements."""
         from probing.studies.geometry.inside.report import inside_tables
 
-        own = [*geometry.tables(made), *first_token_tables(made.first_token)]
+        own = [*tables.tables(made), *first_token_tables(made.first_token)]
         own += extremes.tables(made.by_name)
         own += position_tables(made.by_name)
         return [*own, *inside_tables(*_inside(made)), *neuron_interventions.tables(made.neuron_interventions)]
@@ -49,7 +49,7 @@ class Geometry(Study):
         from probing.studies.geometry.inside.report import inside_conclusions
 
         clipped = {int(layer): neurons for layer, neurons in made.results["clipped"].items()}
-        lines = [*geometry.conclusions(made, clipped), *first_token_conclusions(made.first_token)]
+        lines = [*tables.conclusions(made, clipped), *first_token_conclusions(made.first_token)]
         lines += extremes.conclusions(made.by_name)
         lines += position_conclusions(made.by_name)
         lines += inside_conclusions(*_inside(made))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from probing.results.rows import Html
 from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.pretrain import tables as pretraining
+from probing.studies.pretrain import tables
 from probing.studies.pretrain.tables import ARMS, LENGTHS, LOSSES
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -31,11 +31,11 @@ class Pretrain(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the last checkpoints."""
-        return pretraining.tables(made.by_name)
+        return tables.tables(made.by_name)
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what the experiment says of each arm, and the verdict."""
-        return pretraining.conclusions(made.by_name, made.results["growth"])
+        return tables.conclusions(made.by_name, made.results["growth"])
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""
