@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from probing.corpus import load_corpus
-from probing.corpus.splits import assign_splits
+from probing.text import assign_splits, load_corpus
 
 # Label of words at positions beyond the last one that is a class.
 BEYOND = "beyond"

@@ -23,20 +23,19 @@ import torch
 from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 
-from probing.cache import Request, activations
-from probing.cache.store import cache_folder
+from probing.activations import Request, activations
+from probing.activations.store import cache_folder
 from probing.cli.options import ProbeOptions
-from probing.corpus.splits import Split, read_corpora
-from probing.data.controls import token_identity
 from probing.data.examples import Sides
 from probing.data.labelling import choose_classes, label, prior_cross_entropy_by_sentence
-from probing.data.module import layer_moments
-from probing.evidence.removal import weights_without
+from probing.data.module import layer_moments, token_identity
 from probing.models import load_encoder, resolve_model
 from probing.probes.closed_forms import Decomposed
+from probing.probes.removal import weights_without
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import train_probes, train_variants, training_of
-from probing.statistics.intervals import ENDS, accuracy_interval, difference_interval, mean_interval, ratio_interval
+from probing.statistics import ENDS, accuracy_interval, difference_interval, mean_interval, ratio_interval
+from probing.text import Split, read_corpora
 
 SIZES = (20, 50, 200, 1000)
 # Number of draws of the bootstrap that the intervals are compared with.

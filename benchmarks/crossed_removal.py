@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 from probing.data.examples import Examples, Sides, read
-from probing.evidence.removal import REMOVED, cross_entropy_by_sentence
+from probing.probes.removal import REMOVED, cross_entropy_by_sentence
 from probing.probes.training import train_probes
 from probing.probes.transforms import with_neurons
 from probing.runs.finished import Extraction, open_runs, probe_weight, sides_of, trained_as
 from probing.runs.places import cache_of
 from probing.runs.run import Run, load_fit
-from probing.runtime.machine import quiet_libraries
+from probing.runtime import quiet_libraries
 
 SPLITS = 50
 # Neurons that are retrained without: so many that the first ten of a half are among them.

@@ -22,17 +22,17 @@ import torch
 from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 
-from probing.cache import Request, activations
-from probing.cache.store import cache_folder
-from probing.corpus.splits import read_corpora
+from probing.activations import Request, activations
+from probing.activations.store import cache_folder
 from probing.data.examples import Examples
 from probing.data.labelling import choose_classes, label
 from probing.data.module import layer_moments
-from probing.evidence.table import separation_of
 from probing.models import resolve_model
+from probing.probes.evidence import separation_of
 from probing.statistics.chance import discovery_rates, permute_within_sentences
 from probing.statistics.label_scores import LabelCodes, SeparationAccumulator
 from probing.tables.schema import FALSE_DISCOVERIES
+from probing.text import read_corpora
 
 Array = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from benchmarks import commands, floor
 from benchmarks.corpora import sentences, write_text
 from benchmarks.harness import Check, Comparison, Contestant, Met, Run, Setting, interleave, median_of, values_of
 from benchmarks.peers import peers_python
-from probing.cache import BATCH_TOKENS_CPU
+from probing.activations import BATCH_TOKENS_CPU
 
 OURS, HALF = "probing, float32", "probing, bfloat16"
 # The slow tools read only the first sentences; targets concern the whole corpus.

@@ -29,15 +29,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probing.cache.store import ActivationStore
+from probing.activations.store import ActivationStore
 from probing.errors import RunError, UserError
-from probing.models import load_encoder, resolve_model
+from probing.models import SiteName, load_encoder, resolve_model
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import find_heads, read_heads
 from probing.models.examination import examination_inputs
-from probing.models.layers import SiteName
 from probing.models.residual_stream import NotFound, find_norms, find_path, word_table
-from probing.studies.fit.command import extract
+from probing.studies.fit import extract
 from probing.studies.geometry.inside.changed_norms import find_parameters
 
 SENTENCES = (

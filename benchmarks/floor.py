@@ -16,7 +16,7 @@ from pathlib import Path
 
 from probing.models import load_config, resolve_model
 from probing.models.loading import Blocks
-from probing.runtime.machine import rate
+from probing.runtime import rate
 
 DTYPES = ("float32", "bfloat16")
 MEMORY_BYTES, DISK_BYTES = 256 * 2**20, 256 * 2**20

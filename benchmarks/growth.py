@@ -24,7 +24,7 @@ from benchmarks import commands
 from benchmarks.corpora import larger, write_text
 from benchmarks.harness import measure, read_csv, slope, write_csv
 from benchmarks.scaling import TOKENS_PER_WORD
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing
+from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 import probing
 from probing.errors import UserError
 from probing.runs.run import Run
-from probing.tables.columns import UNINFORMATIVE
+from probing.tables import UNINFORMATIVE
 from probing.tables.conclusions import conclusion, given_words
 from probing.tables.schema import FALSE_DISCOVERIES
 

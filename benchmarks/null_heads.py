@@ -23,17 +23,16 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from probing.cache import Request, load, tokens_of
-from probing.cache.store import cache_folder
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, load_corpus
+from probing.activations import Request, load, tokens_of
+from probing.activations.store import cache_folder
 from probing.heads.accumulation import AttentionReader, accumulate
-from probing.heads.role_files import LEAST_DISTANCE, LONGEST_SENTENCE, Link, RoleLinks
-from probing.heads.roles import ALL, Pairs, pairs_of, rows_of_scores
+from probing.heads.roles import ALL, LEAST_DISTANCE, LONGEST_SENTENCE, Link, Pairs, RoleLinks, pairs_of, rows_of_scores
 from probing.heads.syntax import LEAST_ARCS, MostAttended, Scored, head_relation_rows, relation_rows, scored
 from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import read_heads
 from probing.tables.heads import beats_offset, finds_relation
+from probing.text import Corpus, load_corpus
+from probing.text.tokens import Tokens
 
 ALARM = 0.05
 # With 99 draws of the null, a p-value of at most .05 is one of 5 of 100 ranks.

@@ -28,16 +28,16 @@ import numpy as np
 import torch
 from scipy.stats import binomtest
 
-from probing.cache.source import ActivationSource
-from probing.cache.store import cache_folder
-from probing.corpus.splits import read_corpora
-from probing.disabling.probed_task import frozen_of_run
-from probing.disabling.subject import Subject
-from probing.readouts.forward import draw_text
-from probing.readouts.frozen_probes import ProbeReadout, Probes
+from probing.activations.source import ActivationSource
+from probing.activations.store import cache_folder
+from probing.interventions.forward import draw_text
+from probing.interventions.frozen_probes import ProbeReadout, Probes
+from probing.interventions.probed_task import frozen_of_run
+from probing.interventions.subject import Subject
 from probing.runs.run import load_fit
-from probing.runtime.machine import quiet_libraries
+from probing.runtime import quiet_libraries
 from probing.studies.geometry.neurons.sets import Line, NeuronPasses, NeuronSet, Values, drawn_sets, effect_rows
+from probing.text import read_corpora
 
 ALARM = 0.05
 

@@ -31,20 +31,19 @@ from probing.builtin_tasks.position import Position
 from scipy.stats import binomtest
 from torch import Tensor
 
-from probing.cache import Request, activations
-from probing.cache.store import Plan, Shard, cache_folder
-from probing.cache.tokens import Tokens
-from probing.corpus.splits import read_corpora
-from probing.data.controls import shuffled
+from probing.activations import Request, activations
+from probing.activations.store import Plan, Shard, cache_folder
 from probing.data.examples import Activations, Sides
 from probing.data.labelling import label_sides
-from probing.data.module import layer_moments
-from probing.evidence.table import Evidence, collect_evidence, neuron_table
+from probing.data.module import layer_moments, shuffled
 from probing.models import resolve_model
+from probing.probes.evidence import Evidence, collect_evidence, neuron_table
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training, train_probes
 from probing.statistics.chance import discovery_rates
 from probing.tables.schema import FALSE_DISCOVERIES
+from probing.text import read_corpora
+from probing.text.tokens import Tokens
 
 Column = NDArray[np.float64]
 

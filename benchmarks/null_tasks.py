@@ -26,21 +26,20 @@ from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 from scipy.stats import binomtest
 
-from probing.cache import ActivationStore, Request, activations
-from probing.cache.store import cache_folder
+from probing.activations import ActivationStore, Request, activations
+from probing.activations.store import cache_folder
 from probing.cli.options import ProbeOptions
-from probing.comparison.agreement import STATISTICS, agreement
-from probing.comparison.pairs import CrossMoments, Ranked, Readings, compare_pair, cross_moments
-from probing.corpus.splits import read_corpora
-from probing.data.controls import token_types
 from probing.data.examples import Examples, Sides, read
 from probing.data.labelling import label_sides
-from probing.data.module import layer_moments
+from probing.data.module import layer_moments, token_types
 from probing.models import resolve_model
+from probing.probes.agreement import STATISTICS, agreement
+from probing.probes.pairs import CrossMoments, Ranked, Readings, compare_pair, cross_moments
+from probing.probes.rankings import MagnitudeAccumulator, mean_contribution, null_rankings
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, Lbfgs, Training, penalised, train_probes
-from probing.rankings.methods import MagnitudeAccumulator, mean_contribution, null_rankings
 from probing.studies.compare.recipes import Common, top_everywhere
+from probing.text import read_corpora
 
 Kind = Literal["token", "word_type"]
 

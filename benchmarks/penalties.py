@@ -23,19 +23,18 @@ from probing.builtin_tasks.position import Position
 from scipy.stats import rankdata
 from torch import Tensor
 
-from probing.cache import Request, activations
-from probing.cache.store import ActivationStore, cache_folder
+from probing.activations import Request, activations
+from probing.activations.store import ActivationStore, cache_folder
 from probing.cli.options import ProbeOptions
-from probing.corpus import Corpus
-from probing.corpus.splits import Split, read_corpora
 from probing.data.examples import Sides, read
 from probing.data.labelling import choose_classes, label, prior_cross_entropy_by_sentence
 from probing.data.module import layer_moments
 from probing.models import resolve_model
+from probing.probes.rankings import MagnitudeAccumulator, mean_contribution
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import choose_penalty, train_problems, training_of
-from probing.rankings.methods import MagnitudeAccumulator, mean_contribution
-from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
+from probing.statistics import neuron_ranks, spearman, top_overlap
+from probing.text import Corpus, Split, read_corpora
 
 TOP = 10
 TOLERANCE = 1e-3

@@ -17,7 +17,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from probing import WandbOptions, attention, disable, fit, geometry, load_run
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, name_layers
+from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, drawing, name_layers
 
 # Layers from which the linear position is taken, and units that are disabled.
 ERASED, UNITS = (0, 1, 3, 5), ("1-3", "2-9")

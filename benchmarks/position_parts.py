@@ -32,9 +32,9 @@ from benchmarks.harness import ROOT, BenchmarkError, write_csv
 from benchmarks.models import MODELS
 from benchmarks.real_models_page import LOOKS
 from probing import extract, load_run
-from probing.cache.store import ActivationStore
-from probing.figures.style import PURPLE, error_bars, write_drawings
-from probing.studies.geometry.position.tables import SUFFIX
+from probing.activations.store import ActivationStore
+from probing.studies.geometry.position import SUFFIX
+from probing.tables.figures import PURPLE, error_bars, write_drawings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

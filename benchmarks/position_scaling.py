@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from benchmarks.corpora import sentences
-from probing.cache.store import ActivationStore, Plan, divide, shard_tokens
-from probing.cache.tokens import Tokens
+from probing.activations.store import ActivationStore, Plan, divide, shard_tokens
 from probing.studies.geometry.layers import Sampled
 from probing.studies.geometry.position.survey import Measured, survey_position
+from probing.text.tokens import Tokens
 
 D_MODEL, MOST_TOKENS = 384, 200
 

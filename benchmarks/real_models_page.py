@@ -13,9 +13,9 @@ import numpy as np
 from benchmarks.harness import write_csv
 from benchmarks.real_models import READ, Read, first_neurons
 from benchmarks.two_models_page import draw_figures, shown, skipped, special_tokens
-from probing.figures.probes import CONTROL_LOOKS
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars, name_layers
-from probing.tables.columns import controls_of
+from probing.tables import controls_of
+from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars, name_layers
+from probing.tables.probe_figures import CONTROL_LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -23,14 +23,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from probing.cache.source import ActivationSource
-from probing.cache.store import ActivationStore, cache_folder
-from probing.corpus.splits import read_corpora
+from probing.activations.source import ActivationSource
+from probing.activations.store import ActivationStore, cache_folder
 from probing.errors import UserError
-from probing.models.dictionaries import Dictionary, highest
-from probing.models.layers import CONFIG, SAELENS_WEIGHTS
-from probing.runtime import terminal
-from probing.runtime.machine import quiet_libraries
+from probing.models import CONFIG, SAELENS_WEIGHTS
+from probing.models.sites import Dictionary, highest
+from probing.runtime import quiet_libraries, terminal
+from probing.text import read_corpora
 
 BATCH, LEARNING_RATE = 1024, 1e-3
 # Tokens without which a feature counts as dead, the number of dead ones that explain the rest, and their weight.

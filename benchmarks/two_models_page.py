@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import read_csv, write_csv
-from probing.figures.probes import CONTROL_LOOKS
-from probing.figures.style import BLUE, GREY, ORANGE, drawing
-from probing.tables.columns import controls_of
+from probing.tables import controls_of
+from probing.tables.figures import BLUE, GREY, ORANGE, drawing
 from probing.tables.heads import SPECIAL, of_measure
+from probing.tables.probe_figures import CONTROL_LOOKS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from probing.results.schema import Schema
-from probing.runs.study import Study, own_studies
+from probing.results import Schema
+from probing.runs import Study, own_studies
 from probing.tables.schema import NUMBER_NEURONS, NUMBERS, PREDICTIONS
 
 PAGE = Path(__file__).with_name("files.md")

@@ -6,53 +6,53 @@ import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from probing.runs.known_studies import STUDIES
+from probing.registry import STUDIES
 
 if TYPE_CHECKING:
     from probing.activations.contents import Activations as Activations
     from probing.activations.reading import read_activations as read_activations
-    from probing.callbacks.lightning import ProbingCallback as ProbingCallback
+    from probing.callbacks import ProbingCallback as ProbingCallback
     from probing.cli.commandline import configured as configured
     from probing.cli.options import ProbeOptions as ProbeOptions
     from probing.cli.options import WandbOptions as WandbOptions
-    from probing.commands.report import report as report
+    from probing.commands import report as report
     from probing.data.module import ActivationDataModule as ActivationDataModule
     from probing.errors import UserError as UserError
-    from probing.estimators.base import ProbeClassifier as ProbeClassifier
-    from probing.estimators.base import ProbeRegressor as ProbeRegressor
-    from probing.exports.hub import pull as pull
+    from probing.exports import pull as pull
+    from probing.probes.estimators import ProbeClassifier as ProbeClassifier
+    from probing.probes.estimators import ProbeRegressor as ProbeRegressor
     from probing.probes.linear import LinearProbe as LinearProbe
-    from probing.results.rows import Table as Table
-    from probing.results.schema import Column as Column
-    from probing.results.schema import Schema as Schema
+    from probing.results import Column as Column
+    from probing.results import Schema as Schema
+    from probing.results import Table as Table
+    from probing.runs import Result as Result
+    from probing.runs import Study as Study
     from probing.runs.call import Call as Call
     from probing.runs.call import Measured as Measured
+    from probing.runs.loading import Rankings as Rankings
     from probing.runs.loading import load_run as load_run
-    from probing.runs.rankings import Rankings as Rankings
     from probing.runs.run import Run as Run
-    from probing.runs.study import Result as Result
-    from probing.runs.study import Study as Study
-    from probing.studies.attention.command import attention as attention
-    from probing.studies.changes.command import changes as changes
-    from probing.studies.claims.command import reproduce as reproduce
-    from probing.studies.cloze.command import cloze as cloze
-    from probing.studies.compare.command import compare as compare
-    from probing.studies.disable.command import disable as disable
-    from probing.studies.embeddings.command import embeddings as embeddings
-    from probing.studies.finetune.command import finetune as finetune
-    from probing.studies.fit.arrays import probe as probe
-    from probing.studies.fit.command import extract as extract
-    from probing.studies.fit.command import fit as fit
+    from probing.studies.attention import attention as attention
+    from probing.studies.changes import changes as changes
+    from probing.studies.claims import reproduce as reproduce
+    from probing.studies.cloze import cloze as cloze
+    from probing.studies.compare import compare as compare
+    from probing.studies.disable import disable as disable
+    from probing.studies.embeddings import embeddings as embeddings
+    from probing.studies.finetune import finetune as finetune
+    from probing.studies.fit import extract as extract
+    from probing.studies.fit import fit as fit
+    from probing.studies.fit import probe as probe
     from probing.studies.fit.rank import rank as rank
-    from probing.studies.geometry.command import geometry as geometry
-    from probing.studies.hierarchy.command import hierarchy as hierarchy
-    from probing.studies.pretrain.command import pretrain as pretrain
-    from probing.studies.series.command import series as series
-    from probing.studies.similarity.commands import sts as sts
-    from probing.studies.similarity.commands import wic as wic
-    from probing.studies.sweep.command import sweep as sweep
-    from probing.tasks import SentenceTask as SentenceTask
-    from probing.tasks import Task as Task
+    from probing.studies.geometry import geometry as geometry
+    from probing.studies.hierarchy import hierarchy as hierarchy
+    from probing.studies.pretrain import pretrain as pretrain
+    from probing.studies.series import series as series
+    from probing.studies.similarity import sts as sts
+    from probing.studies.similarity import wic as wic
+    from probing.studies.sweep import sweep as sweep
+    from probing.text.tasks import SentenceTask as SentenceTask
+    from probing.text.tasks import Task as Task
 
 __version__ = "0.2.0"
 
@@ -61,30 +61,30 @@ _HOMES = {
     "Activations": "probing.activations.contents",
     "ActivationDataModule": "probing.data.module",
     "Call": "probing.runs.call",
-    "Column": "probing.results.schema",
+    "Column": "probing.results",
     "LinearProbe": "probing.probes.linear",
     "Measured": "probing.runs.call",
-    "ProbeClassifier": "probing.estimators.base",
+    "ProbeClassifier": "probing.probes.estimators",
     "ProbeOptions": "probing.cli.options",
-    "ProbingCallback": "probing.callbacks.lightning",
-    "ProbeRegressor": "probing.estimators.base",
-    "Rankings": "probing.runs.rankings",
-    "Result": "probing.runs.study",
+    "ProbingCallback": "probing.callbacks",
+    "ProbeRegressor": "probing.probes.estimators",
+    "Rankings": "probing.runs.loading",
+    "Result": "probing.runs",
     "Run": "probing.runs.run",
-    "Schema": "probing.results.schema",
-    "SentenceTask": "probing.tasks",
-    "Study": "probing.runs.study",
-    "Table": "probing.results.rows",
-    "Task": "probing.tasks",
+    "Schema": "probing.results",
+    "SentenceTask": "probing.text.tasks",
+    "Study": "probing.runs",
+    "Table": "probing.results",
+    "Task": "probing.text.tasks",
     "UserError": "probing.errors",
     "WandbOptions": "probing.cli.options",
     "configured": "probing.cli.commandline",
-    "extract": "probing.studies.fit.command",
+    "extract": "probing.studies.fit",
     "load_run": "probing.runs.loading",
-    "probe": "probing.studies.fit.arrays",
-    "pull": "probing.exports.hub",
+    "probe": "probing.studies.fit",
+    "pull": "probing.exports",
     "read_activations": "probing.activations.reading",
-    "report": "probing.commands.report",
+    "report": "probing.commands",
 }
 # Names that need scikit-learn, where it is not installed: an import of all names leaves them out.
 _LEFT_OUT = () if find_spec("sklearn") else ("ProbeClassifier", "ProbeRegressor")
@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     if name in STUDIES:
-        from probing.runs.study import study_of
+        from probing.runs import study_of
 
         return study_of(name).command
     raise AttributeError(f"module 'probing' has no attribute {name!r}")

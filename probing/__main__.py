@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from probing.runs.known_studies import STUDIES
+from probing.registry import STUDIES
 
 # The commands, each as `module:name` of its function or of its study, imported when it is run.
 COMMANDS = {
     **STUDIES,
-    "extract": "probing.studies.fit.command:extract",
-    "report": "probing.commands.report:report",
-    **{f"cache {name}": f"probing.commands.cache:{name}" for name in ("ls", "verify", "prune")},
+    "extract": "probing.studies.fit:extract",
+    "report": "probing.commands:report",
+    **{f"cache {name}": f"probing.commands:{name}" for name in ("ls", "verify", "prune")},
 }
 
 
@@ -19,8 +19,8 @@ def main() -> int:
     """Run the command line and return the exit status."""
     from probing.cli.commandline import USER_ERROR, run_process
     from probing.errors import UserError, one_line
-    from probing.runs.study import added_studies
-    from probing.runtime.machine import refuse_mixed_files
+    from probing.runs import added_studies
+    from probing.runtime import refuse_mixed_files
     from probing.runtime.terminal import complain
 
     try:

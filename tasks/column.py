@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
-from probing.corpus.columns import label_of, number_of
-from probing.corpus.tables import COLUMNS
 from probing.errors import UserError, did_you_mean
-from probing.tasks import Labels, SentenceTask, Task
+from probing.text import Corpus
+from probing.text.columns import label_of, number_of
+from probing.text.tables import COLUMNS
+from probing.text.tasks import Labels, SentenceTask, Task
+from probing.text.tokens import Tokens
 
 # Columns that every CoNLL-U file has.
 _OF_TREEBANKS = frozenset(COLUMNS)
@@ -26,7 +26,7 @@ def number_in(value: object, column: str, corpus: str) -> float | None:
     """Return a value of a column as a number, or None where there is none.
 
     Args:
-        value: The value, a number or its text; see `probing.corpus.columns` for what is missing.
+        value: The value, a number or its text; see `probing.text.columns` for what is missing.
         column: Name of the column, for messages.
         corpus: Name of the corpus, for messages.
 

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
 from probing.errors import out_of_range, refuse
-from probing.tasks import Labels, Task
+from probing.text import Corpus
+from probing.text.tasks import Labels, Task
+from probing.text.tokens import Tokens
 
 
 @dataclass(frozen=True)

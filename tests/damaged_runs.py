@@ -23,10 +23,10 @@ import probing
 from activation_files import BLOCK_FILES, write_neurox_hdf5, write_neurox_lines, write_ragged_dataset, write_saelens
 from families import masked_lm
 from loopback_hub import LoopbackHub
-from probing.cache import Request, activations
-from probing.corpus import from_sentences
+from probing.activations import Request, activations
 from probing.errors import RunError, UserError
 from probing.models import load_tokenizer, resolve_model
+from probing.text import from_sentences
 from report_runs import QUICKLY, treebank
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 

@@ -10,7 +10,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from probing.runtime.machine import quiet_libraries
+from probing.runtime import quiet_libraries
 
 # Length of the longest sentence that the tiny models and most of these tokenizers take.
 MAX_LENGTH = 128

@@ -103,7 +103,7 @@ def _as_rank(result: Any, variables: dict[str, str], target: Callable[..., Any],
 
 def small_shards(shard_tokens: int) -> None:
     """Divide a corpus into shards of so many tokens, in this process."""
-    from probing.cache import store
+    from probing.activations import store
 
     store.SHARD_BYTES, store.MIN_SHARD_TOKENS = 0, shard_tokens
 
@@ -118,10 +118,10 @@ def extract_with_small_shards(
     callbacks: list[Any] | None = None,
 ) -> None:
     """Ask the cache for activations, with so many tokens to a shard."""
-    from probing.cache import Request, activations
-    from probing.corpus import from_sentences
+    from probing.activations import Request, activations
     from probing.models import resolve_model
-    from probing.runtime.machine import quiet_libraries
+    from probing.runtime import quiet_libraries
+    from probing.text import from_sentences
 
     small_shards(shard_tokens)
     with quiet_libraries():
@@ -144,7 +144,7 @@ def contents(cache: Path) -> dict[str, bytes]:
 
 def is_record(line: bytes) -> bool:
     """Whether a line of the manifest is as it was written."""
-    from probing.cache.store import _parse
+    from probing.activations.store import _parse
 
     try:
         return bool(_parse(line.decode()))
@@ -294,7 +294,7 @@ class Loop:
         for command in killed:
             command.kill_after(self.random.uniform(0, self.cached_s))
         if state == "pruned":
-            from probing.commands.cache import prune
+            from probing.commands import prune
 
             with contextlib.redirect_stdout(io.StringIO()):
                 prune(cache=str(self.runs / "cache"), unused_days=0, yes=True)

@@ -4,6 +4,6 @@ A process that searches writes to every object that it looks at, so that one tha
 parent, which takes many times as long as the search.
 """
 
-from probing.runtime.machine import set_heap_aside
+from probing.runtime import set_heap_aside
 
 set_heap_aside()

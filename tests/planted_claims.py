@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from probing.results.rows import Table
+from probing.results import Table
+from probing.runs import Result
 from probing.runs.run import Run
-from probing.runs.study import Result
 from probing.studies.claims.claim import Claim, Paper, read_paper
 from probing.studies.claims.measures import MEASURES
 from probing.studies.claims.measures.position import layers_of

@@ -14,7 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
-from probing.figures import style
+from probing.tables import figures as style
 
 _PIXEL = {
     "png": base64.b64decode(

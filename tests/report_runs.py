@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from probing import WandbOptions, attention, fit, report
-from probing.downstream.names import SPACES
-from probing.results.schema import Row
-from probing.statistics.sample_size import SIZE_COLUMNS
+from probing.downstream import SPACES
+from probing.results import Row
+from probing.statistics import SIZE_COLUMNS
 from probing.studies.compare.tables import AGREEMENT
-from probing.studies.geometry.schema import (
+from probing.studies.geometry.section import MEASURES
+from probing.studies.geometry.tables import (
     FIRST_TOKEN,
     GEOMETRY,
     INTERVENTIONS,
@@ -23,9 +24,8 @@ from probing.studies.geometry.schema import (
     PATH,
     SMOOTHING,
 )
-from probing.studies.geometry.section import MEASURES
-from probing.studies.similarity.tables import STS, STS_CHOSEN, WIC, WIC_CHOSEN
-from probing.tables.columns import DIRECTION_COLUMNS, UNRESOLVED
+from probing.studies.similarity import STS, STS_CHOSEN, WIC, WIC_CHOSEN
+from probing.tables import DIRECTION_COLUMNS, UNRESOLVED
 from probing.tables.heads import TOKENS
 from probing.tables.schema import ACCURACY, BASES, GIVEN, HEADS, NEURONS
 from written import columns_of, complete, read_csv, type_of, write_csv

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_words
 from probing.heads.accumulation import Batch, Measure, SumsStore, attention_of
+from probing.text import Corpus, from_words
+from probing.text.tokens import Tokens
 
 WORDS = ("probe", "layer", "neuron", "token", "sentence", "position", "model", "weight", "value", "answer", "question")
 

@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 from probing.builtin_tasks.position import Position
 from scipy.optimize import minimize
 
-from probing.cache.store import ActivationStore, Plan, divide
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
-from probing.corpus.splits import Split
+from probing.activations.store import ActivationStore, Plan, divide
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import choose_classes, label
 from probing.probes.solvers import Penalty
 from probing.probes.training import Adam, LayerFit, Lbfgs, Training, train_probes
 from probing.studies.geometry.layers import Sampled
 from probing.studies.geometry.position.survey import Measured, survey_position
+from probing.text import Corpus, Split
+from probing.text.tokens import Tokens
 
 Array = NDArray[np.float64]
 SPLITS: tuple[Split, ...] = get_args(Split)

@@ -24,10 +24,9 @@ from transformers import AutoModel
 from conftest import BARE, make_sentences
 from pretended_device import pretended
 from probing import ActivationDataModule, WandbOptions, extract, fit
-from probing.cache import Request
-from probing.cache.store import Plan, divide
+from probing.activations import Request
+from probing.activations.store import Plan, divide
 from probing.cli.option_types import Dtype
-from probing.corpus import from_sentences
 from probing.errors import UserError
 from probing.heads.accumulation import BlockMeasure, Measure, accumulate
 from probing.heads.parts import Similarity
@@ -36,12 +35,12 @@ from probing.heads.subject import Attended
 from probing.models import BUILTIN_PACKAGE, resolve_model
 from probing.models.anatomy import examine
 from probing.models.residual_stream import find_blocks
-from probing.probes import objective as midway_curvature
-from probing.probes.objective import ClassCurvature
-from probing.probes.solvers import Penalty, Problem, Readout
+from probing.probes import solvers as midway_curvature
+from probing.probes.solvers import ClassCurvature, Penalty, Problem, Readout
 from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
-from probing.studies.geometry.command import geometry
+from probing.studies.geometry import geometry
 from probing.studies.geometry.inside.smoothing_bound import constants, measure
+from probing.text import from_sentences
 from synthetic import LIGHTNING_WARNINGS, make_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

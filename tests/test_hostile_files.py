@@ -34,18 +34,18 @@ import probing
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import read_yaml
 from probing.cli.commandline import run
-from probing.corpus import load_corpus
-from probing.corpus.files import read_lines
+from probing.downstream import read_sts
 from probing.downstream.labelled_pairs import read_wic
-from probing.downstream.static import read_static
-from probing.downstream.sts_dataset import read_sts
+from probing.downstream.sentence_vectors import read_static
 from probing.errors import UserError
 from probing.models import load_config, load_encoder, load_tokenizer, resolve_model
 from probing.models.source import sentence_model
 from probing.runs.loading import load_run
 from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, files_of, open_file, parse_json, regular
 from probing.studies.cloze.predictor import read_pairs
-from probing.tasks import load_task
+from probing.text import load_corpus
+from probing.text.files import read_lines
+from probing.text.tasks import load_task
 
 SECRET = np.full((6, 4), 7, dtype=np.float32)
 NO_WANDB: Any = {"mode": "disabled"}

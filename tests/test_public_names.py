@@ -18,7 +18,7 @@ def public_names() -> Iterator[str]:
     from probing.__main__ import COMMANDS
     from probing.cli.commandline import load_command
     from probing.cli.option_types import option_types
-    from probing.runs.study import own_studies
+    from probing.runs import own_studies
 
     for name in probing.__all__:
         yield f"probing.{name}"

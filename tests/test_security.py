@@ -370,11 +370,11 @@ EXCEPTIONS = {
     ("runtime/files.py", "open"): "the one place where files are opened",
     ("runtime/files.py", "os.open"): "the same",
     ("runtime/files.py", "json.loads"): "behind the count of levels, and of a file written just before",
-    ("runtime/machine.py", "limit.read_text"): "a file of the system, of a fixed name",
-    ("runtime/arithmetic.py", "said.read_text"): "a file of the system, of a fixed name",
+    ("runtime/__init__.py", "limit.read_text"): "a file of the system, of a fixed name",
+    ("runtime/trainer.py", "said.read_text"): "a file of the system, of a fixed name",
     ("cli/commandline.py", "os.open"): "the null device",
-    ("cache/store.py", "os.open"): "synchronised after it was written",
-    ("cache/store.py", "json.loads"): "of a line that was written here",
+    ("activations/store.py", "os.open"): "synchronised after it was written",
+    ("activations/store.py", "json.loads"): "of a line that was written here",
     ("models/loading.py", "json.loads"): "of a tokenizer that is there",
     ("page/build.py", "files('probing.page').joinpath(name).read_text"): "a file of this package",
     ("studies/cloze/predictor.py", "files(__package__).joinpath('pairs.tsv').read_text"): "a file of this package",
@@ -385,9 +385,9 @@ EXCEPTIONS = {
     ("runtime/terminal.py", "os.open"): "the null device",
     ("runtime/files.py", "zipfile.ZipFile"): "of a file that is open",
     ("activations/reading.py", "archive.open"): "a member of an archive that is open",
-    ("activations/hdf5_files.py", "zarr.open"): "every file in the folder was looked at before",
-    ("corpus/files.py", "datasets.load_dataset_builder"): "its files are looked at before any is read",
-    ("corpus/files.py", "pandas.read_csv"): "one of those files",
+    ("activations/contents.py", "zarr.open"): "every file in the folder was looked at before",
+    ("text/files.py", "datasets.load_dataset_builder"): "its files are looked at before any is read",
+    ("text/files.py", "pandas.read_csv"): "one of those files",
 }
 
 

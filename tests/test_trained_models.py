@@ -11,11 +11,11 @@ import torch
 
 from conftest import BARE, ROOT
 from probing import WandbOptions, fit, reproduce
-from probing.cache import Request, activations
+from probing.activations import Request, activations
 from probing.cli.options import ProbeOptions
-from probing.corpus import from_sentences
 from probing.models import resolve_model
 from probing.studies.claims.claim import KINDS_OF_MODELS, kinds_of
+from probing.text import from_sentences
 from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = [pytest.mark.base, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]

@@ -15,15 +15,15 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from conftest import make_sentences
 from families import untouched
-from probing.cache import ActivationStore, Request, activations
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_sentences
-from probing.disabling.probed_task import Job, Passes
+from probing.activations import ActivationStore, Request, activations
+from probing.interventions.forward import Readers, Readout, draw_text
+from probing.interventions.frozen_probes import ProbeReadout, Probes
+from probing.interventions.probed_task import Job, Passes
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
-from probing.readouts.forward import Readers, Readout, draw_text
-from probing.readouts.frozen_probes import ProbeReadout, Probes
-from probing.runtime.machine import quiet_libraries
+from probing.runtime import quiet_libraries
+from probing.text import Corpus, from_sentences
+from probing.text.tokens import Tokens
 
 # The block whose queries `other_queries` changes, from 1.
 CHANGED = 2

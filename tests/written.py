@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from probing.results import rows as csv_files
-from probing.results.rows import Table
-from probing.results.schema import LAYER_NAME, Schema, Type
-from probing.runs.study import Result, study_names, study_of, study_of_kind
+from probing import results as csv_files
+from probing.results import LAYER_NAME, Schema, Table, Type
+from probing.runs import Result, study_names, study_of, study_of_kind
 from probing.tables.schema import NUMBER_NEURONS, NUMBERS, PREDICTIONS
 
 

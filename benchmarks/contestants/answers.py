@@ -21,7 +21,7 @@ def states(model: str, corpus: str, entry: str, *files: str) -> dict[str, Any]:
     """Return for each file the largest difference from the cached hidden states, over all layers and tokens."""
     from transformers import AutoTokenizer
 
-    from probing.cache import ActivationStore
+    from probing.activations import ActivationStore
 
     texts = Path(corpus).read_text(encoding="utf-8").splitlines()
     tokenizer, store = AutoTokenizer.from_pretrained(model), ActivationStore(Path(entry))

@@ -53,7 +53,7 @@ def command(*args: str) -> dict[str, Any]:
 
 
 def _cached(folder: Path) -> dict[str, Any]:
-    from probing.cache.store import entries
+    from probing.activations.store import entries
 
     (entry,) = entries(folder)
     assert entry.store is not None
@@ -95,7 +95,7 @@ def jobs(file: str) -> dict[str, Any]:
 
 def load(entry: str, layer: str) -> dict[str, Any]:
     """Read one layer or all layers in float32; return the time and the sum of the values."""
-    from probing.cache import ActivationStore
+    from probing.activations import ActivationStore
 
     forget(Path(entry))
     start = time.perf_counter()
@@ -110,13 +110,12 @@ def export(entry: str, corpus: str, layer: str, seed: str, folder: str) -> dict[
     import numpy as np
     from probing.builtin_tasks.position import Position
 
-    from probing.cache import ActivationStore
-    from probing.corpus import load_corpus
-    from probing.corpus.splits import assign_splits
+    from probing.activations import ActivationStore
     from probing.data.examples import read
     from probing.data.labelling import choose_classes, label
     from probing.data.module import layer_moments
     from probing.statistics.moments import Scaling
+    from probing.text import assign_splits, load_corpus
 
     store, text, task = ActivationStore(Path(entry)), load_corpus(corpus), Position()
     splits = assign_splits(text.sentences, int(seed))

@@ -117,7 +117,7 @@ def watched() -> Iterator[Watched]:
 def command(*args: str) -> dict[str, Any]:
     """Run a command; return what its stages took, and what its cache and its run take on disk."""
     from probing.__main__ import COMMANDS
-    from probing.cache.store import entries
+    from probing.activations.store import entries
     from probing.cli.commandline import run
 
     with contextlib.redirect_stdout(io.StringIO()), watched() as found:

@@ -1,5 +1,362 @@
-"""Reads activations that other tools have written: which format a file or folder is, and its arrays by layer.
+"""The activation cache: a single pass over a corpus serves every layer, task, replicate and sweep."""
 
-Each format is one small file; `formats` lists them. Rows stay on the disk until they are asked for, where the format
-allows.
-"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probing.activations.store import (
+    FORMAT,
+    ActivationStore,
+    DamagedCache,
+    Plan,
+    divide,
+    fingerprint,
+    leftovers,
+    not_written,
+    remove,
+    shard_tokens,
+)
+from probing.errors import NotTheModels, RunError, UserError, library_errors
+from probing.models import ModelSource, SiteName, check_ids, length_limits, load_config, load_encoder, load_tokenizer
+from probing.runtime import drop_garbage
+from probing.runtime.processes import end_together, is_main_process
+from probing.text import Corpus
+from probing.text.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from probing.models.sites import Site
+
+__all__ = ["ActivationStore", "Request", "activations"]
+
+# Padded tokens in one forward pass. A processor is fastest while a block's activations stay in its cache (8192 tokens
+# took 1.7 times as long as 2048 on two cores), and small batches of sorted sentences have less padding (a tenth at
+# 1024, a fifth at 2048). An accelerator needs large products.
+BATCH_TOKENS_CPU, BATCH_TOKENS_GPU = 1024, 32768
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request for activations.
+
+    Args:
+        source: The model's files.
+        corpus: The sentences.
+        layers: Ascending layer numbers.
+        dtype: Dtype of the forward pass and of the stored activations, by its name in torch.
+        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
+        random_weights_seed: Seed of a randomly initialised model; None for the trained model.
+        permuted_tokens_seed: Seed by which each sentence's tokens, except special ones, are permuted before the model
+            reads them; a hidden state is stored at its token's original row. None does not permute.
+        batch_tokens: Padded tokens in one forward pass; None chooses by the machine. Used only when the entry is
+            created.
+        site: Where in the model the neurons are.
+    """
+
+    source: ModelSource
+    corpus: Corpus
+    layers: Sequence[int]
+    dtype: str = "float32"
+    max_length: int | None = None
+    random_weights_seed: int | None = None
+    permuted_tokens_seed: int | None = None
+    batch_tokens: int | None = None
+    site: SiteName = "residual"
+
+    def key(self) -> dict[str, Any]:
+        """Return everything that changes the values; the layers are not part of the key."""
+        key = {
+            "format": FORMAT,
+            "model": self.source.fingerprint(weights=self.random_weights_seed is None),
+            "random_weights_seed": self.random_weights_seed,
+            "corpus": self.corpus.fingerprint,
+            "max_length": self.max_length,
+            "dtype": self.dtype,
+        }
+        # Present only where they say something, so that all other entries keep their key.
+        if self.permuted_tokens_seed is not None:
+            key["permuted_tokens_seed"] = self.permuted_tokens_seed
+        if self.site != "residual":
+            key["site"] = self.site
+        return key
+
+
+def activations(
+    request: Request,
+    cache: Path,
+    trainer_options: Mapping[str, Any],
+    say: Callable[[str], None] = lambda message: None,
+    callbacks: Sequence[Any] = (),
+    check: Callable[[Tokens], None] = lambda tokens: None,
+) -> ActivationStore:
+    """Return the stored activations, extracting what is missing or damaged.
+
+    Many processes may request the same activations: one extracts them, the others wait and then read. The lock belongs
+    to the job and is taken before Lightning launches further ranks; these receive their share of the work from the
+    first rank. A cache that cannot be written still serves complete entries.
+
+    Args:
+        request: The request.
+        cache: The cache folder.
+        trainer_options: Lightning's `Trainer` arguments; only those that concern a forward pass are used.
+        say: Called with one-line messages.
+        callbacks: Lightning callbacks for the extraction.
+        check: Called with the table of tokens before any work; raises an error if the tokens are unusable.
+
+    Raises:
+        UserError: If the cache cannot be written, or the model or its tokenizer cannot be loaded.
+        RunError: If the extraction failed; finished shards stay in the cache.
+    """
+    key, folder = request.key(), entry_folder(request, cache)
+    if not is_main_process():
+        _extract(request, folder, None, trainer_options, callbacks)
+        return ActivationStore(folder).of_corpus(request.corpus)
+    try:
+        lock = job_lock(cache, folder.name, say)
+    except OSError as error:
+        if store := _whole(folder, request):
+            check(store.tokens)
+            return store
+        raise UserError(
+            f"`--cache {cache}` cannot be written ({error.strerror or error}); name a writable folder with --cache."
+        ) from None
+    with lock:
+        for path in leftovers(folder):
+            remove(path)  # its writer held the lock, so it has ended
+        store = _open_or_create(folder, request, key, say, check)
+        damaged = store.damaged(request.layers)
+        for layer, shard in damaged:
+            say(f"{store.path(layer, shard)} is damaged or missing: extracting it again")
+        work = store.missing(request.layers, damaged)
+        # What an extraction left that ended before it was compared.
+        uncompared = [k for k in store.layers() if not store.damaged([k])] if store.uncompared.exists() else []
+        try:
+            if work:
+                store.uncompared.touch()
+            _extract(request, folder, work, trainer_options, callbacks, uncompared)
+        except UserError as error:
+            if isinstance(error, NotTheModels) or not store.records():
+                remove(folder)  # for example if the weights cannot be loaded
+            raise
+        # The model and its trainer refer to each other: without this, each corpus would leave one model in memory.
+        drop_garbage()
+        store.touch()
+    return store
+
+
+def entry_folder(request: Request, cache: Path) -> Path:
+    """Return the folder of a request's entry in a cache, whether it is there or not."""
+    return cache / f"{request.source.short_name}-{fingerprint(request.key())[:16]}"
+
+
+def _whole(folder: Path, request: Request) -> ActivationStore | None:
+    """Return the entry if the requested layers are complete and undamaged, else None."""
+    try:
+        store = _open(folder, request)
+    except DamagedCache:
+        return None
+    is_whole = not store.uncompared.exists() and not store.missing(request.layers, store.damaged(request.layers))
+    return store if is_whole else None
+
+
+def _open(folder: Path, request: Request) -> ActivationStore:
+    """Open the entry of a request; one that does not note the characters of its tokens is tokenised once more."""
+    store = ActivationStore(folder).of_corpus(request.corpus)
+    if store.tokens.spans is None:
+        tokens = tokens_of(request, load_tokenizer(request.source))
+        if np.array_equal(tokens.input_ids, store.tokens.input_ids):
+            store.tokens = tokens
+    return store
+
+
+def _open_or_create(
+    folder: Path,
+    request: Request,
+    key: Mapping[str, Any],
+    say: Callable[[str], None],
+    check: Callable[[Tokens], None],
+) -> ActivationStore:
+    try:
+        store = _open(folder, request)
+    except DamagedCache as error:
+        if folder.exists():
+            say(f"the plan of the cache entry is damaged and is made again ({error})")
+    else:
+        check(store.tokens)
+        return store
+    import torch
+
+    config, tokenizer = load_config(request.source), load_tokenizer(request.source)
+    site = _site(request, tokenizer.pad_token_id or 0)
+    tokens = tokens_of(request, tokenizer)
+    check(tokens)
+    itemsize = getattr(torch, request.dtype).itemsize
+    n_layers, d_model = config.num_hidden_layers, site.width if site else config.hidden_size
+    shards = divide(tokens.lengths, shard_tokens(n_layers, d_model, itemsize))
+    plan = Plan(key, n_layers, d_model, request.dtype, batch_tokens_of(request), shards)
+    try:
+        store = ActivationStore.create(folder, plan, tokens, description(request, site))
+    except OSError as error:
+        raise not_written(folder, error) from error
+    return store.of_corpus(request.corpus)
+
+
+def tokens_of(request: Request, tokenizer: Any) -> Tokens:
+    """Tokenise the corpus of a request.
+
+    Raises:
+        UserError: If the model does not take sentences, or pairs, of the requested length, or one of their tokens.
+    """
+    corpus = request.corpus
+    least, limit = length_limits(request.source, tokenizer)
+    limit = min(limit, LONGEST)
+    if corpus.seconds is not None:
+        least = int(tokenizer.num_special_tokens_to_add(pair=True)) + 2
+    if request.max_length is not None and not least <= request.max_length <= limit:
+        raise UserError(f"`--max_length {request.max_length}`: {request.source.name} takes {least} to {limit} tokens.")
+    of_model = f"`--model {request.source.name}`: its tokenizer cannot read {corpus.name}"
+    with library_errors(lambda reason: f"{of_model} ({reason}); choose another model, or correct its tokenizer.json."):
+        if corpus.seconds is not None:
+            tokens = tokenize_pairs(tokenizer, corpus.sentences, corpus.seconds, request.max_length or limit)
+        else:
+            tokens = tokenize(tokenizer, corpus.sentences, request.max_length or limit, corpus.words)
+    check_ids(request.source, tokenizer, tokens.input_ids)
+    return tokens
+
+
+def batch_tokens_of(request: Request) -> int:
+    """Return the number of padded tokens in one forward pass, chosen by the machine unless it was requested."""
+    import torch
+
+    return request.batch_tokens or (BATCH_TOKENS_GPU if torch.cuda.is_available() else BATCH_TOKENS_CPU)
+
+
+def _site(request: Request, pad_token_id: int) -> Site | None:
+    """Find the site inside the blocks, so that everyone who extracts reads the same maps; None for the residual stream.
+
+    Raises:
+        UserError: If the model has no such site.
+    """
+    if request.site == "residual":
+        return None
+    from probing.models.anatomy import examine
+    from probing.models.sites import find_site
+
+    # The gradients that it is found by overflow in float16.
+    dtype = "float32" if request.dtype == "float32" else "bfloat16"
+    encoder, name = load_encoder(request.source, request.random_weights_seed, dtype), request.source.name
+    return find_site(encoder, examine(encoder, pad_token_id, name), request.site, pad_token_id, name)
+
+
+def description(request: Request, site: Site | None = None) -> dict[str, Any]:
+    """Return what an entry says to users about its origin."""
+    import torch
+    import transformers
+
+    from probing.runtime import own_version
+
+    return {
+        "model": request.source.name,
+        "revision": request.source.revision,
+        "corpus": request.corpus.name,
+        "versions": {
+            "probing": own_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        **({"site": {"modules": list(site.modules), "n_heads": site.n_heads}} if site else {}),
+    }
+
+
+def _extract(
+    request: Request,
+    folder: Path,
+    work: Mapping[int, Sequence[int]] | None,
+    trainer_options: Mapping[str, Any],
+    callbacks: Sequence[Any],
+    uncompared: Sequence[int] = (),
+) -> None:
+    """Extract the missing shards, given as `work` on the first rank and as None on the others.
+
+    The first rank then compares what is there with the plain model, while the others wait.
+    """
+    from probing.activations.extraction import forward_trainer, run_extraction
+    from probing.models.examination import with_the_same_weights
+
+    trainer = forward_trainer(trainer_options, callbacks)
+    plain: list[tuple[nn.Module, Any]] = []
+
+    def load_and_keep() -> tuple[nn.Module, Any]:
+        encoder, tokenizer = load_both(request)
+        plain.append((with_the_same_weights(encoder), tokenizer))
+        return encoder, tokenizer
+
+    if work or trainer.world_size > 1:
+        end_together(trainer)
+        run_extraction(load_and_keep, folder, work, trainer)
+    if work is not None:
+        _compare(request, ActivationStore(folder), trainer.strategy.root_device, uncompared, plain)
+    trainer.strategy.barrier()
+
+
+def _compare(
+    request: Request,
+    store: ActivationStore,
+    device: torch.device,
+    uncompared: Sequence[int],
+    plain: Sequence[tuple[nn.Module, Any]],
+) -> None:
+    """Compare an entry with the plain model if something of it was not compared yet.
+
+    Args:
+        request: The request.
+        store: The entry.
+        device: Where the model is run.
+        uncompared: Further layers to compare.
+        plain: A model that has not been run, and its tokenizer, if they are loaded.
+
+    Raises:
+        NotTheModels: If they differ.
+        RunError: If shards are missing.
+    """
+    from probing.activations.comparison import compare_with_plain_model
+
+    if left := store.missing(request.layers):
+        raise RunError(f"{len(left)} shards of {store.folder} were not extracted; run the same command again")
+    if store.uncompared.exists():
+        encoder, tokenizer = plain[0] if plain else load_both(request)
+        layers = sorted({*request.layers, *uncompared})
+        compare_with_plain_model(store, layers, encoder.to(device), tokenizer, request.corpus)
+        store.uncompared.unlink()
+
+
+def load_both(request: Request) -> tuple[nn.Module, Any]:
+    """Load the model of a request, and its tokenizer."""
+    return load_encoder(request.source, request.random_weights_seed, request.dtype), load_tokenizer(request.source)
+
+
+def load(request: Request) -> tuple[nn.Module, int]:
+    """Load the model of a request; return it with the id of its padding token."""
+    encoder, tokenizer = load_both(request)
+    return encoder, tokenizer.pad_token_id or 0
+
+
+def job_lock(cache: Path, name: str, say: Callable[[str], None]) -> AbstractContextManager[Any]:
+    """Take the lock of an entry, waiting for the job that has it; OSError if the cache cannot be written."""
+    from filelock import FileLock, Timeout
+
+    cache.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(cache / f"{name}.lock")
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        say(f"waiting for another process that is extracting the same activations ({cache / name})")
+        return lock.acquire()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.activations.contents import (
+    MARKS,
     Activations,
     Bounds,
     Columns,
@@ -24,13 +25,16 @@ from probing.activations.contents import (
     Source,
     assemble,
     check_rows,
+    is_of_neurox,
     layer_keys,
     natural,
+    read_hdf5,
+    read_lines,
+    zarr_arrays,
 )
-from probing.activations.hdf5_files import MARKS, is_of_neurox, read_hdf5, read_lines, zarr_arrays
 from probing.errors import UserError, as_clause, library_errors
+from probing.runtime import check_memory
 from probing.runtime.files import files_of, open_file, parse_json, read_text, regular, stored
-from probing.runtime.machine import check_memory
 from probing.runtime.terminal import say
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
 from probing.cli.option_types import admits_none, as_typed, expected, is_mapping, option_types, python_only
 from probing.errors import UserError, as_clause, did_you_mean, refuse
+from probing.runtime import started_as
 from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, read_text
-from probing.runtime.machine import started_as
 from probing.runtime.terminal import columns
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -1,1 +1,115 @@
-"""Labelled examples for training and testing, and the controls that accuracies are compared with."""
+"""The controls that an accuracy can be compared with: what each is, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from probing.cli.option_types import chosen
+from probing.errors import UserError
+from probing.results import listed
+
+
+@dataclass(frozen=True)
+class Control:
+    """What is said of a control.
+
+    `probing.data.module` makes its examples, `probing.tables.probe_figures` has the look of its line, and the help of
+    `fit` names it.
+
+    Args:
+        words: Its name in tables and figures.
+        called: Its name in a sentence.
+        meaning: What it is and shows, for the terms of a page.
+    """
+
+    words: str
+    called: str
+    meaning: str
+
+
+# The controls in the order of tables and figures.
+CONTROLS: Mapping[str, Control] = {
+    "shuffled": Control(
+        "labels shuffled",
+        "labels shuffled",
+        "The same probe with labels permuted within each sentence, and exchanged among sentences as far as they differ "
+        "between these: what the length of a sentence alone allows. It is the floor of any task.",
+    ),
+    "token": Control(
+        "token alone",
+        "the token alone",
+        "The same probe on the input embedding of each token instead of its hidden state: what can be read from the "
+        "token alone. Words are known by all their pieces; for sentences the embeddings are pooled.",
+    ),
+    "permuted_positions": Control(
+        "tokens permuted",
+        "tokens permuted",
+        "The same probe where the model reads each sentence with its tokens permuted: the true floor for position.",
+    ),
+    # Hewitt & Liang (2019).
+    "control_task": Control(
+        "control task",
+        "the control task",
+        "The same probe on labels drawn at random for each word type, the mean of several draws: what it reaches by "
+        "memorising words.",
+    ),
+    "untrained": Control(
+        "randomly initialised",
+        "the randomly initialised model",
+        "The same probe on a randomly initialised model of the same architecture: what the architecture passes on "
+        "without training. For position it is a ceiling rather than a floor.",
+    ),
+}
+
+# Controls that other options add: `--transform` the first two, `--given` the last one.
+ADDED_CONTROLS: Mapping[str, Control] = {
+    "untransformed": Control(
+        "untransformed",
+        "the states as they are",
+        "The same probe on the hidden states as they are, without the transform of this run.",
+    ),
+    "others_clipped": Control(
+        "others clipped",
+        "other neurons clipped",
+        "The same probe with other neurons clipped, as many as this run clips outliers.",
+    ),
+    "given": Control(
+        "given alone",
+        "what is held fixed alone",
+        "The same probe with labels permuted among tokens with the same value of what `--given` names: what can be "
+        "read from that value alone.",
+    ),
+}
+
+
+def chosen_controls(
+    typed: str | Sequence[str], ordinal: bool, of_sentences: bool = False, numbers: bool = False
+) -> list[str]:
+    """Return the requested controls, in the order of the tables.
+
+    Args:
+        typed: `all` for those that suit the task, `none`, or names; in a string they are separated by commas.
+        ordinal: Whether the task's labels are numbers.
+        of_sentences: Whether the task labels sentences, which have no word type of their own.
+        numbers: Whether the task predicts numbers, and not classes.
+
+    Raises:
+        UserError: If a control is unknown, or does not apply to the task.
+    """
+    wanted = chosen("--controls", "none" if typed in ("0", [], ["0"]) else typed, [*CONTROLS], "none")
+    if typed in ("all", ["all"]):
+        # `permuted_positions` is a floor only for tasks about positions; `control_task` measures memorised words, which
+        # do not predict positions.
+        wanted.remove("control_task" if ordinal else "permuted_positions")
+        left_out = of_sentences or numbers
+        return [name for name in wanted if not (left_out and name in ("control_task", "permuted_positions"))]
+    if "control_task" in wanted and (of_sentences or numbers):
+        why = (
+            "a random label, and this task labels sentences"
+            if of_sentences
+            else "a random class, and this task predicts numbers"
+        )
+        others = listed([name for name in CONTROLS if name != "control_task"], "or")
+        raise UserError(f"`--controls control_task`: it gives each word type {why}; give {others}.")
+    return wanted

@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations.contents import LazyRows
-from probing.cache.store import Plan, Shard, divide, shard_tokens
-from probing.cache.tokens import Tokens
-from probing.corpus.splits import Split, sides_of_clusters
+from probing.activations.store import Plan, Shard, divide, shard_tokens
 from probing.data.examples import Examples, Sides, check_given, numbered, with_given
 from probing.data.labelling import check_size, check_varies
 from probing.errors import UserError, as_clause
-from probing.results.schema import ALL_LAYERS, NamedLayer
+from probing.results import ALL_LAYERS, NamedLayer
 from probing.statistics.moments import is_constant, limits_of
-from probing.tasks import Labels, has_label
-from probing.tasks.values import Given, class_values, numbers_of
+from probing.text import Split, sides_of_clusters
+from probing.text.tasks import Given, Labels, class_values, has_label, numbers_of
+from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
 # Activations that come from arrays: rows behave like a store, and columns may have units of their own.
@@ -195,7 +194,7 @@ def sides_of_arrays(
     Args:
         activations: Array of shape (n_rows, d_model), or one for each layer number or name.
         labels: Label of each row, a whole number or a string; every label of a training row is a class. Or the number
-            to predict of each row. Rows without a label, as `probing.corpus.columns` says, are left out.
+            to predict of each row. Rows without a label, as `probing.text.columns` says, are left out.
         groups: Group of each row, such as its sentence or document. Rows of a group are on the same side, and intervals
             and bootstraps are over groups. Every row is a group of its own if None.
         split: `train`, `validation` or `test` for each row; if None, a hash of its group and `seed` decides: 80, 10 and

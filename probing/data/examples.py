@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from probing.cache.store import Plan, Shard
-from probing.cache.tokens import Tokens, first_pieces
-from probing.corpus import Corpus
+from probing.activations.store import Plan, Shard
 from probing.errors import UserError
 from probing.runtime.processes import rank_and_world_size
 from probing.statistics.chance import mix
 from probing.statistics.label_scores import LabelCodes, strata_with_several
-from probing.tasks import Labels, Pooling, TokenTask, has_label, labels_of, labels_words, unit_of
-from probing.tasks.loading import HeldFixed
+from probing.text import Corpus
+from probing.text.tasks import HeldFixed, Labels, Pooling, TokenTask, has_label, labels_of, labels_words, unit_of
+from probing.text.tokens import Tokens, first_pieces
 
 # --------------------------------------------------------------------------------------------------------------------
 # Activations of words and of sentences: means over word pieces, pooled tokens, and words of two tokenizations.

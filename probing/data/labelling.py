@@ -14,18 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import ActivationStore
-from probing.cache.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, say_what_was_left_out
-from probing.cache.tokens import Tokens, count_words
+from probing.activations import ActivationStore
+from probing.activations.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, say_what_was_left_out
 from probing.cli.options import LARGEST, SMALLEST, ProbeOptions
-from probing.corpus import Corpus
-from probing.corpus.columns import label_of, text_of
-from probing.corpus.splits import GroupBy, Split, intervals_by_document, splits_by_document
 from probing.data.examples import Activations, Examples, SentenceVectors, Sides, check_given, read, with_given
 from probing.data.examples import values_of as given_values_of
 from probing.errors import UserError
-from probing.results.schema import listed
-from probing.tasks import (
+from probing.results import listed
+from probing.text import Corpus, GroupBy, Split, intervals_by_document, splits_by_document
+from probing.text.columns import label_of, text_of
+from probing.text.tasks import (
+    HeldFixed,
     Labels,
     SentenceTask,
     TokenTask,
@@ -38,7 +37,7 @@ from probing.tasks import (
     sentences_of,
     unit_of,
 )
-from probing.tasks.loading import HeldFixed
+from probing.text.tokens import Tokens, count_words
 
 
 def values_of(numbers: Labels) -> NDArray[np.float64]:

@@ -1,1 +1,343 @@
-"""What hidden states achieve without training: word senses and sentence similarity, both by cosine."""
+"""Poolings of a sentence and spaces of cosines by name, and the files of STS."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.errors import UserError
+from probing.text import Corpus, from_sentences
+from probing.text.columns import label_of, score_of
+from probing.text.files import decode_lines, read_bytes, read_splits, sentence_of
+
+Pooling = Literal["mean", "mean_special", "cls", "first_last"]
+
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+
+Space = Literal["none", "clip", "clip_random", "whiten", "standardise", "center", "all_but_the_top"]
+
+SPACES: tuple[Space, ...] = get_args(Space)
+
+# Definitions of the outliers that are clipped: those that use hidden states only.
+Definition = Literal["argmin_share", "argmax_share", "mean_profile", "variance"]
+
+# Marks transforms that were fitted on the sentences they are evaluated on.
+TRANSDUCTIVE = "transductive"
+
+CLIPPING = ("clip", "clip_random")
+
+# Names of the spaces in tables and figures.
+WORDS = {
+    "none": "plain",
+    "clip": "clipped",
+    "clip_random": "random clipped",
+    "whiten": "whitened",
+    "standardise": "standardised",
+    "center": "centred",
+    "all_but_the_top": "all but the top",
+}
+
+Part = Literal["train", "dev", "test"]
+
+STS_B, SICK = "STS-B", "SICK-R"
+
+READABLE = (
+    "a folder with STS12 to STS16 or SICK as SentEval has them (STS.input.*.txt with STS.gs.*.txt, SICK_*.txt) or "
+    "STS-B as published (sts-*.csv), one of these files, or 'hf:NAME?config=C'"
+)
+
+_PARTS: Mapping[str, Part] = {
+    "train": "train", "dev": "dev", "trial": "dev", "validation": "dev", "val": "dev", "test": "test",
+    "test_annotated": "test",
+}  # fmt: skip
+
+# Columns of the two sentences and of the score in data sets on the hub.
+_PAIRS = (("sentence1", "sentence2"), ("sentence_A", "sentence_B"))
+
+_SCORES = ("score", "similarity_score", "relatedness_score", "label")
+
+# Columns of SICK's other label; the last one has scores in other data sets.
+_ENTAILMENT = ("entailment_judgment", "entailment_label", "label")
+
+
+class Rated(NamedTuple):
+    """A pair of sentences, its score, and its entailment; None if it has no score, or the source no entailment."""
+
+    first: str
+    second: str
+    gold: float | None
+    entailment: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether both sentences have text."""
+        return bool(self.first.strip() and self.second.strip())
+
+
+@dataclass(frozen=True)
+class SentencePairs:
+    """One part of a data set.
+
+    Args:
+        name: Name of the data set: STS12 to STS16, STS-B, SICK-R, or that of a data set on the hub.
+        part: `train`, `dev` or `test`.
+        corpus: Its distinct sentences.
+        sentences: Indices into the corpus of the sentences of each pair, shape (n_pairs, 2).
+        gold: Score of each pair, shape (n_pairs,).
+        subset: Index into `subsets` of each pair, ascending, shape (n_pairs,).
+        subsets: Names of the subsets, such as MSRpar and MSRvid; a single one where the part is not divided.
+        n_without_sentence: Number of pairs that were left out because one of their sentences is empty.
+        n_without_score: Number of the other pairs that were left out because they have no score.
+        entailment: What SICK says of the entailment of each pair, as the source writes it; empty for other data sets.
+    """
+
+    name: str
+    part: Part
+    corpus: Corpus
+    sentences: NDArray[np.int64]
+    gold: NDArray[np.float64]
+    subset: NDArray[np.int64]
+    subsets: tuple[str, ...]
+    n_without_sentence: int = 0
+    n_without_score: int = 0
+    entailment: tuple[str | None, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Label in tables: the data set's name for a test part, as in papers; with the part's name for other parts."""
+        part = "trial" if (self.name, self.part) == (SICK, "dev") else self.part
+        return self.name if part == "test" else f"{self.name} {part}"
+
+    @property
+    def n_pairs(self) -> int:
+        """Number of pairs."""
+        return len(self.gold)
+
+    @property
+    def n_dropped(self) -> int:
+        """Number of pairs that were left out."""
+        return self.n_without_sentence + self.n_without_score
+
+    @property
+    def n_read(self) -> int:
+        """Number of all pairs of the source."""
+        return self.n_pairs + self.n_dropped
+
+    def said(self) -> list[str]:
+        """Return a line on the pairs that were left out; none if there are none."""
+        if not self.n_dropped:
+            return []
+        return [
+            f"{self.label}: {self.n_dropped} of {self.n_read} pairs are left out: {self.n_without_score} have no "
+            f"score, {self.n_without_sentence} lack a sentence"
+        ]
+
+
+def read_sts(sources: Sequence[str]) -> list[SentencePairs]:
+    """Read all data sets that are found, in the order STS12 to STS16, STS-B, SICK-R, others.
+
+    Args:
+        sources: Folders, which are searched to any depth, files, and data sets `hf:NAME?config=C`.
+
+    Raises:
+        UserError: If nothing is found, files are malformed, or a part is found twice.
+    """
+    found = [part for source in sources for part in (_hub(source) if source.startswith("hf:") else _folder(source))]
+    labels = [part.label for part in found]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise UserError(f"`sts {' '.join(sources)}`: {twice[0]} was found twice; give a folder that has it once.")
+    order = {STS_B: "STS17", SICK: "STS18"}
+    return sorted(
+        found, key=lambda part: (not re.fullmatch("STS.*|SICK-R", part.name), order.get(part.name, part.name))
+    )
+
+
+def _folder(source: str) -> Iterator[SentencePairs]:
+    root, before = Path(source), len(source)
+    listed = (path for folder in _folders(root) for path in folder.iterdir())
+    files = [root] if root.is_file() else sorted(path for path in listed if path.is_file())
+    inputs: dict[Path, list[Path]] = {}
+    for path in files:
+        if path.match("STS.input.*.txt"):
+            inputs.setdefault(path.parent, []).append(path)
+        elif found := re.fullmatch(r"sts-(train|dev|test)\.csv", path.name):
+            yield _pairs(STS_B, _PARTS[found[1]], {"": _benchmark(path)}, f"sts {path}")
+        elif found := re.fullmatch(r"SICK_(train|trial|test_annotated|test)\.txt", path.name):
+            yield _pairs(SICK, _PARTS[found[1]], {"": (pair for _, pair in _sick(path))}, f"sts {path}")
+        elif path.name == "SICK.txt":
+            yield from _whole_sick(path)
+        else:
+            continue
+        before = 0
+    for folder, paths in inputs.items():
+        before = 0
+        name = re.search(r"STS-?(1[2-6])", folder.resolve().name, re.IGNORECASE)
+        subsets = {path.name.removeprefix("STS.input.").removesuffix(".txt"): _subset(path) for path in paths}
+        yield _pairs(f"STS{name[1]}" if name else folder.resolve().name, "test", subsets, f"sts {folder}")
+    if before:
+        reason = "no such file or directory" if not os.path.exists(root) else "there are no pairs of sentences in it"
+        raise UserError(f"`sts {source}` cannot be read ({reason}); give {READABLE}.")
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """Yield a folder and those in it, also those that are links, each once; `rglob` would leave links out."""
+    waiting, seen = [root], set()
+    while waiting:
+        folder = waiting.pop()
+        if (place := folder.resolve()) not in seen and folder.is_dir():
+            seen.add(place)
+            yield folder
+            waiting += sorted((path for path in folder.iterdir() if path.is_dir()), reverse=True)
+
+
+def _subset(path: Path) -> Iterator[Rated]:
+    """Read one subset of STS12 to STS16 in SentEval's layout; an empty line among the scores means no score."""
+    gold_path = path.with_name(path.name.replace("input", "gs", 1))
+    lines, gold = _lines(path), _lines(gold_path)
+    if len(lines) != len(gold):
+        raise UserError(
+            f"`sts {path}` has {len(lines)} lines and {gold_path.name} has {len(gold)}; each pair needs its score, or "
+            "an empty line, in the same line."
+        )
+    for number, (line, score) in enumerate(zip(lines, gold, strict=True), 1):
+        yield _rated(line.split("\t"), 0, score, f"sts {path}", number)
+
+
+def _benchmark(path: Path) -> Iterator[Rated]:
+    """Read STS-B as published: genre, file, year, number, score and two sentences, separated by tabs, unquoted."""
+    for number, line in enumerate(_lines(path), 1):
+        cells = line.split("\t")
+        yield _rated(cells, 5, cells[4] if len(cells) > 4 else "", f"sts {path}", number)
+
+
+def _sick(path: Path) -> Iterator[tuple[str, Rated]]:
+    """Read SICK: a header line, then one pair per line; yield with each the value of `SemEval_set`, if there is one."""
+    head, *lines = _lines(path) or [""]
+    columns = head.split("\t")
+    if missing := {"sentence_A", "sentence_B", "relatedness_score"} - {*columns}:
+        raise UserError(f"`sts {path}`: its first line names no column {min(missing)}; give SICK as published.")
+    first, second, score = (columns.index(name) for name in ("sentence_A", "sentence_B", "relatedness_score"))
+    entailment = next((columns.index(name) for name in _ENTAILMENT if name in columns), None)
+    of_set = columns.index("SemEval_set") if "SemEval_set" in columns else None
+    needed = max(first, second, score, entailment or 0, of_set or 0)
+    for number, line in enumerate(lines, 2):
+        cells = line.split("\t")
+        if len(cells) <= needed:
+            cells = []
+        chosen = [cells[first], cells[second]] if cells else []
+        rated = _rated(chosen, 0, cells[score] if cells else "", f"sts {path}", number)
+        label = None if entailment is None else label_of(cells[entailment]) or None
+        yield "" if of_set is None else cells[of_set].strip().lower(), rated._replace(entailment=label)
+
+
+def _whole_sick(path: Path) -> Iterator[SentencePairs]:
+    """Read SICK with all its parts in one file, told apart by the column `SemEval_set`."""
+    of_parts: dict[str, list[Rated]] = {}
+    for part, pair in _sick(path):
+        of_parts.setdefault(part, []).append(pair)
+    if unknown := sorted({*of_parts} - {*_PARTS}):
+        raise UserError(
+            f"`sts {path}`: its column SemEval_set has {unknown[0]!r:.40}; expected TRAIN, TRIAL or TEST in each line."
+        )
+    for part, pairs in of_parts.items():
+        yield _pairs(SICK, _PARTS[part], {"": pairs}, f"sts {path}")
+
+
+def _rated(cells: Sequence[str], first: int, score: str, typed: str, number: int) -> Rated:
+    if len(cells) < first + 2:
+        raise UserError(f"`{typed}`: line {number} is not a pair of sentences separated by a tab; correct it.")
+    return Rated(cells[first], cells[first + 1], _score(score, typed, f"line {number}"))
+
+
+def _score(cell: Any, typed: str, place: str) -> float | None:
+    """Return the score that a cell holds, None where it has none: data sets have -1 where scores are withheld."""
+    try:
+        return score_of(cell)
+    except ValueError:
+        raise UserError(
+            f"`{typed}`: the score of {place} is {cell!r:.40}, which is not a number of at least 0; write one, or "
+            "leave it empty where there is no score."
+        ) from None
+
+
+def _lines(path: Path) -> list[str]:
+    lines = decode_lines(read_bytes(path, f"sts {path}", READABLE), f"sts {path}")
+    return lines[:-1] if lines and not lines[-1].strip() else lines
+
+
+def _hub(source: str) -> Iterator[SentencePairs]:
+    """Read every split that has scores; the data set is recognised by its name."""
+    n_parts = 0
+    for split, rows in read_splits(source, "sts").items():
+        if (part := _PARTS.get(split)) and rows:
+            rated = list(_rated_rows(rows, f"sts {source}"))
+            if any(pair.gold is not None for pair in rated):
+                n_parts += 1
+                yield _pairs(_hub_name(source), part, {"": rated}, f"sts {source}")
+    if not n_parts:
+        raise UserError(f"`sts {source}`: no split train, validation, dev or test has scores; give another data set.")
+
+
+def _hub_name(source: str) -> str:
+    name = re.sub("[^a-z0-9]", "", source.removeprefix("hf:").lower())
+    if year := re.search("sts(1[2-6])", name):
+        return f"STS{year[1]}"
+    known = {"stsb": STS_B, "sick": SICK}
+    return next((what for sign, what in known.items() if sign in name), source.removeprefix("hf:").split("/")[-1])
+
+
+def _rated_rows(rows: Sequence[Mapping[str, Any]], typed: str) -> Iterator[Rated]:
+    columns = list(rows[0])
+    pair = next((names for names in _PAIRS if {*names} <= {*columns}), None)
+    score = next((name for name in _SCORES if name in columns), None)
+    entailment = next((name for name in _ENTAILMENT if name in columns and name != score), None)
+    if pair is None or score is None:
+        raise UserError(
+            f"`{typed}`: its columns are {', '.join(columns)}; expected sentence1 and sentence2, or sentence_A and "
+            f"sentence_B, with one of {', '.join(_SCORES)}."
+        )
+    for number, row in enumerate(rows):
+        place = f"row {number}, counted from 0,"
+        first, second = (sentence_of(row, name, typed, place) for name in pair)
+        label = None if entailment is None else label_of(row[entailment]) or None
+        yield Rated(first, second, _score(row[score], typed, place), label)
+
+
+def _pairs(name: str, part: Part, subsets: Mapping[str, Iterable[Rated]], typed: str) -> SentencePairs:
+    """Leave out pairs without a score or a sentence, and index the sentences in a corpus."""
+    rated = {subset: list(pairs) for subset, pairs in subsets.items()}
+    kept = {
+        subset: [pair for pair in pairs if pair.is_whole and pair.gold is not None] for subset, pairs in rated.items()
+    }
+    everything = [pair for pairs in rated.values() for pair in pairs]
+    n_without_sentence = sum(not pair.is_whole for pair in everything)
+    n_without_score = sum(pair.is_whole and pair.gold is None for pair in everything)
+    kept = {subset: pairs for subset, pairs in kept.items() if pairs}
+    pairs = [pair for subset in kept.values() for pair in subset]
+    if len(pairs) < 3:
+        raise UserError(
+            f"`{typed}`: only {len(pairs)} pairs have a score and two sentences, out of {len(everything)}, too few to "
+            "rank; give more."
+        )
+    texts = [text for pair in pairs for text in (pair.first, pair.second)]
+    corpus = replace(from_sentences(f"{name} {part}", texts), n_repeated=0)
+    at = {sentence: i for i, sentence in enumerate(corpus.sentences)}
+    return SentencePairs(
+        name,
+        part,
+        corpus,
+        np.array([at[" ".join(text.split())] for text in texts]).reshape(-1, 2),
+        np.array([pair.gold for pair in pairs], dtype=np.float64),
+        np.repeat(np.arange(len(kept)), [len(subset) for subset in kept.values()]),
+        tuple(kept),
+        n_without_sentence,
+        n_without_score,
+        tuple(pair.entailment for pair in pairs) if any(pair.entailment for pair in pairs) else (),
+    )

@@ -14,14 +14,24 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from probing.corpus import Corpus, from_pairs, from_words
-from probing.corpus.columns import number_of, truth_of
-from probing.corpus.files import decode_lines, read_bytes, read_splits, sentence_of
-from probing.corpus.splits import GroupBy, Split, compared, divided, split_key, splits_by_document, splits_of
-from probing.downstream import sts_dataset
-from probing.downstream.sts_dataset import SICK, SentencePairs
+from probing import downstream as sts_dataset
+from probing.downstream import SICK, SentencePairs
 from probing.errors import UserError
-from probing.tasks import SentenceTask, TokenTask, load_task
+from probing.text import (
+    Corpus,
+    GroupBy,
+    Split,
+    compared,
+    divided,
+    from_pairs,
+    from_words,
+    split_key,
+    splits_by_document,
+    splits_of,
+)
+from probing.text.columns import number_of, truth_of
+from probing.text.files import decode_lines, read_bytes, read_splits, sentence_of
+from probing.text.tasks import SentenceTask, TokenTask, load_task
 
 # --------------------------------------------------------------------------------------------------------------------
 # The Word-in-Context data set: does a word mean the same in two sentences?

@@ -11,9 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import ActivationStore
-from probing.cache.tokens import Tokens
-from probing.comparison.agreement import holm
+from probing.activations import ActivationStore
 from probing.downstream.labelled_pairs import WordPairs
 from probing.downstream.sentence_vectors import (
     Fitting,
@@ -27,9 +25,10 @@ from probing.downstream.sentence_vectors import (
     word_vectors,
 )
 from probing.errors import UserError
+from probing.probes.agreement import holm
+from probing.statistics import MIN_SENTENCES, NO_INTERVAL, binomial_interval, difference_interval, size_columns
 from probing.statistics.chance import DRAWS, percentile_interval
-from probing.statistics.intervals import MIN_SENTENCES, NO_INTERVAL, binomial_interval, difference_interval
-from probing.statistics.sample_size import size_columns
+from probing.text.tokens import Tokens
 
 # The thresholds of Luo, Kulmizev & Mao (2021), who took the best of these and of all layers on the training set.
 PUBLISHED_THRESHOLDS = tuple(round(0.1 * k, 1) for k in range(1, 10))

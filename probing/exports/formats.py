@@ -13,20 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from probing.corpus import Corpus
 from probing.data.examples import Examples
 from probing.errors import UserError, as_clause
-from probing.heads.example_maps import Example, read_examples
-from probing.models.layers import site_of
-from probing.results.rows import Table, write_csv
-from probing.results.schema import Column, Row, Schema, ends, listed
+from probing.heads import Example, read_examples
+from probing.models import site_of
+from probing.results import Column, Row, Schema, Table, ends, listed, write_csv
+from probing.runs import Result
 from probing.runs.checks import reading
-from probing.runs.neuron_page import sides_and_text
+from probing.runs.predictions import sides_and_text
 from probing.runs.run import Run, of_text
-from probing.runs.study import Result
+from probing.runtime import own_version, quiet_libraries
 from probing.runtime.files import replacing_folder
-from probing.runtime.machine import own_version, quiet_libraries
-from probing.tasks import short_name
+from probing.text import Corpus
+from probing.text.tasks import short_name
 
 # --------------------------------------------------------------------------------------------------------------------
 # The first neurons of a run in the layout of Neuronpedia's exports, from which a server of it imports dashboards.

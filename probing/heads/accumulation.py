@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from probing.cache import Request, batch_tokens_of, description, job_lock, load, tokens_of
-from probing.cache.extraction import (
+from probing.activations import Request, batch_tokens_of, description, job_lock, load, tokens_of
+from probing.activations.extraction import (
     ShardPass,
     copies_for_readers,
     forward_trainer,
@@ -25,7 +25,7 @@ from probing.cache.extraction import (
     run_pass,
     share_out,
 )
-from probing.cache.store import (
+from probing.activations.store import (
     ActivationStore,
     DamagedCache,
     Plan,
@@ -36,16 +36,16 @@ from probing.cache.store import (
     not_written,
     remove,
 )
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
 from probing.errors import RunError, UserError
 from probing.models import load_config, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import Heads, OutputProjection, find_heads, read_heads
 from probing.models.examination import n_token_types
-from probing.runtime.arithmetic import float64_device, on_float64_device
 from probing.runtime.files import regular
 from probing.runtime.processes import end_together, is_main_process
+from probing.runtime.trainer import float64_device, on_float64_device
+from probing.text import Corpus
+from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
 # What a measure of heads receives, the attention of one block over one batch, and what it wants to keep.

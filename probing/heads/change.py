@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import tokens_of
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
+from probing.activations import tokens_of
 from probing.errors import UserError
 from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, Measure, SumsStore
 from probing.heads.rows import Rows
 from probing.heads.subject import Checkpoint, Part, Subject, check_comparable
 from probing.models import length_limits
-from probing.statistics.intervals import mean_interval
+from probing.statistics import mean_interval
+from probing.text import Corpus
+from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
 # How attention differs between two checkpoints of a model, on the same sentences (Kovaleva et al. 2019, section 4.3).

@@ -13,16 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import load
-from probing.corpus import Corpus
+from probing.activations import load
 from probing.errors import UserError
+from probing.heads import ClassExample, Example, Examples, ExampleSentence
 from probing.heads.accumulation import Attention, AttentionReader, Batch, Kept, SumsStore
-from probing.heads.example_maps import ClassExample, Example, Examples, ExampleSentence
 from probing.heads.rows import CLASSES, PATTERNS, classify
 from probing.heads.subject import Subject, without_first
 from probing.heads.syntax import LEAST_ARCS, Arcs, arcs_of, has_arcs
 from probing.models import load_tokenizer
 from probing.models.examination import n_token_types
+from probing.text import Corpus
 
 # Number of example sentences, and how long they are.
 N_SENTENCES = 6

@@ -17,11 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import tokens_of
-from probing.cache.store import Plan, Shard
-from probing.cache.tokens import Tokens
+from probing.activations import tokens_of
+from probing.activations.store import Plan, Shard
 from probing.cli.options import ProbeOptions
-from probing.comparison.agreement import holm
 from probing.data.examples import Activations, Examples, Sides
 from probing.data.labelling import example_checks, label_sides
 from probing.data.module import layer_moments
@@ -30,12 +28,14 @@ from probing.heads.accumulation import SumsStore
 from probing.heads.rows import Rows
 from probing.heads.subject import Part, Subject
 from probing.models import load_tokenizer
+from probing.probes.agreement import holm
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
 from probing.probes.training import LayerFit, Training, penalised, train_probes
 from probing.runtime.terminal import silence
-from probing.statistics.intervals import accuracy_interval, difference_interval, difference_p_value, mean_interval
+from probing.statistics import accuracy_interval, difference_interval, difference_p_value, mean_interval
 from probing.statistics.moments import hardly_vary
-from probing.tasks import TokenTask, load_task
+from probing.text.tasks import TokenTask, load_task
+from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
 # Fusion of layers: one vector for each token from its vectors after several blocks (Shi et al. 2022, section 5).

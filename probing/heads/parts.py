@@ -17,9 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import activations
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
+from probing.activations import activations
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, Measure, SumsStore, accumulate
 from probing.heads.change import CHANGE
@@ -54,10 +52,12 @@ from probing.heads.subject import (
 )
 from probing.heads.syntax import has_arcs
 from probing.heads.trees import TREEBANK_PARTS
-from probing.results.schema import count
+from probing.results import count
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import note, stage
-from probing.statistics.intervals import mean_interval
+from probing.statistics import mean_interval
+from probing.text import Corpus
+from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
 # How alike heads are, and how alike the attention of consecutive layers is.

@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from torch import Tensor
 
-from probing.cache.tokens import Tokens
-from probing.comparison.agreement import random_bases
-from probing.corpus import Corpus
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import Accumulator, Attention, Batch, BlockMeasure, Kept, SumsStore
 from probing.heads.position_controls import (
@@ -36,9 +33,12 @@ from probing.heads.position_controls import (
 from probing.heads.rows import Sentences
 from probing.heads.subject import STATES, Part, PositionRun, Reading, Subject
 from probing.models.attention_heads import QueryKey
-from probing.probes.objective import centre_over_classes
+from probing.probes.agreement import random_bases
+from probing.probes.solvers import centre_over_classes
+from probing.statistics import spearman
 from probing.statistics.chance import permute_within_sentences, rank_p
-from probing.statistics.rank_similarity import spearman
+from probing.text import Corpus
+from probing.text.tokens import Tokens
 
 Array = NDArray[np.float64]
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from probing.cache import Request
-from probing.corpus import Corpus
+from probing.activations import Request
 from probing.heads.accumulation import SumsStore
 from probing.heads.subject import Subject
+from probing.text import Corpus
 
 # Returns the biases of heads for keys at offsets: shape (heads, *offsets.shape).
 Biases = Callable[[Tensor], Tensor]

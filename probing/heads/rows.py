@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.tokens import Tokens
 from probing.heads.accumulation import Attention, Batch, BlockMeasure
-from probing.results.schema import ALL_LAYERS
+from probing.results import ALL_LAYERS
+from probing.statistics import ENDS, MIN_SENTENCES
 from probing.statistics.chance import percentiles, sentence_counts
-from probing.statistics.intervals import ENDS, MIN_SENTENCES
+from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
 # Classes of attention maps (after Kovaleva et al. 2019, section 4.1), and how concentrated and far attention is.

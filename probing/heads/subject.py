@@ -15,12 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache import ActivationStore, Request, load, tokens_of
-from probing.cache.source import ActivationSource
-from probing.cache.store import fingerprint
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
-from probing.corpus.splits import Split
+from probing.activations import ActivationStore, Request, load, tokens_of
+from probing.activations.source import ActivationSource
+from probing.activations.store import fingerprint
 from probing.errors import UserError, about_option
 from probing.heads.accumulation import (
     Accumulator,
@@ -32,15 +29,15 @@ from probing.heads.accumulation import (
     Measure,
     SumsStore,
 )
-from probing.heads.role_files import RoleLinks, treebank_links
-from probing.heads.roles import Pairs, pairs_of
+from probing.heads.roles import Pairs, RoleLinks, pairs_of, treebank_links
 from probing.heads.rows import Rows, Sentences
-from probing.models import length_limits, load_config, load_tokenizer
+from probing.models import length_limits, load_config, load_tokenizer, site_of
 from probing.models.anatomy import Anatomy, examine, hidden_states
 from probing.models.attention_heads import Heads, QueryKey, find_query_keys, read_heads
 from probing.models.examination import with_the_same_weights
-from probing.models.layers import site_of
-from probing.runtime.arithmetic import on_float64_device
+from probing.runtime.trainer import on_float64_device
+from probing.text import Corpus, Split
+from probing.text.tokens import Tokens
 
 if TYPE_CHECKING:
     from probing.runs.run import Run

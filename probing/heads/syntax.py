@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.tokens import Tokens
-from probing.comparison.agreement import holm
-from probing.corpus import Corpus
-from probing.corpus.columns import UNSPECIFIED
 from probing.errors import UserError
 from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, SumsStore
-from probing.statistics.intervals import accuracy_interval, difference_interval, difference_p_value
+from probing.probes.agreement import holm
+from probing.statistics import accuracy_interval, difference_interval, difference_p_value
+from probing.text import Corpus
+from probing.text.columns import UNSPECIFIED
+from probing.text.tokens import Tokens
 
 HEAD, RELATION = "head", "deprel"
 PUNCTUATION = "punct"

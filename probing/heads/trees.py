@@ -18,10 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import Request
-from probing.cache.tokens import Tokens
-from probing.comparison.agreement import holm
-from probing.corpus import Corpus
+from probing.activations import Request
 from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, Measure, SumsStore
 from probing.heads.rows import Rows
 from probing.heads.subject import TEST, UNTRAINED, Part, Reading, Subject
@@ -47,8 +44,11 @@ from probing.heads.syntax import (
     scored,
     with_interval,
 )
+from probing.probes.agreement import holm
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
-from probing.results.schema import ALL_LAYERS
+from probing.results import ALL_LAYERS
+from probing.text import Corpus
+from probing.text.tokens import Tokens
 
 # Name of the undirected unlabelled attachment score.
 UUAS = "uuas"

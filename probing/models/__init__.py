@@ -1,17 +1,15 @@
-"""Models and their layers: names, files, configuration, tokenizer and weights."""
+"""Models and their layers: names, files, `--layer`, configuration, tokenizer and weights."""
 
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
+
+from probing.errors import UserError
 from probing.models.examination import max_length_of
-from probing.models.layers import (
-    SiteName,
-    from_the_end,
-    is_inside_blocks,
-    layer_numbers,
-    neuron_of,
-    parse_layers,
-    site_in_names,
-    site_of,
-    what_is_a_neuron,
-)
 from probing.models.loading import (
     check_ids,
     find_model,
@@ -23,6 +21,412 @@ from probing.models.loading import (
     word_folding,
 )
 from probing.models.source import ALIASES, BUILTIN_PACKAGE, ModelSource, check_revision, resolve_model
+from probing.runtime.files import parse_json, read_text
+
+PREFIX = "sae:"
+
+CONFIG, SAELENS_WEIGHTS, SPARSIFY_WEIGHTS = "cfg.json", "sae_weights.safetensors", "sae.safetensors"
+
+ARCHITECTURES = ("standard", "topk", "jumprelu", "gated")
+
+NORMALISATIONS = ("none", "constant_norm_rescale", "layer_norm")
+
+# Those that float32 holds without rounding.
+DTYPES = ("float32", "float16", "bfloat16")
+
+# Hooks whose values are hidden states: what block N (counted from 0) reads is layer N, what it returns is layer N + 1.
+_ENTERS = re.compile(r"blocks\.(\d+)\.hook_resid_pre")
+
+_LEAVES = re.compile(r"blocks\.(\d+)\.hook_(resid_post|normalized_resid_post)|(?:\w+\.)*(?:layers?|h|blocks?)\.(\d+)")
+
+_OF_TRANSFORMERLENS = re.compile(r"blocks\.\d+\.hook_")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the configuration of a dictionary says.
+
+    Args:
+        folder: Its folder.
+        weights: The file of its weights.
+        architecture: One of `ARCHITECTURES`.
+        d_in: Width of the hidden states that it reads.
+        n_features: Number of its features; None where the weights alone say it.
+        k: Number of features that `topk` leaves.
+        subtracts_decoder_bias: Whether the decoder's bias is subtracted from what it reads.
+        normalisation: One of `NORMALISATIONS`: what is done to a hidden state before.
+        by_decoder_norm: Whether activations are multiplied by the norm of the feature's decoder vector.
+        hook: Name of the place that it was trained on; None if it is not said.
+        layer: The layer of hidden states that this is; None if it is not said.
+    """
+
+    folder: Path
+    weights: Path
+    architecture: str
+    d_in: int
+    n_features: int | None
+    k: int | None
+    subtracts_decoder_bias: bool
+    normalisation: str
+    by_decoder_norm: bool
+    hook: str | None
+    layer: int | None
+
+    @property
+    def is_of_sparsify(self) -> bool:
+        """Whether the weights have the names of sparsify rather than those of SAELens."""
+        return self.weights.name == SPARSIFY_WEIGHTS
+
+    @property
+    def is_of_outputs(self) -> bool:
+        """Whether it was trained on what a block returns, which a final norm may change into another hidden state."""
+        return bool(self.hook and _LEAVES.fullmatch(self.hook))
+
+
+def is_dictionary(site: str) -> bool:
+    """Whether a site names the folder of a dictionary."""
+    return site.startswith(PREFIX)
+
+
+def folder_of(site: str) -> Path:
+    """Return the folder that a site of the form `sae:FOLDER` names."""
+    return Path(site[len(PREFIX) :])
+
+
+def folder_in(config: Mapping[str, Any]) -> str | None:
+    """Return the folder of the dictionary that a configuration names as its site, as typed; None without one."""
+    site = str(config.get("site", ""))
+    return site[len(PREFIX) :] if is_dictionary(site) else None
+
+
+def layout_at(site: str, layers: Sequence[int] | None, model: str, n_layers: int) -> Layout:
+    """Return the dictionary that a site names, of the layer that is asked for.
+
+    Args:
+        site: The site, `sae:FOLDER`.
+        layers: The layers that the user asked for; None for the dictionary's own.
+        model: The model's name as the user typed it.
+        n_layers: Number of its blocks.
+
+    Returns:
+        The dictionary, whose layer is known.
+
+    Raises:
+        UserError: If there is none in the folder, if what it is is not known, or if it is of another layer.
+    """
+    there = _layouts(folder_of(site))
+    typed = f"`--layer {','.join(map(str, layers))}`" if layers is not None else "`--layer`"
+    if layers is not None and len(layers) != 1:
+        raise UserError(f"{typed} with `--site {site}`: a dictionary is of one layer; name that one.")
+    known = {layout.layer: layout for layout in there}
+    if len(known) < len(there) and len(there) > 1:
+        raise UserError(f"`--site {site}`: two dictionaries in the folder are of one layer; name the folder of one.")
+    if layers is None:
+        if len(there) > 1:
+            listed = ", ".join(str(layer) for layer in sorted(layer for layer in known if layer is not None))
+            raise UserError(f"`--site {site}` has dictionaries of layers {listed}; name one of them with `--layer`.")
+        if there[0].layer is None:
+            raise UserError(f"`--site {site}` does not say which layer it is of; name it with `--layer`.")
+        layer = there[0].layer
+    else:
+        layer = layers[0]
+    found = known.get(layer) or (known.get(None) if len(there) == 1 else None)
+    if found is None:
+        own = "; ".join(f"layer {one.layer}, by its hook {one.hook}" for one in there)
+        raise UserError(f"{typed} with `--site {site}`: the dictionary is of {own}; give that layer or another folder.")
+    if not 0 <= layer <= n_layers:
+        raise UserError(
+            f"`--site {site}` is of layer {layer} (hook {found.hook}), and {model} has layers 0 (embeddings) to "
+            f"{n_layers}; give the model that it was trained on."
+        )
+    return Layout(**{**vars(found), "layer": layer})
+
+
+def _layouts(folder: Path) -> list[Layout]:
+    """Return the dictionaries of a folder: its own, or those of the folders in it, by name."""
+    if (folder / CONFIG).is_file():
+        return [_layout(folder)]
+    inside = sorted(path.parent for path in folder.glob(f"*/{CONFIG}")) if folder.is_dir() else []
+    if not inside:
+        raise UserError(
+            f"`--site {PREFIX}{folder}`: expected a folder with {CONFIG} and {SAELENS_WEIGHTS} (SAELens) or "
+            f"{SPARSIFY_WEIGHTS} (sparsify), or a folder of these, and found no {CONFIG}; give the folder of a "
+            "dictionary."
+        )
+    return [_layout(one) for one in inside]
+
+
+def _layout(folder: Path) -> Layout:
+    """Read the configuration of one dictionary."""
+    try:
+        config = parse_json(read_text(folder / CONFIG, folder))
+    except (OSError, ValueError) as error:
+        _refuse(folder, f"{CONFIG} cannot be read ({error})")
+    if not isinstance(config, dict):
+        _refuse(folder, f"{CONFIG} holds no mapping")
+    for name, read in ((SAELENS_WEIGHTS, _of_saelens), (SPARSIFY_WEIGHTS, _of_sparsify)):
+        if (folder / name).is_file():
+            return read(folder, config)
+    _refuse(folder, f"there is neither {SAELENS_WEIGHTS} nor {SPARSIFY_WEIGHTS}")
+    return None
+
+
+def _of_saelens(folder: Path, config: Mapping[str, Any]) -> Layout:
+    """Read a configuration of SAELens, of any version; earlier ones keep hook and activation function in one level."""
+    inner = [config[name] for name in ("metadata", "meta") if isinstance(config.get(name), dict)]
+    flat: dict[str, Any] = {**(inner[0] if inner else {}), **config}
+    architecture = flat.get("architecture") or "standard"
+    activation = flat.get("activation_fn") or flat.get("activation_fn_str") or "relu"
+    if architecture == "standard" and activation == "topk":  # as versions before 4 wrote it
+        architecture = "topk"
+    if architecture not in ARCHITECTURES:
+        _refuse(folder, f"its architecture is {architecture}; those that are read are {', '.join(ARCHITECTURES)}")
+    if activation != "relu" and not (activation == "topk" and architecture == "topk"):
+        _refuse(folder, f"its activation function is {activation}; expected relu, or topk of a topk dictionary")
+    k = flat.get("k", (flat.get("activation_fn_kwargs") or {}).get("k")) if architecture == "topk" else None
+    normalisation = flat.get("normalize_activations") or "none"
+    if normalisation in (True, "expected_average_only_in"):
+        _refuse(
+            folder, "its activations are divided by an expected norm that the folder does not hold "
+            "(normalize_activations: expected_average_only_in); save it with this factor folded into the weights",
+        )  # fmt: skip
+    if normalisation not in NORMALISATIONS:
+        _refuse(folder, f"its normalize_activations is {normalisation}; known are {', '.join(NORMALISATIONS)}")
+    by_decoder_norm = bool(flat.get("rescale_acts_by_decoder_norm"))
+    for name, usual in (("reshape_activations", "none"), ("hook_head_index", None), ("hook_point_head_index", None)):
+        if flat.get(name) not in (None, usual):
+            _refuse(folder, f"its {name} is {flat[name]}, and features of hidden states alone are read")
+    if by_decoder_norm and architecture != "topk":
+        _refuse(folder, f"it rescales by decoder norms, which is known of topk alone, and it is {architecture}")
+    _check_dtype(folder, flat.get("dtype", "float32"))
+    hook = flat.get("hook_name") or flat.get("hook_point")
+    _check_centring(folder, hook, (flat.get("model_from_pretrained_kwargs") or {}).get("center_writing_weights"))
+    layer = _layer_of(folder, hook)
+    said = flat.get("hook_layer", flat.get("hook_point_layer"))
+    if hook and said is not None and int(said) not in (layer, _block_of(hook)):
+        _refuse(folder, f"its hook is {hook}, and its hook_layer {said} is another one")
+    return Layout(
+        folder, folder / SAELENS_WEIGHTS, architecture, _whole(folder, flat, "d_in"), _whole(folder, flat, "d_sae"),
+        None if architecture != "topk" else _whole(folder, {"k": k}, "k"), bool(flat.get("apply_b_dec_to_input", True)),
+        normalisation, by_decoder_norm, hook, layer,
+    )  # fmt: skip
+
+
+def _of_sparsify(folder: Path, config: Mapping[str, Any]) -> Layout:
+    """Read a configuration of sparsify, whose folder is named by the hookpoint."""
+    if (activation := config.get("activation", "topk")) != "topk":
+        _refuse(folder, f"its activation is {activation}; of sparsify, topk is read")
+    for name in ("transcode", "skip_connection", "embed_skip", "gram_lookup"):
+        if config.get(name):
+            _refuse(folder, f"its {name} is {config[name]}, and autoencoders of hidden states alone are read")
+    named = folder.name if _LEAVES.fullmatch(folder.name) else None
+    if named is None and re.search(r"\.\d+", folder.name):  # such as layers.6.mlp
+        _layer_of(folder, folder.name)
+    n_features = int(config.get("num_latents") or 0) or None
+    return Layout(
+        folder, folder / SPARSIFY_WEIGHTS, "topk", _whole(folder, config, "d_in"), n_features,
+        _whole(folder, config, "k"), True, "none", False, named, _layer_of(folder, named),
+    )  # fmt: skip
+
+
+def _block_of(hook: str) -> int | None:
+    """Return the number in a hook's name, of the block that it belongs to, from 0."""
+    found = _ENTERS.fullmatch(hook) or _LEAVES.fullmatch(hook)
+    return next(int(number) for number in found.groups() if number and number.isdecimal()) if found else None
+
+
+def _layer_of(folder: Path, hook: str | None) -> int | None:
+    """Return the layer of hidden states that a hook is; None without a hook."""
+    if not hook:
+        return None
+    if (block := _block_of(hook)) is None:
+        _refuse(
+            folder, f"its hook {hook} is no hidden state; known are blocks.N.hook_resid_pre, blocks.N.hook_resid_post "
+            "and the name of a block such as layers.N or encoder.layer.N",
+        )  # fmt: skip
+    return block if _ENTERS.fullmatch(hook) else block + 1
+
+
+def _check_centring(folder: Path, hook: str | None, is_centred: bool | None) -> None:
+    """Refuse a dictionary of centred hidden states, or of those of TransformerLens, if it does not say they are not."""
+    if is_centred:
+        _refuse(folder, "it was trained on hidden states from which their mean was subtracted (center_writing_weights)")
+    if is_centred is None and hook and _OF_TRANSFORMERLENS.match(hook):
+        _refuse(
+            folder, f"its hook is {hook} of TransformerLens, which subtracts the mean of hidden states by default, and "
+            f"{CONFIG} does not say whether it did, as SAELens did not before September 2024; if you know that it did "
+            f'not, write "model_from_pretrained_kwargs": {{"center_writing_weights": false}} into {CONFIG}',
+        )  # fmt: skip
+
+
+def _check_dtype(folder: Path, dtype: Any) -> None:
+    if (name := str(dtype).removeprefix("torch.")) not in DTYPES:
+        _refuse(folder, f"its dtype is {name}; weights in {', '.join(DTYPES)} are read, and computed with in float32")
+
+
+def _whole(folder: Path, config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        _refuse(folder, f"its {name} is {value}; expected a whole number of at least 1")
+    return value
+
+
+def _refuse(folder: Path, why: str) -> NoReturn:
+    raise UserError(f"`--site {PREFIX}{folder}`: {why}; give another dictionary.")
+
+
+SiteName = Literal["residual", "mlp", "attention"]
+
+# What a neuron of layer k is, in a few words for a table; activations that are given as arrays have columns.
+NEURON: Mapping[str, str] = {
+    "residual": "coordinate of the residual stream",
+    "mlp": "unit of the MLP inside the block, after its activation function",
+    "attention": "coordinate of a head's output inside the block, before the output projection",
+    "arrays": "column of the given activations",
+}
+
+
+def site_of(config: Mapping[str, Any]) -> str:
+    """Return the site of a run's neurons, or `arrays`; configurations of earlier versions do not name it."""
+    return "arrays" if "arrays" in config else str(config.get("site", "residual"))
+
+
+def is_inside_blocks(site: str) -> bool:
+    """Whether the neurons of layer k are inside block k; there are none before block 1, where embeddings are."""
+    return site in ("mlp", "attention")
+
+
+def is_site(site: Any) -> bool:
+    """Whether `fit` takes this as a site: one of the model's own, or the folder of a dictionary."""
+    return site in get_args(SiteName) or (isinstance(site, str) and is_dictionary(site) and site != PREFIX)
+
+
+def is_site_of_run(site: Any) -> bool:
+    """Whether a run's configuration may have this as its site."""
+    return site in NEURON or is_site(site)
+
+
+def _check_site(site: str) -> None:
+    """Refuse what is neither one of the model's own sites nor the folder of a dictionary."""
+    if not is_site(site):
+        raise UserError(
+            f"`--site {site}`: expected {', '.join(get_args(SiteName))}, or {PREFIX}FOLDER with the folder of a sparse "
+            "autoencoder."
+        )
+
+
+def neuron_of(site: str) -> str:
+    """Return what a neuron of a site is, in a few words."""
+    return f"feature of the sparse autoencoder in {folder_of(site)}" if is_dictionary(site) else NEURON[site]
+
+
+def what_is_a_neuron(site: str) -> str:
+    """Return the line of a table's caption that says what a neuron is."""
+    return f"neuron: {neuron_of(site)}"
+
+
+def site_in_names(site: str) -> str:
+    """Return what the name of a run says of its site; nothing of the residual stream and of arrays."""
+    if is_dictionary(site):
+        return f" sae {folder_of(site).name}"
+    return f" {site}" if is_inside_blocks(site) else ""
+
+
+def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, site: str = "residual") -> list[int]:
+    """Turn `6`, `"0,3,6"`, `[0, 3]`, `-1` or `"all"` into ascending layer numbers; -1 is the last layer.
+
+    Args:
+        layer: Layers, as typed.
+        n_layers: Number of blocks.
+        model: The model's name as the user typed it.
+        site: The site; only the residual stream has a layer 0, and a dictionary is of one layer.
+
+    Raises:
+        UserError: If there is no such site, or a layer is not a whole number from its first layer to `n_layers`, or not
+            the dictionary's.
+    """
+    _check_site(site)
+    layers = layer_numbers(layer)
+    if layers is not None:
+        layers = from_the_end(layers, range(n_layers + 1))
+    if is_dictionary(site):
+        found = layout_at(site, layers, model, n_layers).layer
+        assert found is not None
+        return [found]
+    if layers is None:
+        return list(range(int(is_inside_blocks(site)), n_layers + 1))
+    if is_inside_blocks(site) and (out := [k for k in layers if not 1 <= k <= n_layers]):
+        raise UserError(
+            f"`--layer {_typed_layers(layer)}`: with `--site {site}`, layer k is inside block k, so {model} has "
+            f"layers 1 to {n_layers}, and not {out[0]}."
+        )
+    if out := [k for k in layers if not 0 <= k <= n_layers]:
+        typed = _typed_layers(layer)
+        raise UserError(f"`--layer {typed}`: {model} has layers 0 (embeddings) to {n_layers}, so not {out[0]}.")
+    return layers
+
+
+def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
+    """Return the requested layers, ascending, or None for all; -1 stays -1, because no model is given here.
+
+    Raises:
+        UserError: If a layer is not a whole number.
+    """
+    typed = _typed_layers(layer) or "[]"
+    try:
+        return None if typed == "all" else sorted({number for part in typed.split(",") for number in _numbers(part)})
+    except ValueError:
+        raise UserError(
+            f"`--layer {typed}` is not a layer: expected a number, a list such as 0,3,6, a range such as 3-6, -1 for "
+            "the last, or all."
+        ) from None
+
+
+def _numbers(part: str) -> Iterable[int]:
+    """Return the numbers of a range such as 3-6, both ends included, or a number alone.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if not (ends := re.fullmatch(r"(\d{1,4})-(\d{1,4})", part.strip())):
+        return [int(part)]
+    if not (found := range(int(ends[1]), int(ends[2]) + 1)):
+        raise ValueError(part)
+    return found
+
+
+def from_the_end(layers: Sequence[int], there: Sequence[int]) -> list[int]:
+    """Return layer numbers, ascending, with each negative number replaced by `there[number]`, counted from the end."""
+    return sorted({there[k] if -len(there) <= k < 0 else k for k in layers})
+
+
+def _typed_layers(layer: int | str | Sequence[int]) -> str:
+    return str(layer) if isinstance(layer, int | str) else ",".join(map(str, layer))
+
+
+def aligned(a: Sequence[int], b: Sequence[int], n_blocks: tuple[int, int]) -> list[tuple[int, int]]:
+    """Pair the layers of two runs that are at the same relative depth, the layer's number over the number of blocks.
+
+    Two layers are paired if each is the other's nearest, the lower one of two as near, and they are apart by less than
+    half a block of the model with fewer blocks. So layers of two models of one depth are paired if their numbers are
+    equal, and no layer has two partners.
+
+    Args:
+        a: Layer numbers of one run.
+        b: Layer numbers of the other.
+        n_blocks: Number of blocks of the model of each.
+
+    Returns:
+        Pairs of indices into `a` and `b`.
+    """
+
+    def apart(i: int, j: int) -> int:
+        return abs(a[i] * n_blocks[1] - b[j] * n_blocks[0])
+
+    of_a = [min((apart(i, j), b[j], j) for j in range(len(b)))[2] for i in range(len(a))]
+    of_b = [min((apart(i, j), a[i], i) for i in range(len(a)))[2] for j in range(len(b))]
+    return [(i, j) for i, j in enumerate(of_a) if of_b[j] == i and 2 * apart(i, j) < max(*n_blocks, 1)]
+
 
 __all__ = [
     "ALIASES",

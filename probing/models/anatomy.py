@@ -221,7 +221,7 @@ def until_enough(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     Args:
         handles: The hooks of the pass.
     """
-    from probing.runtime.arithmetic import fast_linear_maps
+    from probing.runtime.trainer import fast_linear_maps
 
     try:
         with fast_linear_maps():

@@ -31,7 +31,7 @@ from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from probing.errors import UserError
 from probing.models.anatomy import Anatomy, Enough, until_enough
 from probing.models.examination import examination_inputs, telling_the_longest, vectors_given
-from probing.runtime.arithmetic import to_float64
+from probing.runtime.trainer import to_float64
 
 # Receives the attention of the next block, shape (batch, heads, from, to), and the values, (batch, heads, to, d_head).
 See = Callable[[Tensor, Tensor], None]

@@ -15,7 +15,7 @@ from itertools import count, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError, as_clause
-from probing.runtime.machine import memory_bytes
+from probing.runtime import memory_bytes
 
 if TYPE_CHECKING:
     import torch

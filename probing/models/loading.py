@@ -28,7 +28,7 @@ from probing.models.examination import (
     tokenizer_behaviour,
 )
 from probing.models.source import OBJECT, WEIGHT_FILES, ModelSource, building, entries, has, know_family, resolve_model
-from probing.runtime.machine import check_memory
+from probing.runtime import check_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -385,13 +385,13 @@ class Blocks:
         Args:
             rows: Number of tokens of a product.
             dtype: Dtype of the product, by its name in torch.
-            rate: Measures work and its amount, such as `probing.runtime.machine.rate`.
+            rate: Measures work and its amount, such as `probing.runtime.rate`.
             device: The device, by its name in torch.
         """
         import torch
         from torch.nn.functional import linear
 
-        from probing.runtime.arithmetic import fast_linear_maps
+        from probing.runtime.trainer import fast_linear_maps
 
         found, kind = {}, getattr(torch, dtype)
         with torch.inference_mode(), fast_linear_maps():

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from probing.page import run
-from probing.page.neurons import shown_by_script
+from probing.page.charts import Sources, Subject, folder_block, run_block
 from probing.page.run import (
     accuracies_figure,
     accuracy_figure,
@@ -20,13 +20,12 @@ from probing.page.run import (
     heads_section,
     neurons_section,
 )
-from probing.page.sources import Sources, Subject, folder_block, run_block
-from probing.page.terms import ACCURACY, BASES, CLASSES, HEADS, NEURONS, NUMBERS, Glossary
-from probing.results.rows import MARK, Html, element, joined
+from probing.page.terms import ACCURACY, BASES, CLASSES, HEADS, NEURON_TERMS, NUMBERS, Glossary, shown_by_script
+from probing.results import MARK, Html, element, joined
+from probing.runs import Result, SectionPlace
 from probing.runs.checks import reading
-from probing.runs.study import Result, SectionPlace
-from probing.runtime.machine import own_version
-from probing.tables.columns import R2
+from probing.runtime import own_version
+from probing.tables import R2
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.
 ROOM, PER_NEURON = 4_600_000, 90
@@ -129,7 +128,7 @@ def _of_probes(sources: Sources, glossary: Glossary) -> list[Html | None]:
     for i, subject in enumerate(subjects):
         neurons = neurons_section(subject, i, room, ROOM_OF_NEURONS // len(subjects))
         classes, heads = classes_section(subject, i), heads_section(subject, i)
-        glossary.add("Neurons", NEURONS, neurons, shown_by_script(subject))
+        glossary.add("Neurons", NEURON_TERMS, neurons, shown_by_script(subject))
         glossary.add("Classes", CLASSES, classes)
         bases = bases_section(subject, i)
         glossary.add("Heads", HEADS, heads)

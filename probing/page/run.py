@@ -12,25 +12,36 @@ from typing import Any
 
 import numpy as np
 
-from probing.models.layers import neuron_of, site_of, what_is_a_neuron
-from probing.page.lines import Line, line_chart
-from probing.page.neurons import (
+from probing.models import neuron_of, site_of, what_is_a_neuron
+from probing.page.charts import Line, Sources, Subject, line_chart
+from probing.page.terms import (
     class_chart,
     class_data,
     first_rows,
     is_numeric,
+    meaning_of_flag,
     neuron_map,
     packed_rows,
     scale,
     shaded_map,
 )
-from probing.page.sources import Sources, Subject
-from probing.page.terms import meaning_of_flag
-from probing.results.rows import Html, as_in_terminal, element, joined, table
-from probing.results.schema import Row, count, ends, interval, layers_named, listed, shortened
+from probing.results import (
+    Html,
+    Row,
+    as_in_terminal,
+    count,
+    element,
+    ends,
+    interval,
+    joined,
+    layers_named,
+    listed,
+    shortened,
+    table,
+)
 from probing.runs.checks import reading
-from probing.runs.neuron_page import NeuronPage, pages_of_first
-from probing.tables.columns import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of, has_intercept, score_of
+from probing.runs.predictions import NeuronPage, pages_of_first
+from probing.tables import FAR, NEGLIGIBLE, R2, UNRESOLVED, controls_of, has_intercept, score_of
 from probing.tables.conclusions import (
     bases_lines,
     bases_table,
@@ -49,7 +60,7 @@ from probing.tables.evidence_sentences import say
 from probing.tables.probes import accuracies, classes_table, confusion_shares, heads_table, transform_sizes
 from probing.tables.schema import CONTEXTS
 from probing.tables.schema import classes_table as neuron_classes_table
-from probing.tasks import task_in_words
+from probing.text.tasks import task_in_words
 
 # --------------------------------------------------------------------------------------------------------------------
 # The question of a run and its answer, in sentences made from its numbers.

@@ -1,18 +1,392 @@
-"""The terms of a page: the meaning of every heading in its tables and every name in its charts, part by part."""
+"""The neurons of a run on a page, and the terms: the meaning of every heading and of every name in a chart."""
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Collection
+import struct
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from html import unescape
+from typing import Any
 
-from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.page.neurons import COLUMNS, flags_of
-from probing.results.rows import Html, element, pairs
-from probing.runs.study import Terms
-from probing.tables.columns import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from probing.data import ADDED_CONTROLS, CONTROLS
+from probing.page.charts import Subject
+from probing.results import Column, Html, Row, element, pairs, shortened
+from probing.runs import Terms
+from probing.tables import FAR, NEGLIGIBLE, NEGLIGIBLE_NATS, UNINFORMATIVE, UNRESOLVED
+from probing.tables.conclusions import beside_directions
 from probing.tables.probes import SHOWN
-from probing.tables.schema import CLASS_SCORES, NEURON_CLASSES
+from probing.tables.schema import CLASS_SCORES, NEURON_CLASSES, NEURONS, NUMBER_NEURONS
+
+# Bytes of text for each byte of an array.
+BASE64 = 4 / 3
+
+
+def pack_integers(values: ArrayLike) -> dict[str, Any]:
+    """Return numbers from 0 to 65535 as base64 of little-endian uint16.
+
+    Raises:
+        ValueError: If one is out of range.
+    """
+    array = np.asarray(values)
+    if array.size and (array.min() < 0 or array.max() > 0xFFFF):
+        raise ValueError(f"numbers from 0 to 65535 were expected, not {array.min()} to {array.max()}")
+    return {"kind": "integer", "data": _text(array.astype("<u2"))}
+
+
+def pack_floats(values: ArrayLike) -> dict[str, Any]:
+    """Return numbers as base64 of little-endian float32 (seven digits); infinities become not-a-number."""
+    return {"kind": "single", "data": _text(_finite(values).astype("<f4"))}
+
+
+def pack_halves(values: ArrayLike) -> dict[str, Any]:
+    """Return numbers as base64 of little-endian float16 (three digits), with the factor to multiply them by.
+
+    The factor is a power of two. Division by it brings the largest magnitude to between 1/2 and 1, so that no number
+    overflows; numbers below 6e-8 of the largest become 0. Infinities become not-a-number.
+    """
+    array = _finite(values)
+    largest = float(np.nanmax(np.abs(array), initial=0.0))
+    scale = 2.0 ** int(np.frexp(largest)[1]) if largest else 1.0
+    return {"kind": "half", "scale": scale, "data": _text((array / scale).astype("<f2"))}
+
+
+def unpack(packed: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Unpack numbers to a flat array, as the page's script does."""
+    kind = {"integer": "<u2", "single": "<f4", "half": "<f2"}[packed["kind"]]
+    return np.frombuffer(base64.b64decode(packed["data"]), kind).astype(np.float64) * packed.get("scale", 1)
+
+
+def shades(values: ArrayLike) -> str:
+    """Return values from 0 to 1, shape (height, width), as a data URL of a PNG whose opacity they are."""
+    alpha = np.clip(np.nan_to_num(np.asarray(values, dtype=np.float64)), 0, 1)
+    pixels = np.zeros((*alpha.shape, 2), dtype=np.uint8)
+    pixels[..., 1] = np.round(alpha * 255)
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    height, width = alpha.shape
+    head = struct.pack(">IIBBBBB", width, height, 8, 4, 0, 0, 0)  # 8 bits of grey and 8 of opacity
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in parts)
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def _finite(values: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    return np.where(np.isfinite(array), array, np.nan)
+
+
+def _text(array: NDArray[Any]) -> str:
+    return base64.b64encode(array.tobytes()).decode()
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+WIDTH, BARS_HIGH = 720, 230
+
+LEFT, RIGHT, TOP = 58, 8, 14
+
+# Room for the labels of classes, which are turned upright if they are words.
+BOTTOM_OF_NUMBERS, BOTTOM_OF_WORDS = 40, 84
+
+MOST_LABELS = 40
+
+
+def class_chart(values: Sequence[float], typical: Sequence[float], classes: Sequence[int | str], task: str) -> Html:
+    """Return a bar per class, and a line for the average contribution of the layer's neurons.
+
+    Args:
+        values: Contribution of the neuron to each class, in logit units.
+        typical: Mean contribution over all neurons, for each class.
+        classes: Labels of the classes, in the same order.
+        task: Name of the task whose labels they are.
+    """
+    bottom = BARS_HIGH - (BOTTOM_OF_NUMBERS if is_numeric(classes) else BOTTOM_OF_WORDS)
+    # The coordinates that the script needs to draw another neuron.
+    frame = {"data_left": LEFT, "data_width": WIDTH - LEFT - RIGHT, "data_top": TOP, "data_height": bottom - TOP}
+    top = max([*values, *typical, 0.0]) or 1.0
+    ticks = [
+        element("text", f"{top * share:.2g}", x=LEFT - 7, y=bottom - share * (bottom - TOP) + 4, text_anchor="end",
+                class_="level", data_share=share)
+        for share in (0.0, 0.5, 1.0)
+    ]  # fmt: skip
+    grid = [
+        element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=level, y2=level, class_="grid")
+        for level in (bottom - share * (bottom - TOP) for share in (0.0, 0.5, 1.0))
+    ]
+    return element(
+        "svg", *grid, *ticks,
+        element("path", d=_bars(values, top, bottom), class_="bars"),
+        element("path", d=_steps(typical, top, bottom), class_="typical"),
+        *_names(classes, bottom),
+        element("text", task, x=(LEFT + WIDTH - RIGHT) / 2, y=BARS_HIGH - 4, text_anchor="middle"),
+        viewBox=f"0 0 {WIDTH} {BARS_HIGH}", role="img", aria_label=f"contribution by {task}", class_="chart by-class",
+        **frame,
+    )  # fmt: skip
+
+
+def is_numeric(classes: Sequence[int | str]) -> bool:
+    """Return whether classes are numbers, such as positions."""
+    return all(isinstance(label, int) for label in classes)
+
+
+def _names(classes: Sequence[int | str], bottom: float) -> list[Html]:
+    step = (WIDTH - LEFT - RIGHT) / len(classes)
+    numeric = is_numeric(classes)
+    every = -(-len(classes) // (20 if numeric else MOST_LABELS))
+    names = []
+    for i, label in list(enumerate(classes))[::every]:
+        x = LEFT + (i + 0.5) * step
+        if numeric:
+            names.append(element("text", label, x=f"{x:.1f}", y=bottom + 16, text_anchor="middle"))
+        else:
+            turned = f"translate({x + 4:.1f} {bottom + 8:.1f}) rotate(-60)"
+            names.append(element("text", shortened(label, 10), transform=turned, text_anchor="end"))
+    return names
+
+
+def _bars(values: Sequence[float], top: float, bottom: float) -> str:
+    step = (WIDTH - LEFT - RIGHT) / len(values)
+    tall = (bottom - TOP) / top
+    return "".join(
+        f"M{LEFT + (i + 0.1) * step:.1f} {bottom}v{-max(value, 0) * tall:.1f}h{0.8 * step:.1f}V{bottom}z"
+        for i, value in enumerate(values)
+    )
+
+
+def _steps(values: Sequence[float], top: float, bottom: float) -> str:
+    step = (WIDTH - LEFT - RIGHT) / len(values)
+    return "".join(
+        f"M{LEFT + i * step:.1f} {bottom - max(value, 0) / top * (bottom - TOP):.1f}h{step:.1f}"
+        for i, value in enumerate(values)
+    )
+
+
+def class_data(subject: Subject, room: int) -> dict[str, Any]:
+    """Return contributions by class for the script.
+
+    Args:
+        subject: The run.
+        room: Number of characters that the page has for them.
+
+    Returns:
+        `per_layer`, the number of neurons of each layer, first ranks first; `values`, packed, by layer, rank and class;
+        `typical`, packed, the mean over all neurons by layer and class.
+    """
+    n_layers, n_classes, d_model = subject.by_class.shape
+    per_layer = int(min(d_model, max(1, room // (n_layers * n_classes * 2 * BASE64))))
+    first = [[row["neuron"] for row in rows[:per_layer]] for rows in subject.ranked.values()]
+    values = np.stack([subject.by_class[i][:, neurons].T for i, neurons in enumerate(first)])
+    return {"per_layer": per_layer, "values": pack_halves(values), "typical": pack_halves(subject.by_class.mean(2))}
+
+
+# Number of rows that the page has without its script.
+FIRST = 10
+
+# Columns of ablation effects, of classes and of numbers.
+WITHOUT = ("cross_entropy_without", "r2_without")
+
+
+def cell(column: Column, row: Row) -> str:
+    """Return a row's value in a column as text."""
+    if column.name == "rank_low":
+        return f"{row['rank_low']}–{row['rank_high']}"
+    if row.get(column.name) in (None, ""):
+        return ""
+    if column.name in WITHOUT:
+        verdict = row.get("removed") or ""  # a damaged file may lack it
+        if found := next((one for one in (UNRESOLVED, NEGLIGIBLE) if one in verdict), None):
+            return found
+    star = "*" if column.name == "contribution_centred" and is_far(row) else ""
+    return star + column.show(row)
+
+
+def described(column: Column) -> dict[str, Any]:
+    """Return what the script has to know of a column: its heading, its meaning and its format."""
+    digits = re.search(r"\.(\d+)", column.form)
+    return {
+        "key": column.name, "label": column.words, "help": column.meaning, "digits": int(digits[1]) if digits else 0,
+        "percent": column.form.endswith("%"), "signed": column.form.startswith("+"),
+    }  # fmt: skip
+
+
+def is_far(row: Row) -> bool:
+    """Return whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
+    return bool(row["flag"] != "dead" and abs(row["mean"]) > FAR * row["sd"])
+
+
+_SHOWN = (
+    "layer", "rank", "rank_low", "neuron", "feature", "head", "contribution", "ratio", "share",
+    "contribution_centred", "contribution_companion", "control_task_share", "correlation", "eta_squared",
+    "eta_squared_z", "eta_squared_q", "given_eta_squared", "given_q", "unique", "cross_entropy_without",
+    "r2_without",
+)  # fmt: skip
+
+_PRESSED = " What a neuron is stands above the table; press its number to see its contribution to each class."
+
+# The columns of the table, of classes and of numbers.
+COLUMNS = tuple(
+    replace(column, meaning=column.meaning + _PRESSED) if name == "neuron" else column
+    for name in _SHOWN
+    for column in [NEURONS[name] if name in NEURONS else NUMBER_NEURONS[name]]
+)
+
+# Further columns that the script needs to show the picked neuron.
+BESIDE = ("rank_high", *(f"{name}_{end}" for name in WITHOUT for end in ("low", "high")), "mean", "sd")
+
+TEXTS = ("flag", "removed")
+
+_INTEGERS = ("rank", "neuron", "feature", "head", "rank_low", "rank_high")
+
+
+def shown_columns(subject: Subject) -> list[Column]:
+    """Return the columns that a run has, except empty ones."""
+    rows = subject.run.neurons
+    return [column for column in COLUMNS if any(row.get(column.name, "") != "" for row in rows)]
+
+
+def first_rows(subject: Subject, caption: str) -> Html:
+    """Return the leading layer's first neurons as a table, which the script extends."""
+    columns = shown_columns(subject)
+    head = [element("th", column.words, scope="col", title=column.meaning, data_key=column.name) for column in columns]
+    head.append(element("th", "flag", scope="col", class_="words", title="a warning about the rank", data_key="flag"))
+    body = [_row(row, columns) for row in subject.ranked[subject.leading][:FIRST]]
+    return element(
+        "table", element("caption", caption), element("thead", element("tr", *head)), element("tbody", *body),
+        class_="neurons",
+    )  # fmt: skip
+
+
+def _row(row: Row, columns: Sequence[Column]) -> Html:
+    cells = [element("td", cell(column, row)) for column in columns]
+    return element("tr", *cells, element("td", row["flag"], class_="words"))
+
+
+def packed_rows(subject: Subject) -> dict[str, Any]:
+    """Return the whole table for the script: rows in ranked order, layer by layer; columns as packed numbers."""
+    rows = [row for table in subject.ranked.values() for row in table]
+    columns = shown_columns(subject)
+    numbers = [key for key in (*(column.name for column in columns), *BESIDE) if key in rows[0]]
+    packed: dict[str, Any] = {}
+    for key in numbers:
+        values = [row[key] if row[key] != "" else float("nan") for row in rows]
+        if key in _INTEGERS:
+            packed[key] = pack_integers(values)
+        elif key != "layer":  # known by the row's place
+            packed[key] = pack_floats(values)
+    for key in TEXTS:
+        if key in rows[0]:
+            names = sorted({row[key] for row in rows})
+            packed[key] = {"names": names, "codes": pack_integers([names.index(row[key]) for row in rows])}
+    return {"columns": [described(column) for column in columns], "rows": packed}
+
+
+# Two flags that mean something of their own together.
+_TOGETHER = "offset", "no-signal"
+
+
+def flags_of(flag: str) -> list[str]:
+    """Return what a neuron's flag consists of, as the terms of the page have it."""
+    names = flag.split()
+    if not {*_TOGETHER} <= {*names}:
+        return names
+    return [" ".join(_TOGETHER), *(name for name in names if name not in _TOGETHER)]
+
+
+def shown_by_script(subject: Subject) -> set[str]:
+    """Return the names that the map and the script show of a run's neurons beside the headings of the table."""
+    rows = subject.run.neurons
+    removed = {row.get("removed") or "" for row in rows}
+    ranges = [f"{name}_{end}" for name in WITHOUT for end in ("low", "high")]
+    return {
+        "shade", "activation mean", "activation sd", *["band"] * bool(beside_directions(rows)),
+        *("ring" for row in rows if row.get("above_directions") == "yes"),
+        *(f"flag {name}" for flag in {row["flag"] for row in rows} for name in flags_of(flag)),
+        *("*" for row in rows if is_far(row)),
+        *(UNRESOLVED for said in removed if UNRESOLVED in said),
+        *(NEGLIGIBLE for said in removed if NEGLIGIBLE in said),
+        *("95% range of that" for row in rows if any(row.get(name) not in (None, "") for name in ranges)),
+    }  # fmt: skip
+
+
+# Contributions from a tenth of the layer's mean to ten times it, on a logarithmic scale.
+LOW, HIGH = 0.1, 10.0
+
+WIDEST = 920
+
+# Height of all layers together, unless rows would become too low or too high.
+HEIGHT, LOWEST_ROW, HIGHEST_ROW = 240, 18, 30
+
+
+def neuron_map(subject: Subject, title: str) -> Html:
+    """Return the map with its axes and scale."""
+    layers, d_model = subject.layers, subject.d_model
+    cell = max(1, min(24, WIDEST // d_model))
+    row = max(LOWEST_ROW, min(HIGHEST_ROW, HEIGHT // len(layers)))
+    every = next(step for step in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, d_model) if step * cell >= 60)
+    ticks = {neuron: neuron for neuron in range(0, d_model, every)}
+    return shaded_map(ratio_shades(ratios(subject)), (cell, row), layers, ticks, title)
+
+
+def shaded_map(
+    darkness: ArrayLike, cell: tuple[int, int], names: Sequence[str | int], ticks: Mapping[int, str | int],
+    about: str, kind: str = "map",
+) -> Html:  # fmt: skip
+    """Return a matrix as shades, with the names of its rows and of some columns.
+
+    Args:
+        darkness: From 0 to 1, shape (n_rows, n_columns).
+        cell: Width and height of a cell in pixels.
+        names: A name for each row; empty where it has none.
+        ticks: Names of some columns, by index.
+        about: What is shown, for those who cannot see it.
+        kind: Class of the element.
+    """
+    (wide, high), (n_rows, n_columns) = cell, np.shape(darkness)
+    size = f"--width:{wide * n_columns}px;--row:{high}px;--rows:{n_rows}"
+    shaded = element("div", class_="shades", style=f"mask-image:url({shades(darkness)})")
+    field = element("div", shaded, class_="field", role="img", aria_label=about)
+    rows = element("div", *(element("span", name) for name in names), class_="layers", aria_hidden="true")
+    places = {i: f"left:{100 * (i + 0.5) / n_columns:.6g}%" for i in ticks}  # on paper the map may be narrower
+    columns = element(
+        "div", *(element("span", name, style=places[i]) for i, name in ticks.items()),
+        class_="ticks", aria_hidden="true",
+    )  # fmt: skip
+    shown = element("div", rows, element("div", field, columns), class_=kind, style=size)
+    return element("div", shown, class_="scroll")
+
+
+def scale() -> Html:
+    """Return the scale of the shades."""
+    return element(
+        "p",
+        element("span", f"{LOW:g}"),
+        element("span", class_="ramp"),
+        element("span", f"{HIGH:g}"),
+        element("span", "× the layer's mean contribution, logarithmic"),
+        class_="scale",
+    )
+
+
+def ratios(subject: Subject) -> NDArray[np.float64]:
+    """Return contributions in multiples of the layer's mean, by neuron, shape (n_layers, d_model)."""
+    values = np.zeros((len(subject.layers), subject.d_model))
+    for i, rows in enumerate(subject.ranked.values()):
+        for row in rows:
+            values[i, row["neuron"]] = row["ratio"]
+    return values
+
+
+def ratio_shades(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the shade of each ratio, 0 for a tenth of the mean and less, 1 for ten times it and more."""
+    return (np.log(np.clip(values, LOW, HIGH)) - np.log(LOW)) / (np.log(HIGH) - np.log(LOW))
+
 
 # The meaning of each flag.
 FLAGS = {
@@ -82,7 +456,7 @@ NUMBERS: Terms = {
     "gradient": "Norm of the gradient of the probe's objective, divided by that at 0: how exactly it is solved.",
 }
 
-NEURONS: Terms = {
+NEURON_TERMS: Terms = {
     **{column.words: column.meaning for column in COLUMNS},
     "95% range of that": "Interval of the nats lost without the neuron.",
     "activation mean": "Mean of the neuron's activations over training tokens.",
@@ -128,7 +502,6 @@ BASES: Terms = {
     "95% range": ACCURACY["95% range"],
 }
 
-
 TRANSFORMS = {
     "none": "Hidden states without a transform.",
     "clip": "Outlier dimensions are set to 0, or to their mean, after the model has run.",
@@ -139,15 +512,12 @@ TRANSFORMS = {
     "all_but_the_top": "The mean vector and the first principal directions are removed (Mu & Viswanath 2018).",
 }
 
-
 BY_TOKEN = "The same of a probe that sees the token embedding alone."
-
 
 PRECISION = (
     "Numbers on this page are rounded, and contributions by class have three digits; the tables and tensors in the "
     "run's folder are exact."
 )
-
 
 # What names something in a part of a page: headings and cells of tables, labels of charts, and choices.
 _NAMING = re.compile(r"<(th|td|li|option)\b[^>]*>(.*?)</\1>", re.DOTALL)

@@ -18,28 +18,26 @@ from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
 from probing.data.examples import Batch, as_batch, as_batches, blocks
 from probing.data.module import loader_moments
 from probing.errors import UserError
-from probing.probes.objective import (
-    ClassCurvature,
-    MidwayCurvature,
-    Visited,
-    Workspace,
-    cross_entropy_sums,
-    dtype_that_solves,
-    steps,
-)
 from probing.probes.solvers import (
+    ClassCurvature,
     Evaluation,
+    MidwayCurvature,
     Penalty,
     Preconditioner,
     Problem,
     Readout,
     Solution,
     Solver,
+    Visited,
+    Workspace,
+    cross_entropy_sums,
+    dtype_that_solves,
     lbfgs,
     problem_of_layer,
+    steps,
 )
-from probing.runtime.arithmetic import float64_device, on_float64_device, to_float64
 from probing.runtime.processes import are_several
+from probing.runtime.trainer import float64_device, on_float64_device, to_float64
 from probing.statistics.moments import Moments, PenaltySpace, Scaling
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from probing.data.module import ActivationDataModule, layer_moments
 from probing.errors import UserError
 from probing.probes.linear import Descent, FullPasses, LinearProbe, ProbeMetrics
 from probing.probes.solvers import Penalty, Problem, problem_of_layer
-from probing.runtime.machine import drop_garbage
+from probing.runtime import drop_garbage
 from probing.runtime.processes import interrupts_pass
 from probing.runtime.progress import solutions_counted
 from probing.runtime.trainer import HONOURED, build_trainer

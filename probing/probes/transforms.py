@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probing.cache.store import Plan, Shard
-from probing.cache.tokens import Tokens
+from probing.activations.store import Plan, Shard
 from probing.data.examples import Activations, Examples, Sides, read, read_share
 from probing.data.module import are_columns
 from probing.probes.training import LayerFit
@@ -34,6 +33,7 @@ from probing.statistics.moments import (
     by_mean_profile,
     subtract_,
 )
+from probing.text.tokens import Tokens
 
 Kind = Literal["clip", "whiten", "standardise", "center", "all_but_the_top"]
 KINDS: tuple[Kind, ...] = ("clip", "whiten", "standardise", "center", "all_but_the_top")

@@ -10,23 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.cache.store import cache_folder, folder
+from probing.activations.store import cache_folder, folder
 from probing.cli.option_types import FIGURE_FORMAT, Wandb, figure_formats, number_problems
 from probing.cli.options import WandbOptions, as_options
 from probing.errors import UserError, as_clause, lack_of_machine, refuse
 from probing.models import layer_numbers
-from probing.results.rows import write_tables
-from probing.results.schema import Row
+from probing.results import Row, write_tables
+from probing.runs import Result, Study, refuse_several, several
 from probing.runs.folder import ResumableFolder, RunFolder, check_name
-from probing.runs.study import Result, Study, refuse_several, several
-from probing.runtime import terminal
-from probing.runtime.machine import Stopwatch, logger_problems, versions
+from probing.runtime import Stopwatch, logger_problems, terminal, versions
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, expect, messages, stage
 from probing.tracking import Tracker, resolve_mode
 
 if TYPE_CHECKING:
-    from probing.cache.source import ActivationSource
+    from probing.activations.source import ActivationSource
 
 
 @contextmanager
@@ -275,7 +273,7 @@ class Call:
         Raises:
             UserError: If the model cannot be read, or does not have a layer.
         """
-        from probing.cache.source import ActivationSource
+        from probing.activations.source import ActivationSource
 
         config = self.config
         options: dict[str, Any] = {

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probing.errors import RunError, UserError, as_clause
-from probing.models.layers import is_site_of_run
-from probing.results.rows import Table, read_csv
-from probing.results.schema import Row, Schema, label_of_class, without_nan
+from probing.models import is_site_of_run
+from probing.results import Row, Schema, Table, label_of_class, read_csv, without_nan
 from probing.runs.folder import PARTIAL, read_json
 from probing.runtime.files import parse_json, regular
-from probing.tables.columns import has_intercept
+from probing.tables import has_intercept
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,10 +13,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from probing.corpus import Corpus
 from probing.errors import RunError, UserError, as_clause
 from probing.runtime.files import RUNNING, Owner, check_yaml, parse_json, read_text, take_over
 from probing.runtime.processes import interrupt_behind, launched
+from probing.text import Corpus
 
 # Most values of a document: the largest that is written has some ten thousand.
 MOST = 1_000_000

@@ -1,23 +1,155 @@
-"""`load_run`, which reads the results of any command from their folder."""
+"""`load_run` reads the results of any command; the rankings of `rank`; a checkpoint of a run of `finetune`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
-from probing.models import site_of
-from probing.runs.checks import kind_of, reading
-from probing.runs.places import TEXTS, is_model_of, model_of, texts_of
-from probing.runs.rankings import read_rankings
+from probing.models import resolve_model, site_of
+from probing.results import Row, Schema, Table, listed, read_csv, read_measured, write_csv
+from probing.runs import Result, Study, study_names, study_of, study_of_kind
+from probing.runs.checks import check_ranking, kind_of, reading
+from probing.runs.folder import read_json
+from probing.runs.places import TEXTS, is_model_of, model_of, sources_of, texts_of
 from probing.runs.run import Run, load_fit, of_text, read_run
-from probing.runs.study import study_names, study_of_kind
-from probing.tables.columns import has_intercept
+from probing.runtime.files import replacing
+from probing.tables import has_intercept
+from probing.tables.schema import CURVES, DIRECTIONS, ERASURE, EVALUATION, RANKING
+from probing.text import GroupBy
+from probing.text.tasks import short_name
 from probing.tracking import least, resolve_mode
+
+RANKING_KEY = ("layer", "neuron")
+
+# Rows, their schema, and the columns that identify a row.
+Ranked = tuple[Sequence[Row], Schema, Sequence[str]]
+
+
+def ranking_rows(layer: int, order: Sequence[int], score: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the rows of `METHOD.csv` for one layer, in ranked order."""
+    return [
+        {"layer": layer, "rank": rank, "neuron": neuron, "score": score[neuron]}
+        for rank, neuron in enumerate(order, start=1)
+    ]
+
+
+@contextmanager
+def writing(folder: Path, run: Run) -> Iterator[None]:
+    """Make the folder, and turn errors while it is written into a message.
+
+    Raises:
+        UserError: If the folder cannot be written.
+    """
+    try:
+        folder.mkdir(exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"`rank {run.folder}`: {folder} cannot be written ({error.strerror or error}); make room, or copy the run "
+            "to a writable folder."
+        ) from None
+
+
+def write_tables(folder: Path, tables: Mapping[str, Ranked]) -> None:
+    """Write the tables that have rows; rows of other layers or rankings in the files are kept."""
+    for name, (rows, schema, key) in tables.items():
+        if rows:
+            with replacing(path := folder / f"{name}.csv") as partial:
+                write_csv(partial, _merged(path, rows, schema, key), schema)
+
+
+def draw_curves(folder: Path, layers: Sequence[int], model: str, run: Run, formats: Sequence[str]) -> list[Path]:
+    """Draw the curves of these layers, including those of earlier commands, and return the figures' paths."""
+    from probing.tables.probe_figures import write_curves_figure
+
+    rows, paths, task = read_csv(folder / "curves.csv", CURVES), [], short_name(run.config)
+    majority = {row["layer"]: row["majority_accuracy"] for row in run.accuracy}
+    for layer in layers:
+        of_layer = [row for row in rows if row["layer"] == layer]
+        figure = folder / f"curves_{layer:02d}"
+        paths += write_curves_figure(figure, of_layer, majority[layer], task, model, formats)
+    return paths
+
+
+def _merged(path: Path, rows: Sequence[Row], schema: Schema, key: Sequence[str]) -> list[Row]:
+    """Return the rows in the order of layers, together with the rows of the file that no new row replaces."""
+
+    def identity(row: Row) -> tuple[str, ...]:
+        return tuple(str(row.get(column, "")) for column in key)
+
+    new = {identity(row) for row in rows}
+    kept = [row for row in read_csv(path, schema) if identity(row) not in new] if path.is_file() else []
+    return sorted([*kept, *rows], key=lambda row: int(row["layer"]))
+
+
+class Rank(Study):
+    """Rankings of a finished run by other methods, and what probes read from their first neurons."""
+
+    name, kind, title = "rank", "rankings", "Rankings"
+    function = "probing.studies.fit.rank:rank"
+    schemas = RANKING, DIRECTIONS, EVALUATION, ERASURE, CURVES
+    page = "rankings.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "curves_LL.png, .pdf": "Accuracy with, and without, the first k neurons of each ranking."
+    }
+
+    def tables(self, made: Result) -> list[Any]:
+        """Return the rankings side by side, and what was measured of them."""
+        from probing.tables import curves_tables, erasure_tables, evaluation_tables, rankings_tables
+
+        return [
+            *rankings_tables(vars(made)["rankings"], made.directions),
+            *evaluation_tables(made.evaluation),
+            *erasure_tables(made.erasure),
+            *curves_tables(made.curves),
+        ]
+
+    def conclusions(self, made: Result) -> list[str]:
+        """Return how many neurons of each ranking are enough."""
+        from probing.tables import curves_lines
+
+        return curves_lines(made.curves)
+
+
+RANK = Rank()
+
+# Schemas of the tables that evaluate rankings, by name.
+TABLES = {schema.name: schema for schema in (DIRECTIONS, EVALUATION, ERASURE, CURVES)}
+
+
+class Rankings(Result):
+    """The rankings that `rank` made of a run, and what it measured of them.
+
+    Args:
+        run: The run.
+        folder: Folder of the rankings, `rankings` in the run's folder.
+        rankings: For each method, a dict per layer and neuron in ranked order, as in `METHOD.csv`.
+        others: The tables `directions`, `evaluation`, `erasure` and `curves`, where they were asked for.
+    """
+
+    def __init__(self, run: Run, folder: Path, rankings: Mapping[str, Table], others: Mapping[str, Table]) -> None:
+        super().__init__(RANK, folder, run.config, run.results, others)
+        self.rankings = dict(rankings)
+
+
+def read_rankings(folder: Path, run: Run) -> Rankings:
+    """Read everything that `rank` has added to a run.
+
+    Raises:
+        ValueError: If a ranking does not rank every neuron of its layers.
+    """
+    found = {path.stem: read_measured(path, TABLES.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
+    rankings = {name: table for name, table in found.items() if name not in TABLES}
+    for name, rows in rankings.items():
+        ranked = list(dict.fromkeys(row["layer"] for row in rows))
+        check_ranking(f"{name}.csv", rows, [layer for layer in run.layers if layer in ranked])
+    return Rankings(run, folder, rankings, {name: table for name, table in found.items() if name in TABLES})
 
 
 def writers() -> str:
@@ -86,11 +218,6 @@ def load_fit_of_classes(folder: str | Path) -> Run:
     return run
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# What a command takes from a finished run of `fit`: its model, its corpus, its split, and how it was tracked.
-# --------------------------------------------------------------------------------------------------------------------
-
-
 def read_as_run(
     run: Run, typed: str, config: dict[str, Any], usual: Mapping[str, Any], options: Sequence[str],
     further: Mapping[str, bool] | None = None,
@@ -150,3 +277,147 @@ def tracked_like(run: Run, options: WandbOptions) -> WandbOptions:
     if not is_open or made not in ("offline", "disabled"):
         return options
     return replace(options, mode=least([made, resolve_mode("auto")]))
+
+
+# The folder of a run that holds its checkpoints, and the beginning of the name of those that started from trained
+# weights.
+CHECKPOINTS, PRETRAINED = "checkpoints", "pretrained-"
+
+# Options of `finetune` that name pairs, in the order of `TEXTS`.
+PAIRS = "pairs", "test_pairs"
+
+# Options whose values are those of the run.
+OF_TUNED = ("revision", "random_weights", "max_length")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A model that `finetune` tuned.
+
+    Args:
+        run: The results of the run.
+        checkpoint: Folder of the model with its head.
+        typed: The option that names it, with its value, for messages.
+    """
+
+    run: Result
+    checkpoint: Path
+    typed: str
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run."""
+        return self.run.folder
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration of the run."""
+        return self.run.config
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """Content of `results.json`."""
+        return self.run.results
+
+    @property
+    def are_pairs(self) -> bool:
+        """Whether it was tuned on pairs of sentences."""
+        return "pairs" in self.run.results["corpora"]
+
+    @property
+    def split_by(self) -> GroupBy:
+        """What the split kept whole: the value of `--group_by`."""
+        found: GroupBy = self.run.config["group_by"]
+        return found
+
+    @property
+    def predicts_numbers(self) -> bool:
+        """Whether the head predicts numbers, so that its score is R²."""
+        return bool(self.run.results["numbers"])
+
+    @property
+    def score(self) -> float:
+        """What `tunings.csv` has as the score of this checkpoint: accuracy or R² of the whole test part."""
+        name = self.checkpoint.name
+        return float(next(row["score"] for row in self.run.tunings if checkpoint_name(row) == name))
+
+
+def is_of_tunings(folder: str | Path) -> bool:
+    """Return whether a folder holds a finished run of `finetune`; a folder without results does not."""
+    path = Path(folder) / "results.json"
+    if not os.path.isfile(path):
+        return False
+    with reading(Path(folder)):
+        return bool(read_json(path).get("kind") == study_of("finetune").kind)
+
+
+def checkpoint_name(row: Mapping[str, Any]) -> str:
+    """Return the name of the checkpoint of a row of `tunings.csv`."""
+    return f"{row['start']}-seed{row['seed']}-order{row['order_seed']}"
+
+
+def is_tuned(typed: str) -> bool:
+    """Return whether a folder is that of a run of `finetune`, or of a checkpoint in one."""
+    return is_of_tunings(_folder_of(typed)[0])
+
+
+def _folder_of(typed: str) -> tuple[Path, str | None]:
+    """Return the folder of a run, and the name of its checkpoint if that is named."""
+    folder = Path(os.path.normpath(typed))
+    return (folder.parent.parent, folder.name) if folder.parent.name == CHECKPOINTS else (folder, None)
+
+
+def tuned_of(typed: str, option: str) -> Tuned:
+    """Return a checkpoint of a run of `finetune`.
+
+    Args:
+        typed: The folder of the run, whose first checkpoint from trained weights is meant, or of a checkpoint in it.
+        option: The option that names it, with its value, for messages.
+
+    Raises:
+        UserError: If there is no such run or checkpoint.
+    """
+    folder, name = _folder_of(typed)
+    run = load_run(folder)
+    if run.study.name != "finetune":
+        raise UserError(f"`{option}`: expected a run of `finetune`, found one of `{run.study.name}`; give another.")
+    known = [checkpoint_name(row) for row in run.tunings]
+    first = next((one for one in known if one.startswith(PRETRAINED)), known[0])
+    if (name := name or first) not in known:
+        raise UserError(f"`{option}`: the run has no checkpoint {name}; it has {listed(known)}.")
+    return Tuned(run, folder / CHECKPOINTS / name, option)
+
+
+def read_as_tuned(tuned: Tuned, config: dict[str, Any], usual: Mapping[str, Any]) -> None:
+    """Set the options of a command that must be those of a tuned model, because its text is read again.
+
+    A text that is named is where that of the run is now.
+
+    Args:
+        tuned: The model.
+        config: The resolved configuration, which is changed.
+        usual: The defaults of the options.
+
+    Raises:
+        UserError: If an option contradicts the run, or its text has changed or is gone.
+    """
+    model = str(tuned.checkpoint)
+    made = {**tuned.config, "model": model, "revision": None, "random_weights": False}
+    for option in ("model", *OF_TUNED):
+        if config[option] not in (usual[option], made[option]):
+            raise UserError(
+                f"`--{option} {config[option]}`: with `{tuned.typed}`, that of the tuned model is read, which is "
+                f"{made[option]}; leave one of the two out."
+            )
+    resolve_model(model)
+    if tuned.are_pairs:
+        config |= {option: made[option] for option in ("model", *OF_TUNED)}
+        for option, of_pairs in zip(TEXTS, PAIRS, strict=True):
+            typed = made[of_pairs]
+            if config[option] == usual[option]:
+                places = [] if typed is None else sources_of(tuned, of_pairs, typed)
+                config[option] = next((one for one, place in places if not place or os.path.exists(place)), typed)
+        return
+    moved = [config[option] for option in TEXTS if config[option] not in (usual[option], tuned.config[option])]
+    config |= {option: made[option] for option in ("model", *OF_TUNED)}
+    config |= {"test_corpus": None, **dict(zip(TEXTS, texts_of(tuned, moved).sources, strict=False))}

@@ -12,17 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from probing.cache.store import cache_folder
-from probing.corpus import Corpus, load_corpus
-from probing.corpus.files import split_query
-from probing.corpus.splits import GroupBy, Split, divided, hold_out
+from probing.activations.store import cache_folder
 from probing.errors import UserError
-from probing.models.layers import folder_in
+from probing.models import folder_in
 from probing.models.source import ALIASES, OBJECT, ModelSource, resolve_model
-from probing.results.schema import listed
+from probing.results import listed
 from probing.runs.folder import PARTIAL
 from probing.runtime.files import file_sha256
-from probing.tasks import TokenTask, load_task
+from probing.text import Corpus, GroupBy, Split, divided, hold_out, load_corpus
+from probing.text.files import split_query
+from probing.text.tasks import TokenTask, load_task
 
 Say = Callable[[str], None]
 
@@ -52,7 +51,7 @@ class OfText(Kept, Protocol):
 
     @property
     def split_by(self) -> GroupBy:
-        """What the split kept whole, as `probing.corpus.splits.read_corpora` takes it."""
+        """What the split kept whole, as `probing.text.read_corpora` takes it."""
 
 
 # --- noting ---

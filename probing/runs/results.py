@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.cli.options import ProbeOptions
-from probing.corpus import Corpus
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import constant_cross_entropy_by_sentence
-from probing.evidence.neuron_profiles import Classes, Extremes, class_scores, confusions, positions_of
-from probing.evidence.removal import with_corrected
-from probing.evidence.table import (
+from probing.probes.bases import feature_store
+from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
+from probing.probes.evaluation import head_contributions
+from probing.probes.evidence import (
     Evidence,
     NumberEvidence,
     basis_table,
@@ -31,26 +31,31 @@ from probing.evidence.table import (
     with_number_removals,
     with_number_replicates,
 )
-from probing.figures.probes import write_figures
-from probing.figures.style import USUAL
-from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
+from probing.probes.neuron_profiles import Classes, Extremes, class_scores, confusions, positions_of
+from probing.probes.rankings import class_contributions, class_rows, mean_contribution
+from probing.probes.removal import with_corrected
 from probing.probes.training import CodeLength, LayerFit
 from probing.probes.transforms import Changed, Transform, save
-from probing.rankings.bases import feature_store
-from probing.rankings.evaluation import head_contributions
-from probing.rankings.methods import class_contributions, class_rows, mean_contribution
-from probing.results.rows import write_tables
-from probing.results.schema import Row, count, layers_named, with_layer_name, without_nan
+from probing.results import Row, count, layers_named, with_layer_name, without_nan, write_tables
+from probing.runtime import Stopwatch, versions
 from probing.runtime.files import write_tensors
-from probing.runtime.machine import Stopwatch, versions
 from probing.runtime.progress import stage
+from probing.statistics import (
+    accuracy_interval,
+    difference_interval,
+    mean_interval,
+    ratio_interval,
+    size_columns,
+    widened,
+)
 from probing.statistics.chance import correlation_of_neighbours
-from probing.statistics.intervals import accuracy_interval, difference_interval, mean_interval, ratio_interval, widened
-from probing.statistics.sample_size import size_columns
-from probing.tables.columns import accuracy_flag, r2_flag
+from probing.tables import accuracy_flag, r2_flag
 from probing.tables.conclusions import with_basis
+from probing.tables.figures import USUAL
+from probing.tables.probe_figures import write_figures
 from probing.tables.schema import NUMBER_TABLES, TABLES
-from probing.tasks import Labels, short_name
+from probing.text import Corpus
+from probing.text.tasks import Labels, short_name
 from probing.tracking import Tracker
 
 # --------------------------------------------------------------------------------------------------------------------

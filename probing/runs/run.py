@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from probing.errors import UserError
-from probing.models.layers import site_of, what_is_a_neuron
-from probing.results.rows import Html, Table, element, joined, read_csv
-from probing.results.schema import Schema, layer_cells, layers_named, with_named_layer
+from probing.models import site_of, what_is_a_neuron
+from probing.results import Html, Schema, Table, element, joined, layer_cells, layers_named, read_csv, with_named_layer
+from probing.runs import Result, Study
 from probing.runs.checks import (
     check_documents,
     check_tables,
@@ -20,8 +20,7 @@ from probing.runs.checks import (
     reading,
 )
 from probing.runs.folder import read_json, read_yaml
-from probing.runs.study import Result, Study
-from probing.tables.columns import Order, has_intercept, ordered
+from probing.tables import Order, has_intercept, ordered
 from probing.tables.schema import (
     ACCURACY,
     BASES,
@@ -38,21 +37,20 @@ from probing.tables.schema import (
     PROFILES,
     TABLES,
 )
-from probing.tasks import task_in_words
+from probing.text.tasks import task_in_words
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from probing.corpus.splits import GroupBy
-    from probing.runs.neuron_page import NeuronPage
-    from probing.runs.predictions import Explanation, Probes
+    from probing.runs.predictions import Explanation, NeuronPage, Probes
+    from probing.text import GroupBy
 
 
 class Fit(Study):
     """Probes of each layer, and the neurons that they read."""
 
     name, kind, title = "fit", "run", "Probes"
-    function = "probing.studies.fit.command:fit"
+    function = "probing.studies.fit:fit"
     in_several_processes = True
     schemas = TABLES
     page = "concepts.md"
@@ -85,7 +83,7 @@ class Fit(Study):
 
     def conclusions(self, made: Result) -> list[str]:
         """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
-        from probing.evidence.neuron_profiles import position_line
+        from probing.probes.neuron_profiles import position_line
         from probing.tables.conclusions import bases_lines, leading, not_above, ranking_conclusions, why_leading
         from probing.tables.probes import penalty_lines
 
@@ -202,7 +200,7 @@ class Run(Result):
         Raises:
             UserError: If the run has no such layer or neuron, was made from arrays, or its model or corpus has changed.
         """
-        from probing.runs.neuron_page import page_of
+        from probing.runs.predictions import page_of
 
         return page_of(of_text(self), layer, neuron, n)
 

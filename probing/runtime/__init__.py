@@ -1,1 +1,351 @@
-"""The running process: ranks, interrupts, terminal output, Trainer and timings."""
+"""This machine: its memory, how fast it computes, and how long the stages of a command take."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.util import find_spec
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from probing.errors import UserError, did_you_mean
+from probing.runtime.progress import counted
+
+# Limits that Linux sets to a group of processes, such as those of a container or of a SLURM job.
+LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def memory_bytes() -> int | None:
+    """Return the bytes of memory that processes can use in all; None where the system does not say."""
+    found = []
+    with suppress(AttributeError, ValueError, OSError):  # Windows has no `sysconf`
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for limit in LIMITS:
+        with suppress(OSError, ValueError):  # without a limit the file says "max"
+            found.append(int(limit.read_text(encoding="utf-8")))
+    return min(found, default=None)
+
+
+def gigabytes(n_bytes: float) -> str:
+    """Return a number of bytes in words."""
+    return f"{n_bytes / 1e9:.1f} GB"
+
+
+def check_memory(needed: int, what: str, way_out: str) -> None:
+    """Refuse what cannot fit in the memory of the machine.
+
+    Args:
+        needed: Approximate number of bytes that are needed.
+        what: What needs them: a plural noun phrase, the subject of the message.
+        way_out: What the user can do.
+
+    Raises:
+        UserError: If the memory is known and too small.
+    """
+    most = memory_bytes()
+    if most is not None and needed > most:
+        raise UserError(
+            f"{what} need about {gigabytes(needed)} of memory and this machine has {gigabytes(most)}; {way_out}."
+        )
+
+
+def give_back_memory() -> None:
+    """Return the allocator's free memory to the operating system, under glibc.
+
+    Memory that one thread frees is not reused by others, so that free memory grows with every pass over a text: by
+    100 MiB over 18 shards of an extraction, after which 300 MiB would stay unused.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def drop_garbage() -> None:
+    """Free objects that refer to each other, as a model and its trainer do, and give their memory back.
+
+    Python itself looks for such objects only when there are many of them, even if a few hold much memory.
+    """
+    gc.collect()
+    give_back_memory()
+
+
+# Whether this program has set objects aside. Python can say whether any are, but counts them, which takes long.
+_is_set_aside = False
+
+
+def heap_is_set_aside() -> bool:
+    """Return whether this program leaves objects out of the searches for garbage."""
+    return _is_set_aside
+
+
+def set_heap_aside() -> None:
+    """Leave all objects that exist now out of later garbage collections, to the end of the process."""
+    global _is_set_aside
+    gc.freeze()
+    _is_set_aside = True
+
+
+@contextmanager
+def heap_set_aside() -> Iterator[None]:
+    """Leave all objects that exist now out of garbage collections: with all libraries, each would take 0.2 s.
+
+    Does nothing if objects are set aside already, by this program for its whole process or by its caller.
+    """
+    global _is_set_aside
+    if _is_set_aside or gc.get_freeze_count():
+        yield
+        return
+    gc.collect()  # what was garbage before is not to be kept
+    set_heap_aside()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        _is_set_aside = False
+
+
+def rate(work: Callable[[], object], amount: float, attempts: int = 3, attempt_s: float = 0.15) -> float:
+    """Return the best rate over several attempts, in units of `amount` per second; work is done once before.
+
+    Args:
+        work: Does the work, and returns when it is done.
+        amount: How much is done in one call.
+        attempts: Number of attempts. The best of several leaves out what other programs take from the machine.
+        attempt_s: Least duration of an attempt in seconds; with 0 it is a single call.
+    """
+    work()
+    best = 0.0
+    for _ in range(attempts):
+        start, n = time.perf_counter(), 0
+        while not n or time.perf_counter() - start < attempt_s:
+            work()
+            n += 1
+        best = max(best, n * amount / (time.perf_counter() - start))
+    return best
+
+
+def undisturbed_rate(work: Callable[[], object], amount: float, device: str = "cpu") -> float:
+    """Return the rate that the machine has with nothing else running, also where it is busy now.
+
+    This is the rate of the fastest of many short calls, because few short calls are interrupted. On a processor, calls
+    run in one thread, and the rate is multiplied by the number of threads, because on a busy machine threads wait for
+    each other.
+
+    Args:
+        work: Work of about a millisecond, by torch.
+        amount: How much is done in one call.
+        device: Where the work is done, by its name in torch.
+    """
+    if device != "cpu":
+        return rate(work, amount, attempts=40, attempt_s=0)
+    import torch
+
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return n_threads * rate(work, amount, attempts=40, attempt_s=0)
+    finally:
+        torch.set_num_threads(n_threads)
+
+
+class Stopwatch:
+    """Starts when it is created; each stage begins where the previous one ends."""
+
+    def __init__(self) -> None:
+        self._start = self._last = perf_counter()
+        self._stages: dict[str, float] = {}
+
+    def end(self, stage: str) -> None:
+        """Record the end of a stage, which begins the next one."""
+        now = perf_counter()
+        self._stages[f"{stage}_s"], self._last = now - self._last, now
+
+    def timings(self) -> dict[str, float]:
+        """Return the seconds of each stage, and of all stages together, as in `results.json`."""
+        return {**self._stages, "total_s": self._last - self._start}
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection during imports, which create no garbage: it took a quarter of their time.
+
+    Where the process is a command's own, which sets all objects aside, what was imported is set aside too: later
+    collections do not read it. In a notebook, that would keep the user's garbage as well.
+    """
+    was_enabled, n_modules = gc.isenabled(), len(sys.modules)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if len(sys.modules) > n_modules and heap_is_set_aside():
+            set_heap_aside()
+        if was_enabled:
+            gc.enable()
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Silence the logs and warnings of Lightning and transformers; their exceptions still raise."""
+    with counted("loading PyTorch, Lightning and transformers", None), _without_garbage_collection():
+        import pytorch_lightning  # noqa: F401  importing it sets the log levels that are changed here
+        import transformers.utils.logging  # noqa: F401  the same
+
+    names = (
+        "pytorch_lightning",
+        "pytorch_lightning.utilities.rank_zero",
+        "lightning_fabric",
+        "lightning_fabric.utilities.distributed",
+    )
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with _quiet_transformers(), warnings.catch_warnings():
+            for module in ("pytorch_lightning", "lightning_fabric", "torch", "torchmetrics"):
+                warnings.filterwarnings("ignore", module=rf"{module}(\..*)?$")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence transformers, whose switch of progress bars is also that of the hub's client; restore both switches."""
+    from huggingface_hub import utils as hub
+    from transformers.utils import logging as transformers_logging
+
+    def set_bars(of_transformers: bool, of_hub: bool) -> None:
+        with warnings.catch_warnings():
+            # $HF_HUB_DISABLE_PROGRESS_BARS goes before both switches; the hub's client warns of it.
+            warnings.simplefilter("ignore")
+            (
+                transformers_logging.enable_progress_bar
+                if of_transformers
+                else transformers_logging.disable_progress_bar
+            )()
+            (hub.enable_progress_bars if of_hub else hub.disable_progress_bars)()
+
+    verbosity = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    transformers_logging.set_verbosity_error()
+    set_bars(False, False)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        set_bars(*bars)
+
+
+# By name: the packages without which it does not work, and which the extra of the same name installs.
+LOGGERS: Mapping[str, tuple[str, ...]] = {
+    "csv": (),
+    "tensorboard": ("tensorboard",),
+    "mlflow": ("mlflow", "pandas", "sqlalchemy", "alembic"),
+}
+
+
+def logger_names(trainer: Mapping[str, Any]) -> list[str]:
+    """Return the loggers that the Trainer's arguments name, in the order of `LOGGERS`; `false` names none."""
+    named = _typed(trainer.get("logger"))
+    return [name for name in LOGGERS if name in named]
+
+
+def without_logger(trainer: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the Trainer's other arguments."""
+    return {name: value for name, value in (trainer or {}).items() if name != "logger"}
+
+
+def logger_problems(trainer: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with `--trainer.logger`: an unknown name, or a package that is not installed."""
+    value = trainer.get("logger")
+    problems = []
+    for name in _typed(value):
+        if name in LOGGERS:
+            missing = [package for package in LOGGERS[name] if find_spec(package) is None]
+            problems += [
+                f"`--trainer.logger {name}` needs {', '.join(missing)}, which is not installed; "
+                f"`pip install 'neuron-probing[{name}]'`"
+            ][: len(missing)]
+        else:
+            problems.append(
+                f"`--trainer.logger {name}`: expected some of {', '.join(LOGGERS)}, separated by commas"
+                f"{did_you_mean(name, LOGGERS)}; W&B is set by `--wandb.mode`"
+            )
+    return problems
+
+
+def _typed(value: Any) -> list[str]:
+    if value is None or value is False or value == "":
+        return []
+    names = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    return list(dict.fromkeys(str(name).strip() if not isinstance(name, bool) else str(name).lower() for name in names))
+
+
+# Name of this distribution.
+PACKAGE = "neuron-probing"
+
+_LIBRARIES = ("torch", "pytorch-lightning", "transformers", "torchmetrics", "numpy", "safetensors", "wandb")
+
+# Each version is read from a file, which does not change while the process runs.
+_version = cache(version)
+
+
+def own_version() -> str:
+    """Return this package's version."""
+    return _version(PACKAGE)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of this package, and of the libraries that results depend on."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in (PACKAGE, *_LIBRARIES)}}
+
+
+# An unrelated distribution of the package index, whose import name is also `probing`.
+OTHER = "probing"
+
+
+def started_as() -> str:
+    """Return what the user typed before the command: the installed script, or else what works in every installation."""
+    return PACKAGE if Path(sys.argv[0]).stem == PACKAGE else "python -m probing"
+
+
+def refuse_mixed_files() -> None:
+    """Refuse to start where the files of the other distribution lie among ours: each overwrites some of the other.
+
+    Raises:
+        UserError: If the other distribution has files in this package's folder, or this package's `__init__.py` is not
+            its own, as after the other one was installed later or was removed.
+    """
+    package = Path(__file__).resolve().parent.parent
+    version = _other_in(package)
+    names = getattr(sys.modules["probing"], "__all__", ())
+    if version is None and "load_run" in names:
+        return
+    other = f"{OTHER} {version}" if version else OTHER
+    raise UserError(
+        f"files of the unrelated distribution `{other}` are mixed with those of `{PACKAGE}` in {package}, since both "
+        f"have the import name `probing`; remove both with `pip uninstall {OTHER} {PACKAGE}`, then install `{PACKAGE}` "
+        "again, the other one in another environment"
+    )
+
+
+def _other_in(package: Path) -> str | None:
+    """Return the version of the other distribution if it has files in this folder, or None."""
+    try:
+        other = distribution(OTHER)
+    except PackageNotFoundError:
+        return None
+    files = (Path(str(other.locate_file(file))) for file in other.files or ())
+    return other.version if any(package in file.resolve().parents for file in files) else None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy.fft import dct
 from torch import Tensor
 
-from probing.statistics.intervals import ENDS, MIN_SENTENCES, NO_INTERVAL
+from probing.statistics import ENDS, MIN_SENTENCES, NO_INTERVAL
 from probing.statistics.label_scores import LabelCodes
 
 Drawn = Sequence[float] | NDArray[np.float64]

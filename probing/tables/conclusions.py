@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.results.schema import Row, ends, in_brackets, interval, layers_named, listed, shown
+from probing.data import ADDED_CONTROLS, CONTROLS
+from probing.results import Row, ends, in_brackets, interval, layers_named, listed, shown
 from probing.runtime.terminal import plain_table
-from probing.statistics.intervals import few_sentences
-from probing.statistics.rank_similarity import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES
-from probing.tables.columns import (
+from probing.statistics import TOP_OF_BOOTSTRAPS, TOP_OF_PENALTIES, few_sentences
+from probing.tables import (
     BASIS_KINDS,
     CENTRED,
     FAR,

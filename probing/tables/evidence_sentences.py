@@ -6,7 +6,7 @@ this table by `python docs/evidence.py`. Sentences of a group exclude one anothe
 
 from __future__ import annotations
 
-from probing.statistics.intervals import FEW
+from probing.statistics import FEW
 from probing.tables.evidence_notes import (
     BASIS_SENTENCES,
     DIRECTION_SENTENCES,

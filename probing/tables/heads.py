@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import ALL_LAYERS, ends, in_brackets, interval
-from probing.statistics.intervals import few_sentences
+from probing.results import ALL_LAYERS, ends, in_brackets, interval
+from probing.statistics import few_sentences
 from probing.tables.change import change_conclusions, change_table, fusion_lines, fusion_tables
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import in_brackets, interval
+from probing.results import in_brackets, interval
 from probing.tables.heads import name_of
 
 Row = Mapping[str, Any]

@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.models.layers import what_is_a_neuron
-from probing.results.schema import RANGE, Row, ends, in_brackets, interval, layers_named, shown, shown_table
+from probing.models import what_is_a_neuron
+from probing.results import RANGE, Row, ends, in_brackets, interval, layers_named, shown, shown_table
 from probing.runtime.terminal import plain_table
-from probing.statistics.intervals import MIN_SENTENCES
-from probing.statistics.sample_size import label, size_lines
-from probing.tables.columns import (
+from probing.statistics import MIN_SENTENCES, label, size_lines
+from probing.tables import (
     NEGLIGIBLE,
     NEGLIGIBLE_NATS,
     R2,
@@ -346,7 +345,7 @@ def neurons_table(
         captions.append(say("note_of_negligible", word=NEGLIGIBLE, least=NEGLIGIBLE_NATS))
     captions += [say("several_intervals", n=n_removed)] * bool(in_full and n_removed)
     if far := [row for row in rows if _is_far(row)]:
-        from probing.tables.columns import FAR
+        from probing.tables import FAR
 
         is_known = all(with_intercept(row) is not None for row in far)
         instead = "value from a probe with an intercept" if is_known else "unreliable"
@@ -383,7 +382,7 @@ def heads_table(rows: Sequence[Row]) -> Any:
 
 def _is_far(row: Row) -> bool:
     """Whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
-    from probing.tables.columns import FAR
+    from probing.tables import FAR
 
     return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
 

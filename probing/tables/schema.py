@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.results.schema import (
+from probing.data import ADDED_CONTROLS, CONTROLS
+from probing.results import (
     LAYER_NAME,
     Column,
     Row,
@@ -23,8 +23,8 @@ from probing.results.schema import (
     text,
     whole,
 )
-from probing.statistics.sample_size import SIZE_COLUMNS
-from probing.tables.columns import BASIS_COLUMNS, DIRECTION_COLUMNS, ROTATED_COLUMNS
+from probing.statistics import SIZE_COLUMNS
+from probing.tables import BASIS_COLUMNS, DIRECTION_COLUMNS, ROTATED_COLUMNS
 
 INTERVAL = "95% interval"
 
@@ -198,8 +198,8 @@ _REMOVED = (
     number("sd", "Standard deviation of the activation over training tokens."),
     text("flag", "Warnings about the rank, separated by spaces.", may_be_empty=True),
 )
-# `neuron_table` in `probing.evidence.table` fills it. Which columns the page and the terminal show is said in
-# `probing.page.neurons` and `probing.tables.probes`; files, Python and W&B have all of them.
+# `neuron_table` in `probing.probes.evidence` fills it. Which columns the page and the terminal show is said in
+# `probing.page.terms` and `probing.tables.probes`; files, Python and W&B have all of them.
 NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
     *_RANKED,
     *DIRECTION_COLUMNS,

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from probing.errors import UserError
-from probing.results.schema import with_layer_name
+from probing.results import with_layer_name
 
 if TYPE_CHECKING:
     from pytorch_lightning.loggers import WandbLogger

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from probing.errors import as_clause
-from probing.runtime.machine import LOGGERS
+from probing.runtime import LOGGERS
 from probing.tracking.client import Logged, of_lightning, points, variables
 from probing.tracking.wandb_run import PROJECT
 

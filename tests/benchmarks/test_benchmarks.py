@@ -47,7 +47,7 @@ from benchmarks.same_results import CALLS, LAST, PROGRAMS, calls
 from benchmarks.same_results import main as results_main
 from benchmarks.targets import TARGETS
 from conftest import N_LAYERS
-from probing.corpus.splits import assign_splits
+from probing.text import assign_splits
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from benchmarks import estimators, null_designs, penalties
 from benchmarks.coverage import Quantity, coverage, halves, report
 from benchmarks.null_designs import DESIGNS, Counted
 from probing import ProbeClassifier
-from probing.data.controls import token_types
-from probing.statistics.intervals import accuracy_interval, mean_interval
+from probing.data.module import token_types
+from probing.statistics import accuracy_interval, mean_interval
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
 
 

@@ -25,8 +25,8 @@ from benchmarks.two_models import make as two_make
 from benchmarks.two_models_page import write_all as two_write_all
 from conftest import BARE
 from probing import WandbOptions, fit
-from probing.downstream.sts_dataset import read_sts
-from probing.figures.style import write_drawings
+from probing.downstream import read_sts
+from probing.tables.figures import write_drawings
 from synthetic import NEURONS, D, helix, planted, surveyed
 
 BY_NAME = {read.name: read for read in READ}

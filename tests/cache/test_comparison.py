@@ -16,20 +16,20 @@ from torch.testing import assert_close
 
 from conftest import N_LAYERS
 from families import CORE, few_quickly, untouched
-from probing import cache as cache_module
-from probing.cache import ActivationStore, Request, activations, comparison, extraction
-from probing.cache import store as cache_store
-from probing.cache.comparison import drawn_sentences, typical_change
-from probing.cache.extraction import Reading, extract_shard
-from probing.cache.store import Plan, divide
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_sentences
+from probing import activations as cache_module
+from probing.activations import ActivationStore, Request, activations, comparison, extraction
+from probing.activations import store as cache_store
+from probing.activations.comparison import drawn_sentences, typical_change
+from probing.activations.extraction import Reading, extract_shard
+from probing.activations.store import Plan, divide
 from probing.errors import UserError
 from probing.models import anatomy, load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.examination import largest_change
 from probing.models.loading import ModelObject
 from probing.statistics.chance import permute_within_sentences
+from probing.text import Corpus, from_sentences
+from probing.text.tokens import Tokens
 from synthetic import LIGHTNING_WARNINGS, make_tokens, sides
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.

@@ -27,16 +27,16 @@ from torch.testing import assert_close
 from conftest import N_LAYERS
 from families import FAMILIES as ALL_FAMILIES
 from families import few_quickly, untouched
-from probing import cache as cache_module
-from probing.cache import ActivationStore, Request, activations, store
-from probing.cache import store as cache_store
-from probing.cache.extraction import n_readers, share_out, trainer_keywords
-from probing.corpus import from_sentences
+from probing import activations as cache_module
+from probing.activations import ActivationStore, Request, activations, store
+from probing.activations import store as cache_store
+from probing.activations.extraction import n_readers, share_out, trainer_keywords
 from probing.errors import RunError, UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import Anatomy
 from probing.models.examination import with_the_same_weights
-from probing.runtime.machine import give_back_memory
+from probing.runtime import give_back_memory
+from probing.text import from_sentences
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")

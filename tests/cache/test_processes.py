@@ -15,7 +15,7 @@ import torch
 
 import fault_loop
 from fault_loop import contents, extract_with_small_shards, in_two_ranks, processes
-from probing.cache import ActivationStore
+from probing.activations import ActivationStore
 from probing.errors import UserError
 from probing.runtime.processes import check_ranks, is_main_process
 
@@ -104,7 +104,7 @@ def tell_what_is_there(results: Any) -> None:
     import gc
     import sys
 
-    results.put(("probing.studies.fit.command" in sys.modules, gc.get_freeze_count() > 100_000))
+    results.put(("probing.studies.fit" in sys.modules, gc.get_freeze_count() > 100_000))
 
 
 def test_processes_start_with_everything_imported_and_out_of_the_searches_for_garbage() -> None:

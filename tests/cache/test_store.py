@@ -16,8 +16,8 @@ from torch import Tensor
 
 from conftest import BARE_ARGS
 from probing.__main__ import COMMANDS
-from probing.cache import store as store_module
-from probing.cache.store import (
+from probing.activations import store as store_module
+from probing.activations.store import (
     FORMAT,
     MANIFEST,
     TOKENS,
@@ -29,10 +29,10 @@ from probing.cache.store import (
     entries,
     leftovers,
 )
-from probing.cache.tokens import Tokens
 from probing.cli.commandline import run
 from probing.errors import RunError
 from probing.tables.conclusions import scope
+from probing.text.tokens import Tokens
 
 N_LAYERS = 2
 

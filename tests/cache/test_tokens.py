@@ -18,10 +18,12 @@ from safetensors.numpy import load_file, save_file
 
 from conftest import FAMILIES
 from families import MAX_LENGTH
-from probing.cache import store
-from probing.cache import tokens as tokens_module
-from probing.cache.store import Plan, batches, divide, fingerprint, shard_tokens
-from probing.cache.tokens import (
+from probing.activations import store
+from probing.activations.store import Plan, batches, divide, fingerprint, shard_tokens
+from probing.models import load_tokenizer, resolve_model
+from probing.text import from_pairs, from_sentences, from_words
+from probing.text import tokens as tokens_module
+from probing.text.tokens import (
     ADDED_SET_ASIDE,
     LONGEST,
     SET_ASIDE,
@@ -31,8 +33,6 @@ from probing.cache.tokens import (
     tokenize,
     tokenize_pairs,
 )
-from probing.corpus import from_pairs, from_sentences, from_words
-from probing.models import load_tokenizer, resolve_model
 
 pytestmark = pytest.mark.numeric
 

@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 import probing
 from conftest import BARE, make_sentences
 from fault_loop import in_two_ranks
-from probing.callbacks.measurement import without_traces
+from probing.callbacks import without_traces
 from probing.errors import RunError
 from tiny_models import OPTIONS, SENTENCES, WARNINGS, Calls, Lengths, in_bytes, loaders, make, train, trained
 
@@ -294,7 +294,7 @@ class Two(nn.Module):
 
 @pytest.mark.filterwarnings(*WARNINGS)
 def test_the_model_is_found_by_itself_by_name_or_by_a_function(checkpoints: dict[str, Path]) -> None:
-    from probing.callbacks.measurement import find_in
+    from probing.callbacks import find_in
 
     module = Two(checkpoints["bert"])
     with pytest.raises(probing.UserError, match=r"`teacher` \(BertModel\), `student.0` \(BertModel\).*model='teacher'"):

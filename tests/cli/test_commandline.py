@@ -28,16 +28,16 @@ from probing.cli.arguments import COMMANDS_ELSEWHERE, ELSEWHERE, parse, with_und
 from probing.cli.commandline import load_command, run, without_display
 from probing.cli.option_types import option_types
 from probing.cli.options import ProbeOptions
-from probing.commands.cache import prune
+from probing.commands import prune
 from probing.errors import UserError, about_option, did_you_mean, lack_of_machine, library_errors
+from probing.registry import STUDIES
+from probing.runs import study_of
 from probing.runs.call import only_accelerator
-from probing.runs.known_studies import STUDIES
-from probing.runs.study import study_of
 from probing.runtime.processes import interrupts_pass
 from probing.runtime.trainer import check_trainer_options
-from probing.studies.compare.command import compare
-from probing.studies.fit.command import fit
-from probing.studies.pretrain.command import pretrain
+from probing.studies.compare import compare
+from probing.studies.fit import fit
+from probing.studies.pretrain import pretrain
 
 EXPERIMENTS = sorted((ROOT / "conf" / "experiments").glob("*.yaml"))  # sweeps are read by `sweep`
 
@@ -310,7 +310,7 @@ def test_a_window_system_that_there_is_not_does_not_matter(monkeypatch: pytest.M
 
 def test_public_names_are_what_they_say() -> None:
     import probing
-    from probing.studies.fit.command import extract
+    from probing.studies.fit import extract
 
     assert probing.extract is extract
     assert probing.UserError is UserError

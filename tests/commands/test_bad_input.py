@@ -548,8 +548,8 @@ def safetensors_on_a_full_disk(tensors: Any, path: Path, *args: Any, **keywords:
     [
         ("safetensors.numpy.save_file", safetensors_on_a_full_disk),
         ("safetensors.torch.save_file", safetensors_on_a_full_disk),
-        ("probing.cache.store._sync", full_disk),
-        ("probing.cache.store.ActivationStore._append", full_disk),
+        ("probing.activations.store._sync", full_disk),
+        ("probing.activations.store.ActivationStore._append", full_disk),
     ],
 )
 @pytest.mark.parametrize("command", ["fit", "extract"])
@@ -573,7 +573,7 @@ def cached(desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     "target",
     [
-        "probing.results.rows.write_csv",
+        "probing.results.write_csv",
         "probing.runs.results.write_figures",
         "yaml.safe_dump",
         "probing.runs.results.versions",

@@ -14,17 +14,17 @@ from filelock import FileLock
 
 from conftest import N_LAYERS
 from fault_loop import processes
+from probing import commands as commands_of_cache
 from probing.__main__ import COMMANDS
-from probing.cache import ActivationStore, Request, activations, store
-from probing.cache import store as cache_store
-from probing.cache.store import MANIFEST, DamagedCache, FileLease
+from probing.activations import ActivationStore, Request, activations, store
+from probing.activations import store as cache_store
+from probing.activations.store import MANIFEST, DamagedCache, FileLease
 from probing.cli.commandline import run
-from probing.commands import cache as commands_of_cache
-from probing.commands.cache import prune, verify
-from probing.corpus import from_sentences
+from probing.commands import prune, verify
 from probing.errors import UserError
 from probing.models import resolve_model
 from probing.runs.folder import ResumableFolder, RunFolder
+from probing.text import from_sentences
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.
 pytestmark = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.. is deprecated:FutureWarning")

@@ -17,7 +17,7 @@ from probing import Result, Run, WandbOptions, attention, fit, rank, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.models import load_tokenizer, resolve_model
-from probing.studies.geometry.command import geometry
+from probing.studies.geometry import geometry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

@@ -19,8 +19,8 @@ import pytest
 from conftest import BARE_ARGS
 from fault_loop import MANIFEST, processes
 from probing import Run, WandbOptions, load_run
-from probing.cache import ActivationStore
-from probing.commands.cache import prune
+from probing.activations import ActivationStore
+from probing.commands import prune
 from probing.errors import UserError
 from probing.runs.call import tracking
 from probing.runs.folder import RunFolder

@@ -26,12 +26,12 @@ from conftest import make_sentences
 from damaged_runs import HostileHub, damaged_activations, damaged_model, ended, make_few, write_activations
 from loopback_hub import loopback_hub
 from probing.__main__ import COMMANDS
-from probing.cache import ActivationStore
+from probing.activations import ActivationStore
 from probing.cli.commandline import run
 from probing.cli.option_types import option_types
 from probing.errors import UserError
 from probing.runs.loading import load_run
-from probing.studies.fit.command import fit
+from probing.studies.fit import fit
 
 MODELS = ("bert", "gpt2", "t5")
 MANY = 100
@@ -200,7 +200,7 @@ def test_any_file_of_options_is_taken_or_refused_before_any_work(
     def stop(*args: Any, **options: Any) -> None:
         raise UserError("all is well.")
 
-    monkeypatch.setattr("probing.cache.source.ActivationSource.read", stop)
+    monkeypatch.setattr("probing.activations.source.ActivationSource.read", stop)
     usual = ["--model", str(models / "bert"), "--corpus", str(corpus_file)]
 
     def check(document: bytes, also: bool) -> None:

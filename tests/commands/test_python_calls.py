@@ -18,15 +18,15 @@ import probing
 from conftest import BARE, ROOT, make_sentences
 from probing import Run, WandbOptions, attention, compare, fit, rank, report, sweep
 from probing.__main__ import COMMANDS
-from probing.cache import ActivationStore
+from probing.activations import ActivationStore
 from probing.cli.commandline import load_command, unchecked
 from probing.cli.commandline import run as run_command
 from probing.cli.option_types import option_types
 from probing.cli.options import ProbeOptions
 from probing.errors import UserError
 from probing.runs.loading import load_run
-from probing.studies.fit.command import extract
-from probing.studies.geometry.command import geometry
+from probing.studies.fit import extract
+from probing.studies.geometry import geometry
 from synthetic import LIGHTNING_WARNINGS
 
 Fit = Callable[..., Any]

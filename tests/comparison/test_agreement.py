@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import hypergeom, kstest
 
-from probing.comparison.agreement import (
+from probing.probes.agreement import (
     PERSISTENCE,
     STATISTICS,
     Agreement,
@@ -26,9 +26,9 @@ from probing.comparison.agreement import (
     permutations_for,
     similarities,
 )
-from probing.comparison.pairs import Pair, Ranked
+from probing.probes.pairs import Pair, Ranked
+from probing.statistics import neuron_ranks, rank_biased_overlap
 from probing.statistics.chance import resampled_means
-from probing.statistics.rank_similarity import neuron_ranks, rank_biased_overlap
 from probing.studies.compare.recipes import top_everywhere
 
 pytestmark = pytest.mark.numeric

@@ -18,8 +18,11 @@ from scipy.stats import kstest
 from torch.nn.functional import layer_norm
 from torch.testing import assert_close
 
-from probing.comparison.agreement import RotationNull, agreement, random_bases, rotation_null
-from probing.comparison.pairs import (
+from probing import runtime as memory
+from probing.data.labelling import label
+from probing.errors import UserError
+from probing.probes.agreement import RotationNull, agreement, random_bases, rotation_null
+from probing.probes.pairs import (
     CrossMoments,
     CrossMomentsAccumulator,
     Method,
@@ -30,10 +33,7 @@ from probing.comparison.pairs import (
     judge,
     match,
 )
-from probing.data.labelling import label
-from probing.errors import UserError
-from probing.rankings.methods import neuron_contributions
-from probing.runtime import machine as memory
+from probing.probes.rankings import neuron_contributions
 from synthetic import CORPUS, make_splits, make_store, make_tokens
 
 pytestmark = pytest.mark.numeric

@@ -16,22 +16,25 @@ import pytest
 from probing import Run, WandbOptions, fit
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.corpus import Corpus, from_sentences, from_words, load_corpus
-from probing.corpus.splits import (
+from probing.errors import UserError
+from probing.statistics import MIN_SENTENCES, accuracy_interval
+from probing.studies.fit.rank import rank
+from probing.tables.conclusions import scope
+from probing.text import (
+    Corpus,
     Split,
     assign_splits,
     compared,
+    from_sentences,
+    from_words,
     hold_out,
     intervals_by_document,
+    load_corpus,
     split_key,
     splits_by_document,
     splits_of,
 )
-from probing.corpus.tables import builtin_sentences
-from probing.errors import UserError
-from probing.statistics.intervals import MIN_SENTENCES, accuracy_interval
-from probing.studies.fit.rank import rank
-from probing.tables.conclusions import scope
+from probing.text.tables import builtin_sentences
 from synthetic import LIGHTNING_WARNINGS
 
 

@@ -21,10 +21,10 @@ from probing.builtin_tasks.column import Label
 
 from conftest import BARE
 from probing import WandbOptions, fit
-from probing.corpus import Corpus, load_corpus
-from probing.corpus.columns import label_of
 from probing.errors import UserError
 from probing.runs.places import read_from
+from probing.text import Corpus, load_corpus
+from probing.text.columns import label_of
 
 NOUNS = ["river", "violin", "carpet", "farmer", "teacher", "bridge", "lamp", "basket", "kettle", "garden", "doctor"]
 VERBS = ["repairs", "moves", "follows", "sees", "paints", "hears", "washes", "carries"]

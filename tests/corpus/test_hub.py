@@ -18,11 +18,11 @@ import pytest
 
 from conftest import BARE
 from probing import WandbOptions, fit
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_words, load_corpus
 from probing.errors import UserError
-from probing.studies.fit.command import extract
-from probing.tasks import load_task
+from probing.studies.fit import extract
+from probing.text import Corpus, from_words, load_corpus
+from probing.text.tasks import load_task
+from probing.text.tokens import Tokens
 from synthetic import make_tokens
 
 datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")

@@ -21,15 +21,23 @@ from transformers import AutoTokenizer
 
 from conftest import BARE
 from probing import Run, WandbOptions, fit
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_pairs, from_sentences, from_words, load_corpus
-from probing.corpus.columns import check_label, check_text, label_of, number_of, score_of, text_of, truth_of
-from probing.corpus.splits import Couple, hold_out, read_couples, read_pairs
 from probing.data.labelling import say_what_has_no_label
 from probing.errors import UserError
 from probing.runs.loading import load_run
-from probing.tasks import Task, labels_of
-from probing.tasks.values import Given, class_values
+from probing.text import (
+    Corpus,
+    Couple,
+    from_pairs,
+    from_sentences,
+    from_words,
+    hold_out,
+    load_corpus,
+    read_couples,
+    read_pairs,
+)
+from probing.text.columns import check_label, check_text, label_of, number_of, score_of, text_of, truth_of
+from probing.text.tasks import Given, Task, class_values, labels_of
+from probing.text.tokens import Tokens
 from synthetic import make_tokens
 from written import read_csv, write_csv
 

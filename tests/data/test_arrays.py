@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from probing import ActivationDataModule, LinearProbe, probe
-from probing.cache.store import ActivationStore
-from probing.corpus.splits import side_of
+from probing.activations.store import ActivationStore
 from probing.data import examples
 from probing.data.arrays import ArrayActivations, sides_of_arrays
 from probing.data.examples import Activations, Batch, Examples, ShardBatches, Together, read
 from probing.data.module import WINDOW, DeviceCache, MiniBatches
 from probing.errors import UserError
-from probing.figures.style import name_layers
-from probing.results.schema import NamedLayer
+from probing.results import NamedLayer
 from probing.runs.loading import load_run
+from probing.tables.figures import name_layers
+from probing.text import side_of
 from synthetic import make_store, make_tokens, sides
 from wandb_stand_in import read_offline_runs
 from written import read_csv

@@ -16,21 +16,20 @@ from probing.builtin_tasks.column import UniversalPartOfSpeech
 from safetensors import safe_open
 
 from probing import ProbeOptions, Run, WandbOptions, fit
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_words
-from probing.corpus.splits import Split
-from probing.data.control_names import CONTROLS, chosen_controls
-from probing.data.controls import CONTROL_DRAWS, WordRows, control_tasks, shuffled, token_identity, with_activations
+from probing.data import CONTROLS, chosen_controls
 from probing.data.examples import read, word_keys
 from probing.data.labelling import choose_classes, label
+from probing.data.module import CONTROL_DRAWS, WordRows, control_tasks, shuffled, token_identity, with_activations
 from probing.errors import UserError
-from probing.evidence.table import collect_evidence
 from probing.models import load_tokenizer, resolve_model, word_folding
+from probing.probes.evidence import collect_evidence
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training, train_controls, train_probes
 from probing.runs.results import Measured
 from probing.tables.conclusions import side_of
 from probing.tables.schema import GIVEN, NEURONS
+from probing.text import Corpus, Split, from_words
+from probing.text.tokens import Tokens
 from synthetic import LIGHTNING_WARNINGS, SPLITS, Data, make_splits, make_store, make_tokens, positional, sides
 from written import columns_of
 

@@ -16,12 +16,8 @@ from numpy.typing import NDArray
 from probing.builtin_tasks.column import SentenceLabel, UniversalPartOfSpeech
 from probing.builtin_tasks.position import Position
 
-from probing.cache.store import ActivationStore
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_words
-from probing.corpus.splits import Split
+from probing.activations.store import ActivationStore
 from probing.data import examples as examples_module
-from probing.data.controls import LEAST_TYPES, permute_among_types, token_types
 from probing.data.examples import (
     Batch,
     Examples,
@@ -43,9 +39,11 @@ from probing.data.examples import (
     with_given,
 )
 from probing.data.labelling import choose_classes, class_of_tokens, label, labels_in_training, say_what_is_no_class
+from probing.data.module import LEAST_TYPES, permute_among_types, token_types
 from probing.errors import UserError
-from probing.tasks import Pooling, labels_of, labels_words
-from probing.tasks.loading import HeldFixed
+from probing.text import Corpus, Split, from_words
+from probing.text.tasks import HeldFixed, Pooling, labels_of, labels_words
+from probing.text.tokens import Tokens
 from synthetic import CORPUS, SPLITS, make_splits, make_store, make_tokens, sides
 
 pytestmark = pytest.mark.numeric

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probing.cache.tokens import Tokens
-from probing.comparison.agreement import holm
-from probing.corpus import Corpus
-from probing.disabling import probed_task as retraining
-from probing.disabling.probed_task import (
+from probing.errors import UserError
+from probing.interventions import probed_task as retraining
+from probing.interventions.forward import Readers, Text
+from probing.interventions.frozen_probes import Probes
+from probing.interventions.probed_task import (
     KINDS,
     OF_HEADS,
     Frozen,
@@ -35,15 +35,15 @@ from probing.disabling.probed_task import (
     task_of_run,
     uniform_outputs,
 )
-from probing.disabling.subject import Measured, better_without_rows, effect_rows, measured_of, raising_rows
-from probing.errors import UserError
+from probing.interventions.subject import Measured, better_without_rows, effect_rows, measured_of, raising_rows
+from probing.probes.agreement import holm
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training
-from probing.readouts.forward import Readers, Text
-from probing.readouts.frozen_probes import Probes
 from probing.runs.run import Run
-from probing.statistics.intervals import difference_interval, difference_p_value, mean_interval
-from probing.tasks import load_task
+from probing.statistics import difference_interval, difference_p_value, mean_interval
+from probing.text import Corpus
+from probing.text.tasks import load_task
+from probing.text.tokens import Tokens
 from synthetic import make_tokens
 from tiny_models import Case, of_whole_model, weights_of
 

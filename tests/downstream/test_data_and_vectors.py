@@ -15,16 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from families import make_tokenizer, untouched
-from probing.cache import ActivationStore, Request, activations
-from probing.cache import store as cache_store
-from probing.cache.tokens import Tokens, tokenize
+from probing.activations import ActivationStore, Request, activations
+from probing.activations import store as cache_store
 from probing.cli.option_types import chosen
-from probing.corpus import from_words
+from probing.downstream import SPACES, SentencePairs, read_sts
 from probing.downstream.labelled_pairs import WordPairs, read_wic, read_wic_parts
-from probing.downstream.names import SPACES
 from probing.downstream.sentence_vectors import (
     FitOn,
     Fitting,
+    StaticVectors,
     Text,
     Vectors,
     check_static_text,
@@ -34,17 +33,18 @@ from probing.downstream.sentence_vectors import (
     has_first_special,
     has_pieces,
     known_tokens,
+    read_static,
     sentence_vectors,
     similarities,
     unknown_sentences,
     unknown_words,
     word_vectors,
 )
-from probing.downstream.static import StaticVectors, read_static
-from probing.downstream.sts_dataset import SentencePairs, read_sts
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
 from probing.statistics.moments import CovarianceAccumulator
+from probing.text import from_words
+from probing.text.tokens import Tokens, tokenize
 from small_data import (
     WORDS,
     sentence_pairs,
@@ -498,7 +498,7 @@ def test_words_are_the_means_of_their_pieces(
 @pytest.mark.numeric
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 def test_a_word_behind_the_cut_has_no_pieces(checkpoints: dict[str, Path]) -> None:
-    from probing.cache.tokens import tokenize
+    from probing.text.tokens import tokenize
 
     tokenizer = load_tokenizer(resolve_model(str(checkpoints["bert"])))
     listed = [["the", "token", "reads", "the", "layer"]]

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import beta, spearmanr
 from sklearn.metrics import roc_auc_score
 
-from probing.corpus import from_sentences
+from probing.downstream import Part, SentencePairs
 from probing.downstream.sentence_vectors import (
     AGGREGATIONS,
     Draws,
@@ -25,7 +25,6 @@ from probing.downstream.sentence_vectors import (
     spearman,
     weighted_spearman,
 )
-from probing.downstream.sts_dataset import Part, SentencePairs
 from probing.downstream.wic import (
     Labels,
     Scored,
@@ -43,6 +42,7 @@ from probing.downstream.wic import Row as WicRow
 from probing.downstream.wic import by_layer as wic_by_layer
 from probing.downstream.wic import chosen as wic_chosen
 from probing.statistics.chance import percentiles
+from probing.text import from_sentences
 
 
 @pytest.fixture

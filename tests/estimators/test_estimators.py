@@ -33,11 +33,11 @@ import probing
 from probing import ProbeClassifier, ProbeRegressor
 from probing.data.arrays import groups_of_rows
 from probing.errors import UserError
-from probing.estimators.base import hold_out
+from probing.probes.estimators import hold_out
+from probing.probes.rankings import neuron_contributions
 from probing.probes.training import STRONGEST_PENALTY as STRONGEST
 from probing.probes.training import WEAKEST_PENALTY as WEAKEST
 from probing.probes.training import strength
-from probing.rankings.methods import neuron_contributions
 from probing.statistics.chance import random_rotation
 
 N, D, L2 = 300, 8, 1e-3

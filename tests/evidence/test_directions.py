@@ -18,9 +18,9 @@ from probing.data.examples import Examples, with_given
 from probing.data.labelling import thin
 from probing.data.module import layer_moments
 from probing.errors import UserError
-from probing.evidence import table as table_module
-from probing.evidence.removal import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
-from probing.evidence.table import Directions, basis_table, compared_with, measure_directions, separation_given
+from probing.probes import evidence as table_module
+from probing.probes.evidence import Directions, basis_table, compared_with, measure_directions, separation_given
+from probing.probes.removal import bootstrap, penalty_problems, penalty_stability, replicate_problems, stability_of
 from probing.probes.solvers import Penalty
 from probing.statistics import chance
 from probing.statistics.chance import random_rotation

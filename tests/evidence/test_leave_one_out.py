@@ -26,10 +26,10 @@ from families import D_MODEL
 from probing import Run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.evidence import retraining as module
-from probing.evidence.removal import AblationEffect, ablation_effect, matched, unique, weights_without
-from probing.evidence.retraining import Retraining, strengthened, with_removals, with_replicates
-from probing.evidence.table import collect_evidence, neuron_table
+from probing.probes import retraining as module
+from probing.probes.evidence import collect_evidence, neuron_table
+from probing.probes.removal import AblationEffect, ablation_effect, matched, unique, weights_without
+from probing.probes.retraining import Retraining, strengthened, with_removals, with_replicates
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, Lbfgs, Training, train_variants
 from probing.runs.loading import load_run
@@ -179,7 +179,7 @@ def test_removals_are_solved_to_a_part_of_their_interval_and_no_closer(
 
     monkeypatch.setattr(Retraining, "train", noted)
     (roughly,) = with_removals(evidence, Retraining(data, [0], fits, train, seed=0))
-    monkeypatch.setattr("probing.evidence.retraining.PART", 0.0)
+    monkeypatch.setattr("probing.probes.retraining.PART", 0.0)
     (closely,) = with_removals(evidence, Retraining(data, [0], fits, train, seed=0))
     assert passes[1] < passes[3]
     for neuron, one in roughly.ablation_effects.items():

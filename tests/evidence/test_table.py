@@ -18,20 +18,19 @@ from probing.builtin_tasks.position import Position
 
 import probing
 from probing import Run, WandbOptions, fit
-from probing.cache.tokens import Tokens
 from probing.cli.options import ProbeOptions
-from probing.corpus.splits import Split, assign_splits
 from probing.data import examples as examples_module
 from probing.data.examples import Examples
 from probing.data.module import layer_moments
-from probing.evidence.neuron_profiles import class_scores, confusions, position_line, positions_of, predicted_classes
-from probing.evidence.table import collect_evidence, flags, neuron_table, order
-from probing.statistics import label_scores
+from probing.probes.evidence import collect_evidence, flags, neuron_table, order
+from probing.probes.neuron_profiles import class_scores, confusions, position_line, positions_of, predicted_classes
+from probing.statistics import accuracy_interval, label_scores
 from probing.statistics.chance import permute_within_sentences
-from probing.statistics.intervals import accuracy_interval
 from probing.statistics.label_scores import SeparationAccumulator
 from probing.tables.conclusions import conclusion
 from probing.tables.schema import POSITIONS
+from probing.text import Split, assign_splits
+from probing.text.tokens import Tokens
 from synthetic import LIGHTNING_WARNINGS, Array, Data, make_splits, make_store, make_tokens, positional, sides
 from written import columns_of, read_csv
 
@@ -407,9 +406,9 @@ def test_where_nothing_contributes_nothing_is_concluded_of_a_neuron(tmp_path: Pa
 @pytest.fixture(scope="session")
 def real(part_of_builtin: Path, builtin_cache: Path) -> tuple[Tokens, Array, list[Split]]:
     """Layer 3 of the built-in model on two fifths of its corpus, in float64 with its token table and split."""
-    from probing.cache import Request, activations
-    from probing.corpus import load_corpus
+    from probing.activations import Request, activations
     from probing.models import resolve_model
+    from probing.text import load_corpus
 
     corpus = load_corpus(str(part_of_builtin))
     store = activations(Request(resolve_model("minilm"), corpus, [3]), builtin_cache, {"accelerator": "cpu"})

@@ -19,11 +19,11 @@ from conftest import BARE
 from loopback_hub import LoopbackHub, loopback_hub
 from probing import Result, Run, WandbOptions, attention, fit, geometry, probe
 from probing.errors import UserError
+from probing.exports import portable, portable_results
 from probing.exports.formats import MOST_ROWS, tables_of
-from probing.exports.hub import portable, portable_results
-from probing.heads.example_maps import read_examples
+from probing.heads import read_examples
 from probing.runs.loading import load_run
-from probing.runs.neuron_page import sides_and_text
+from probing.runs.predictions import sides_and_text
 from report_runs import fit_on_two_texts
 from written import read_csv
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("probing.results.rows.Table.to_latex", broken)
+        patch.setattr("probing.results.Table.to_latex", broken)
         with pytest.raises(UserError, match=r"cannot be written \(.*No space left on device.*; name a writable folder"):
             made.export("latex", folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -15,13 +15,13 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from probing.data.control_names import ADDED_CONTROLS, CONTROLS
-from probing.figures import probes as figures
-from probing.figures import style
-from probing.figures.style import COLUMN, LETTERS, PAGE, coordinates, labels, name, short
+from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.studies.geometry import figures as geometry_figures
 from probing.studies.similarity.results import write_sts_figure, write_wic_figure
 from probing.studies.sweep.search import write_sweep_figure
+from probing.tables import figures as style
+from probing.tables import probe_figures as figures
+from probing.tables.figures import COLUMN, LETTERS, PAGE, coordinates, labels, name, short
 from rendering import FIT_TO_PAPER
 
 Row = dict[str, Any]

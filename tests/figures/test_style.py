@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pages import ROOT
 from probing.cli.option_types import FIGURE_FORMAT, FORMATS, figure_formats
 from probing.errors import UserError
-from probing.figures.style import USUAL, drawing, name_layers, spaced_layers
+from probing.tables.figures import USUAL, drawing, name_layers, spaced_layers
 from rendering import rendered
 
 

@@ -16,9 +16,7 @@ from torch.testing import assert_close
 
 from conftest import N_LAYERS
 from families import CORE, few_quickly, untouched
-from probing.cache import Request
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_sentences
+from probing.activations import Request
 from probing.errors import RunError, UserError
 from probing.heads import accumulation
 from probing.heads import rows as means
@@ -27,8 +25,10 @@ from probing.heads.parts import measurable, measure
 from probing.heads.rows import CLASSES, Sentences, class_rows, measure_rows, type_rows
 from probing.heads.subject import Subject
 from probing.models import load_tokenizer, resolve_model
+from probing.statistics import ENDS, MIN_SENTENCES
 from probing.statistics.chance import percentile_interval, resampled_means, sentence_counts
-from probing.statistics.intervals import ENDS, MIN_SENTENCES
+from probing.text import Corpus, from_sentences
+from probing.text.tokens import Tokens
 from synthetic import LIGHTNING_WARNINGS
 
 CPU = {"accelerator": "cpu"}
@@ -277,7 +277,7 @@ def test_values_that_are_not_finite_are_refused(request_for: Callable[..., Reque
 def test_the_stored_sums_are_an_entry_of_the_cache(
     request_for: Callable[..., Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from probing.commands.cache import ls, verify
+    from probing.commands import ls, verify
 
     store = accumulate(request_for(), [PLAIN], tmp_path, CPU)["plain"]
     assert isinstance(store, SumsStore)

@@ -15,8 +15,7 @@ import torch
 
 from conftest import make_sentences
 from families import FAMILIES, make_checkpoint, make_tokenizer, untouched
-from probing.cache import Request
-from probing.corpus import from_sentences
+from probing.activations import Request
 from probing.errors import UserError
 from probing.heads import change
 from probing.heads.accumulation import Measure, accumulate
@@ -41,6 +40,7 @@ from probing.heads.change import (
 )
 from probing.heads.subject import Checkpoint, check_comparable
 from probing.models import load_tokenizer
+from probing.text import from_sentences
 from synthetic import LIGHTNING_WARNINGS
 from tiny_models import CHANGED, asked, other_padding, other_queries, tuned
 

@@ -11,18 +11,17 @@ import torch
 from matplotlib.figure import Figure
 
 from families import untouched
-from probing.cache import Request
-from probing.corpus import Corpus, from_pairs, from_sentences
-from probing.figures.style import GREY
-from probing.heads import accumulation
+from probing.activations import Request
+from probing.heads import ClassExample, Example, Examples, ExampleSentence, accumulation, read_examples, write_examples
 from probing.heads.accumulation import Attention, Batch, accumulate
-from probing.heads.example_maps import ClassExample, Example, Examples, ExampleSentence, read_examples, write_examples
 from probing.heads.example_sentences import MOST_TOKENS, MOST_WORDS, N_SENTENCES, cover, examples_of, maps_of_classes
 from probing.heads.rows import BLOCK, CLASSES, PATTERNS, STRIPES, Sentences, class_rows, classify, exchanged, patterns
 from probing.heads.subject import Subject
 from probing.heads.syntax import WordBatch, most_attended
 from probing.models import load_tokenizer, resolve_model
 from probing.studies.attention.figures import class_examples, relation_map, write_figures
+from probing.tables.figures import GREY
+from probing.text import Corpus, from_pairs, from_sentences
 from rendering import rendered
 from small_data import batch_of, random_maps, tokens_of_words, treebank
 from synthetic import LIGHTNING_WARNINGS

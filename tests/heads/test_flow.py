@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from conftest import make_sentences
-from probing.cache import Request, load, tokens_of
-from probing.corpus import from_sentences
+from probing.activations import Request, load, tokens_of
 from probing.heads import accumulation, parts
 from probing.heads.accumulation import Attention, Batch, BlockMeasure, Kept, Measure, accumulate, attention_of
 from probing.heads.parts import (
@@ -39,6 +38,7 @@ from probing.heads.syntax import NONE, MostAttended
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads
+from probing.text import from_sentences
 from synthetic import LIGHTNING_WARNINGS
 
 # pytorch-lightning 2.6 asks torch's tree specifications a deprecated question.

@@ -14,9 +14,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 from torch.testing import assert_close
 
-from probing.cache.tokens import Tokens
-from probing.data.controls import shuffled
 from probing.data.examples import Examples, Sides, read
+from probing.data.module import shuffled
 from probing.heads import fusion as module
 from probing.heads.fusion import (
     CONCAT,
@@ -47,7 +46,8 @@ from probing.heads.fusion import (
 )
 from probing.probes.solvers import Penalty
 from probing.probes.training import LayerFit, Lbfgs, Training, train_probes
-from probing.statistics.intervals import difference_interval
+from probing.statistics import difference_interval
+from probing.text.tokens import Tokens
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional, sides
 
 pytestmark = pytest.mark.numeric

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from families import FAMILIES, make_tokenizer, save_at_random
-from probing.cache import Request, load, tokens_of
-from probing.corpus import Corpus, from_sentences
+from probing.activations import Request, load, tokens_of
 from probing.heads.accumulation import (
     Attention,
     AttentionReader,
@@ -46,6 +45,7 @@ from probing.heads.subject import NEGATION, PUNCTUATION, SINK, SPECIAL, Attended
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import OutputProjection, find_heads, read_heads
+from probing.text import Corpus, from_sentences
 from synthetic import LIGHTNING_WARNINGS
 
 N_MAPS = 150

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from families import untouched
-from probing.cache import Request, tokens_of
-from probing.cache.extraction import reading_order
-from probing.corpus import Corpus, from_sentences
+from probing.activations import Request, tokens_of
+from probing.activations.extraction import reading_order
 from probing.heads.accumulation import accumulate
 from probing.heads.position import (
     AT_OFFSETS,
@@ -42,6 +41,7 @@ from probing.heads.position_controls import (
 )
 from probing.models import load_tokenizer, resolve_model
 from probing.statistics.chance import rank_p
+from probing.text import Corpus, from_sentences
 from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = pytest.mark.numeric

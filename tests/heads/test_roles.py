@@ -13,29 +13,33 @@ import torch
 from scipy.stats import kstest
 
 from conftest import make_sentences
-from probing.cache import Request, load, tokens_of
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_words
+from probing.activations import Request, load, tokens_of
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
-from probing.heads.role_files import Link, RoleLinks, distance, read_role_links, treebank_links
 from probing.heads.roles import (
     ALL,
+    Link,
     Pairs,
     Placements,
     Resampled,
+    RoleLinks,
     Roles,
     at_one_length,
+    distance,
     largest,
     pairs_of,
+    read_role_links,
     role_rows,
     rows_of_scores,
     slope_of,
+    treebank_links,
 )
 from probing.heads.roles import draw as draw_placements
 from probing.models import load_tokenizer, resolve_model
 from probing.models.anatomy import examine
 from probing.models.attention_heads import find_heads, read_heads
+from probing.text import Corpus, from_words
+from probing.text.tokens import Tokens
 from synthetic import LIGHTNING_WARNINGS
 
 GOOD = "He left the old house quietly\t1\tsource\t3-4\n"

@@ -15,8 +15,7 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 from torch import Tensor
 
 from families import untouched
-from probing.cache import Request
-from probing.corpus import Corpus, from_sentences, load_corpus
+from probing.activations import Request
 from probing.errors import UserError
 from probing.heads import accumulation
 from probing.heads.accumulation import SumsStore, accumulate, attention_of
@@ -57,8 +56,9 @@ from probing.heads.trees import (
     tree_rows,
 )
 from probing.models import resolve_model
-from probing.statistics.intervals import difference_p_value
+from probing.statistics import difference_p_value
 from probing.tables.heads import beats_offset, finds_relation
+from probing.text import Corpus, from_sentences, load_corpus
 from small_data import MapsOf, batch_of, kept_of, random_maps, tokens_of_words, treebank
 from synthetic import LIGHTNING_WARNINGS
 

@@ -32,7 +32,7 @@ from families import (
     untouched,
 )
 from probing.__main__ import COMMANDS
-from probing.cache import ActivationStore
+from probing.activations import ActivationStore
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import find_model, load_encoder, resolve_model
@@ -43,7 +43,7 @@ from probing.models.examination import run as output_run
 from probing.models.residual_stream import NotFound, Site, Tap, find_norms, find_path, watching, word_table
 from probing.models.sites import find_site
 from probing.runs.loading import load_run
-from probing.studies.fit.command import extract
+from probing.studies.fit import extract
 from synthetic import LIGHTNING_WARNINGS
 
 PAGE = (ROOT / "docs" / "notes" / "families.md").read_text(encoding="utf-8")

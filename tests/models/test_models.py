@@ -18,6 +18,7 @@ from torch.testing import assert_close
 from conftest import N_LAYERS
 from families import D_MODEL, MAX_LENGTH, batch_of, few_quickly, untouched
 from families import FAMILIES as ALL_FAMILIES
+from probing import runtime as memory
 from probing.errors import UserError
 from probing.models import (
     ALIASES,
@@ -33,7 +34,6 @@ from probing.models import (
 from probing.models import examination as copies
 from probing.models.anatomy import examine, hidden_states
 from probing.models.examination import n_token_types
-from probing.runtime import machine as memory
 
 # The same products in float32 in other shapes: a few units in the last place of values around 1 to 10.
 ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}

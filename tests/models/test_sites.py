@@ -20,11 +20,9 @@ from conftest import N_LAYERS
 from families import D_MODEL, N_HEADS, batch_of, few_quickly, untouched
 from families import FAMILIES as ALL_FAMILIES
 from probing.errors import UserError
-from probing.models import load_encoder, parse_layers, resolve_model
+from probing.models import SiteName, layout_at, load_encoder, parse_layers, resolve_model
 from probing.models.anatomy import Anatomy, examine
-from probing.models.dictionaries import Dictionary, highest, load_dictionary
-from probing.models.layers import SiteName, layout_at
-from probing.models.sites import activations, find_site
+from probing.models.sites import Dictionary, activations, find_site, highest, load_dictionary
 
 # Families whose neurons of a site cannot be told: the half of what ConvBERT's output projection reads is made by a
 # convolution, XLNet's blocks are no list that receives the hidden states, and the first block of LFM2 has no heads.

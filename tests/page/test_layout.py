@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from probing import report
-from probing.page.lines import BY_STEP, SHARES, Line, Up, line_chart
-from probing.page.lines import x as x_at
-from probing.page.lines import y as y_at
-from probing.page.neurons import shaded_map
+from probing.page.charts import BY_STEP, SHARES, Line, Up, line_chart
+from probing.page.charts import x as x_at
+from probing.page.charts import y as y_at
 from probing.page.run import (
     BOTTOM,
     HEIGHT,
@@ -29,10 +28,10 @@ from probing.page.run import (
     directions_chart,
     position_chart,
 )
-from probing.results.rows import Html, element, joined, table
-from probing.results.schema import shortened
-from probing.studies.claims.tables import INSET, expected, range_axis
-from probing.studies.claims.tables import WIDTH as RANGE_WIDTH
+from probing.page.terms import shaded_map
+from probing.results import Html, element, joined, shortened, table
+from probing.studies.claims import INSET, expected, range_axis
+from probing.studies.claims import WIDTH as RANGE_WIDTH
 from probing.studies.compare.tables import heat_map
 from report_runs import make_page, make_survey
 

@@ -30,8 +30,9 @@ from probing.cli.commandline import run
 from probing.cli.option_types import plain
 from probing.errors import UserError
 from probing.page import run as page_run
-from probing.page.lines import LEFT, RIGHT, WIDTH, Line, line_chart, x, y
-from probing.page.neurons import (
+from probing.page.charts import LEFT, RIGHT, WIDTH, Line, Subject, command_line, line_chart, read_sources, x, y
+from probing.page.run import script_data
+from probing.page.terms import (
     FIRST,
     class_chart,
     class_data,
@@ -46,22 +47,11 @@ from probing.page.neurons import (
     shades,
     unpack,
 )
-from probing.page.run import script_data
-from probing.page.sources import Subject, command_line, read_sources
-from probing.results.rows import element
+from probing.results import element
 from probing.studies.compare.tables import heat_map
-from probing.studies.geometry.inside.report import interventions_conclusion, interventions_tables
-from probing.studies.geometry.schema import GEOMETRY, INTERVENTIONS
-from probing.studies.similarity.tables import (
-    STS,
-    STS_CHOSEN,
-    WIC,
-    WIC_CHOSEN,
-    sts_lines,
-    sts_tables,
-    wic_lines,
-    wic_tables,
-)
+from probing.studies.geometry.inside import interventions_conclusion, interventions_tables
+from probing.studies.geometry.tables import GEOMETRY, INTERVENTIONS
+from probing.studies.similarity import STS, STS_CHOSEN, WIC, WIC_CHOSEN, sts_lines, sts_tables, wic_lines, wic_tables
 from probing.tables.conclusions import held_against, not_above
 from report_runs import QUICKLY, make_run
 from written import complete, read_csv, write_csv

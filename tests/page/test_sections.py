@@ -16,15 +16,15 @@ import pytest
 
 from probing import Result, fit, report
 from probing.errors import UserError
-from probing.heads.example_maps import Example, Examples, read_examples, write_examples
-from probing.page.lines import BY_STEP, Up, x, y
+from probing.heads import Example, Examples, read_examples, write_examples
+from probing.page.charts import BY_STEP, Up, x, y
 from probing.runs.loading import load_run
 from probing.studies.attention.section import ABOVE, BELOW, FULL, LEAST, TIP_WIDTH, Row, sentence_arcs
 from probing.studies.cloze import tables as cloze
 from probing.studies.hierarchy import tables as hierarchy
-from probing.studies.pretrain.section import PRETRAINING
+from probing.studies.pretrain import PRETRAINING
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
-from probing.studies.series.section import SERIES_TERMS
+from probing.studies.series import SERIES_TERMS
 from probing.studies.series.tables import Thresholds, emergence
 from probing.tables.heads import conclusions, of_heads
 from report_runs import QUICKLY, make_survey

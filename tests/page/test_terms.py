@@ -12,20 +12,18 @@ from typing import Any
 import pytest
 
 from probing import fit
-from probing.data.control_names import ADDED_CONTROLS, CONTROLS
+from probing.data import ADDED_CONTROLS, CONTROLS
 from probing.page.build import SCRIPT, page_script
-from probing.page.neurons import COLUMNS
-from probing.page.terms import ACCURACY, FLAGS, Glossary, names_in
-from probing.page.terms import NEURONS as NEURON_TERMS
-from probing.results.rows import Table, element, table
-from probing.studies.attention import command as schemas
+from probing.page.terms import ACCURACY, COLUMNS, FLAGS, Glossary, names_in
+from probing.page.terms import NEURON_TERMS as NEURON_TERMS
+from probing.results import Table, element, table
+from probing.studies import attention as schemas
 from probing.studies.attention.section import ATTENTION, CHANGE, FUSION, POSITION_HEADS, ROLLOUT, terms_of_survey
 from probing.studies.disable import tables as disabling
-from probing.studies.disable.schema import DISABLED as DISABLED_SCHEMA
-from probing.studies.disable.schema import WEIGHT_PRUNING
-from probing.studies.disable.section import DISABLED, PRUNED
-from probing.studies.disable.tables import PLACES, weight_tables
-from probing.studies.geometry.neurons import tables as neuron_interventions
+from probing.studies.disable.figures import DISABLED, PRUNED
+from probing.studies.disable.tables import DISABLED as DISABLED_SCHEMA
+from probing.studies.disable.tables import PLACES, WEIGHT_PRUNING, weight_tables
+from probing.studies.geometry import neurons as neuron_interventions
 from probing.studies.geometry.section import CHANGED_NEURONS, MEASURES
 from probing.tables import change, heads, position_heads
 from probing.tables import change as tables_change

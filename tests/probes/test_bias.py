@@ -15,8 +15,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import probing
 from probing.errors import UserError
-from probing.evidence.retraining import Retraining, with_intercept_probes
-from probing.evidence.table import Evidence, collect_evidence, is_far, neuron_table
+from probing.probes.evidence import Evidence, collect_evidence, is_far, neuron_table
+from probing.probes.retraining import Retraining, with_intercept_probes
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training
 from probing.probes.transforms import CONSTANT as APPENDED
@@ -233,7 +233,7 @@ def reference(data: Data, space: PenaltySpace) -> Array:
 def test_the_probe_with_an_intercept_is_logistic_regression_on_centred_features(
     tmp_path: Path, space: PenaltySpace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probing.evidence.retraining.VARIANT_TOLERANCE", 1e-6)
+    monkeypatch.setattr("probing.probes.retraining.VARIANT_TOLERANCE", 1e-6)
     data, (found,), (rows,) = strengthened(tmp_path / "store", intercept_planted(), space=space)
     expected = reference(data, space)
     assert found.contribution_with_intercept is not None

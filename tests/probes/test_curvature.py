@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from probing.probes import objective as midway_curvature
-from probing.probes.objective import (
+from probing.probes import solvers as midway_curvature
+from probing.probes.solvers import (
     JUDGED_BY,
+    LONGEST,
     MOST_BYTES,
     ClassCurvature,
     ClassCurvatureAccumulator,
+    History,
     MidwayCurvature,
     Visited,
     _inverse,
@@ -26,7 +28,6 @@ from probing.probes.objective import (
     passes_left,
     steps,
 )
-from probing.probes.solvers import LONGEST, History
 from probing.statistics.moments import Moments, Scaling
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, objective, optimum, positional, scaled_features
 from synthetic import sides as sides_of

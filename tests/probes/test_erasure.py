@@ -19,12 +19,12 @@ from probing import WandbOptions, fit, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.data.examples import read
-from probing.evidence.removal import cross_entropy_by_sentence, usable_information
+from probing.probes.removal import cross_entropy_by_sentence, usable_information
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training
 from probing.probes.transforms import Eraser, ErasureAccumulator, erased, fit_erasers, with_neurons
-from probing.results.schema import without_nan
-from probing.tables.rankings import CONDITIONS
+from probing.results import without_nan
+from probing.tables import CONDITIONS
 from probing.tables.schema import ERASURE
 from synthetic import LIGHTNING_WARNINGS, Data, make_store, make_tokens, positional, sides
 from wandb_stand_in import read_offline_runs

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from probing.data.arrays import sides_of_arrays
 from probing.data.labelling import Standard
-from probing.evidence.table import collect_number_evidence, with_number_removals, without
 from probing.probes import transforms
 from probing.probes.closed_forms import (
     SHARED,
@@ -30,6 +29,7 @@ from probing.probes.closed_forms import (
     information,
     select,
 )
+from probing.probes.evidence import collect_number_evidence, with_number_removals, without
 from probing.probes.transforms import Transform
 from probing.statistics.moments import ClassMoments, ClassMomentsAccumulator, Covariance, CovarianceAccumulator
 

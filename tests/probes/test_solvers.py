@@ -15,8 +15,19 @@ from sklearn.linear_model import LogisticRegression
 
 import probing
 from probing.probes import solvers
-from probing.probes.objective import MOST_ROWS, SAMPLED, Workspace, cross_entropy_sums, distance, dtype_that_solves
-from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
+from probing.probes.solvers import (
+    MOST_ROWS,
+    SAMPLED,
+    Evaluation,
+    Penalty,
+    Preconditioner,
+    Solution,
+    Workspace,
+    cross_entropy_sums,
+    distance,
+    dtype_that_solves,
+    lbfgs,
+)
 from probing.statistics.moments import Moments, MomentsAccumulator
 from synthetic import objective, optimum
 
@@ -212,7 +223,7 @@ def problem(
 
 
 def evaluate(point: torch.Tensor, x: NDArray[Any], y: NDArray[Any]) -> Evaluation:
-    """Evaluate the data term in float64 by numpy, independently of `probing.probes.objective`."""
+    """Evaluate the data term in float64 by numpy, independently of `probing.probes.solvers`."""
     weight = point.double().numpy()
     value, gradient = objective(weight, x, y, 0, 0)
     logits = x @ weight.T

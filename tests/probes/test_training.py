@@ -14,10 +14,9 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from fault_loop import in_two_ranks
-from probing.cache.store import ActivationStore
-from probing.data.controls import shuffled
+from probing.activations.store import ActivationStore
 from probing.data.examples import Batch
-from probing.data.module import ActivationDataModule, layer_moments
+from probing.data.module import ActivationDataModule, layer_moments, shuffled
 from probing.errors import UserError
 from probing.probes.linear import Descent, FullPasses, LinearProbe
 from probing.probes.solvers import Penalty, Problem

@@ -13,19 +13,15 @@ from numpy.typing import NDArray
 from scipy.stats import norm, ortho_group
 from sklearn.linear_model import LogisticRegression
 
-from probing.cache.source import FeatureStore, most_active
-from probing.comparison.agreement import agreement
+from probing.activations.source import FeatureStore, most_active
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import load
-from probing.evidence.table import concentration, shares_above
-from probing.figures.probes import write_curves_figure
-from probing.models.dictionaries import Dictionary
+from probing.models.sites import Dictionary
+from probing.probes import evaluation
+from probing.probes.agreement import agreement
+from probing.probes.bases import SCORES, basis_rows, explained, random_dictionary, rotated_scores
 from probing.probes.closed_forms import FLOOR, GaussianProbe, choose_shared, information
-from probing.probes.solvers import Penalty
-from probing.probes.training import Adam, Lbfgs, Training
-from probing.rankings import evaluation
-from probing.rankings.bases import SCORES, basis_rows, explained, random_dictionary, rotated_scores
-from probing.rankings.evaluation import (
+from probing.probes.evaluation import (
     CURVE_KEY,
     curves,
     evaluate,
@@ -34,7 +30,8 @@ from probing.rankings.evaluation import (
     head_rows,
     heads_of,
 )
-from probing.rankings.methods import (
+from probing.probes.evidence import concentration, shares_above
+from probing.probes.rankings import (
     METHODS,
     SELECTED,
     LayerData,
@@ -43,11 +40,14 @@ from probing.rankings.methods import (
     read_layer,
     shuffled_among_types,
 )
+from probing.probes.solvers import Penalty
+from probing.probes.training import Adam, Lbfgs, Training
 from probing.runtime.terminal import render
+from probing.statistics import LEVEL, accuracy_interval
 from probing.statistics.chance import random_rotation
-from probing.statistics.intervals import LEVEL, accuracy_interval
+from probing.tables import curves_lines, curves_tables, smallest
 from probing.tables.conclusions import bases_lines, bases_table
-from probing.tables.rankings import curves_lines, curves_tables, smallest
+from probing.tables.probe_figures import write_curves_figure
 from synthetic import LIGHTNING_WARNINGS, Array, Data, make_splits, make_store, make_tokens, positional, sides
 
 pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)]
@@ -103,7 +103,7 @@ def test_all_choices_of_a_layer_share_one_chance_of_five_percent(
         levels.append(level)
         return accuracy_interval(correct, n_tokens, level)
 
-    monkeypatch.setattr("probing.rankings.evaluation.accuracy_interval", recorded)
+    monkeypatch.setattr("probing.probes.evaluation.accuracy_interval", recorded)
     rows = judged(planted, 2)
     assert len(rows) == 12
     # One-sided, and 5% divided by the number of choices.
@@ -198,7 +198,7 @@ def test_runs_by_adam_are_held_against_rankings_by_adam(data: Data) -> None:
 
 def _scores(weight: torch.Tensor, draw: object, mean: torch.Tensor) -> np.ndarray:
     from probing.data.examples import Sides, read
-    from probing.rankings.methods import MagnitudeAccumulator
+    from probing.probes.rankings import MagnitudeAccumulator
 
     assert isinstance(draw, Sides)
     sums = MagnitudeAccumulator(mean, len(weight))
@@ -362,7 +362,7 @@ def test_what_is_shown_says_what_was_found(rows: list[dict[str, Any]], tmp_path:
 
 
 def test_tokens_are_thinned_and_counted(counted_planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
-    from probing.rankings import evaluation as module
+    from probing.probes import evaluation as module
 
     monkeypatch.setattr(module, "MOST_TOKENS", 500)
     made = curves({"anova": METHODS["anova"](counted_planted[0])}, *counted_planted, [12], 1)
@@ -499,7 +499,7 @@ def test_units_are_ordered_by_what_classes_explain_of_them(tmp_path: Path) -> No
 def test_of_a_wide_dictionary_the_most_active_features_are_read_under_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probing.cache.source.MOST_FEATURES", 10)
+    monkeypatch.setattr("probing.activations.source.MOST_FEATURES", 10)
     sides = feature_planted(tmp_path / "s")
     store = sides.train.store
     assert isinstance(store, FeatureStore)

@@ -16,13 +16,11 @@ from sklearn.feature_selection import f_classif
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from probing.comparison.pairs import rank_on_clusters
 from probing.data.examples import Examples
 from probing.data.labelling import load, thin
-from probing.probes.objective import centre_over_classes
-from probing.probes.solvers import Penalty
-from probing.rankings import methods as elastic_net
-from probing.rankings.methods import (
+from probing.probes import rankings as elastic_net
+from probing.probes.pairs import rank_on_clusters
+from probing.probes.rankings import (
     METHODS,
     MOST,
     ClassMagnitudes,
@@ -39,6 +37,7 @@ from probing.rankings.methods import (
     neuron_contributions,
     read_layer,
 )
+from probing.probes.solvers import Penalty, centre_over_classes
 from probing.statistics.chance import sentence_counts
 from probing.tables.schema import CLASSES
 from synthetic import (

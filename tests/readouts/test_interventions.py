@@ -15,19 +15,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from families import FAMILIES, untouched
-from probing.cache import ActivationStore, Request, activations
-from probing.corpus import Corpus
+from probing.activations import ActivationStore, Request, activations
 from probing.data.labelling import IGNORED
-from probing.disabling.probed_task import replacing, uniform_outputs
 from probing.downstream.labelled_pairs import WordPairs
 from probing.errors import UserError
-from probing.models import load_encoder, load_tokenizer, resolve_model
-from probing.models.anatomy import examine, hidden_states
-from probing.models.examination import with_the_same_weights
-from probing.models.loading import HeadOf, load_tuned, load_with_head
-from probing.readouts.forward import Forward, Intact, Readers, Text, padded
-from probing.readouts.later_blocks import LaterBlocks, Read, conditions, intervene, zeroed
-from probing.readouts.pair_cosines import (
+from probing.interventions.forward import (
+    Forward,
+    Intact,
+    LaterBlocks,
+    Readers,
+    SentenceSums,
+    Text,
+    conditions,
+    intervene,
+    padded,
+    zeroed,
+)
+from probing.interventions.pair_cosines import (
     READ,
     TRAIN,
     PairsReadout,
@@ -43,8 +47,14 @@ from probing.readouts.pair_cosines import (
     senses_readout,
     similarity_readout,
 )
+from probing.interventions.probed_task import replacing, uniform_outputs
+from probing.models import load_encoder, load_tokenizer, resolve_model
+from probing.models.anatomy import examine, hidden_states
+from probing.models.examination import with_the_same_weights
+from probing.models.loading import HeadOf, load_tuned, load_with_head
 from probing.studies.disable.weights import importance
 from probing.studies.geometry.inside.changed_norms import find_parameters
+from probing.text import Corpus
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 
 pytestmark = pytest.mark.numeric
@@ -133,13 +143,13 @@ class Planted:
         self.norm, self.sign = norm, sign
         self.seen: list[Any] = []
 
-    def __call__(self, clips: Sequence[Sequence[int]]) -> list[Read]:
+    def __call__(self, clips: Sequence[Sequence[int]]) -> list[SentenceSums]:
         zero = self.norm.weight.detach().numpy() == 0
         self.seen.append(np.flatnonzero(zero).tolist())
         assert (self.norm.bias.detach().numpy()[zero] == 0).all()
         losses = [self.sign * (WORTH[zero].sum() + WORTH[list(neurons)].sum() / 10) for neurons in clips]
         return [
-            Read(
+            SentenceSums(
                 {
                     "mlm_loss": (SENTENCES + loss) * N_TOKENS,
                     "position_accuracy": (0.5 - (SENTENCES + loss) / 100) * N_TOKENS,

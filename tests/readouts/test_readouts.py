@@ -15,16 +15,21 @@ from scipy.special import log_softmax
 from torch import Tensor
 
 from families import FAMILIES, make_tokenizer, masked_lm
-from probing.cache.store import ActivationStore, Plan, divide
-from probing.cache.tokens import Tokens, tokenize
-from probing.corpus import from_sentences
-from probing.disabling.probed_task import replacing
+from probing.activations.store import ActivationStore, Plan, divide
 from probing.errors import UserError
-from probing.models import load_encoder, load_masked_lm, load_tokenizer, resolve_model
-from probing.models.anatomy import examine
-from probing.readouts import model_output as readouts
-from probing.readouts.forward import Forward, Intact, Padded, Readers, draw_text, padded, padded_batches
-from probing.readouts.frozen_probes import (
+from probing.interventions import model_output as readouts
+from probing.interventions.forward import (
+    Forward,
+    Intact,
+    LaterBlocks,
+    Padded,
+    Readers,
+    draw_text,
+    padded,
+    padded_batches,
+    zeroed,
+)
+from probing.interventions.frozen_probes import (
     ProbeReadout,
     Probes,
     at_offset,
@@ -34,8 +39,7 @@ from probing.readouts.frozen_probes import (
     spread,
     standing_for,
 )
-from probing.readouts.later_blocks import LaterBlocks, zeroed
-from probing.readouts.model_output import (
+from probing.interventions.model_output import (
     MASKED,
     MaskedWordLoss,
     MaskedWords,
@@ -48,8 +52,13 @@ from probing.readouts.model_output import (
     prompt_of,
     tokens_of_prompts,
 )
+from probing.interventions.probed_task import replacing
+from probing.models import load_encoder, load_masked_lm, load_tokenizer, resolve_model
+from probing.models.anatomy import examine
 from probing.studies.disable.weights import head_gradients
-from probing.tasks import SentenceTask, Task
+from probing.text import from_sentences
+from probing.text.tasks import SentenceTask, Task
+from probing.text.tokens import Tokens, tokenize
 from synthetic import LIGHTNING_WARNINGS, make_tokens
 
 pytestmark = pytest.mark.numeric

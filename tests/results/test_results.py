@@ -13,23 +13,30 @@ from typing import Any
 import pytest
 
 from probing.errors import UserError
-from probing.results.rows import Html, Table, booktabs, element, escaped, read_csv, write_csv, write_tables
-from probing.results.schema import (
+from probing.results import (
     Column,
+    Html,
     Schema,
+    Table,
+    booktabs,
+    element,
+    escaped,
     layer_number,
     layers_named,
     listed,
     measured,
     number,
+    read_csv,
     text,
     two_decimals,
     whole,
+    write_csv,
+    write_tables,
 )
-from probing.runs.study import study_names, study_of
+from probing.runs import study_names, study_of
 from probing.runtime.terminal import plain_table
 from probing.studies.compare.tables import TOP_EVERYWHERE
-from probing.studies.sweep.tables import SWEEP
+from probing.studies.sweep import SWEEP
 from probing.tables.schema import NEURONS
 from written import read_csv as rows_read_csv
 from written import schemas

@@ -22,9 +22,9 @@ from probing import Run, WandbOptions, compare, disable, fit, geometry, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run as run_command
 from probing.errors import UserError
+from probing.runs import added_studies
 from probing.runs.loading import load_run
 from probing.runs.places import read_from
-from probing.runs.study import added_studies
 
 NO_WANDB = WandbOptions("disabled")
 TASK = """from probing import Task

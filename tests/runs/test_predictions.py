@@ -14,17 +14,15 @@ import pytest
 
 from conftest import BARE
 from probing import Run, WandbOptions, fit, probe
-from probing.corpus import Corpus
-from probing.corpus.splits import read_corpora
 from probing.errors import UserError
-from probing.evidence.neuron_profiles import N_OTHERS, extremes, profile_rows
-from probing.results.rows import Table
+from probing.probes.neuron_profiles import N_OTHERS, extremes, profile_rows
+from probing.results import Table
+from probing.runs.finished import N_NEURONS, N_TOKENS
 from probing.runs.loading import load_run
-from probing.runs.measuring import N_NEURONS, N_TOKENS
-from probing.runs.neuron_page import NeuronPage, pages_of_first
-from probing.runs.predictions import Explanation
+from probing.runs.predictions import Explanation, NeuronPage, pages_of_first
 from probing.runs.results import AROUND, in_context
-from probing.statistics.intervals import mean_interval
+from probing.statistics import mean_interval
+from probing.text import Corpus, read_corpora
 from synthetic import Data, make_store, make_tokens, sides
 from written import read_csv, type_of
 

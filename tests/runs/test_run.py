@@ -27,11 +27,11 @@ from safetensors.numpy import load_file, save_file
 from conftest import BARE
 from damaged_runs import Kinds, damaged_copy, ended, make_all, make_few, readers
 from probing import Rankings, Result, Run, fit, probe, rank, sweep
-from probing.cache import ActivationStore
+from probing.activations import ActivationStore
 from probing.data.module import ActivationDataModule
 from probing.errors import UserError
-from probing.page.sources import folder_block
-from probing.results.rows import Table
+from probing.page.charts import folder_block
+from probing.results import Table
 from probing.runs.checks import _OF_PARTS, check_parts
 from probing.runs.folder import RunFolder, check_name
 from probing.runs.loading import load_run

@@ -21,8 +21,8 @@ import probing
 from conftest import BARE
 from families import masked_lm
 from pretended_device import pretended
-from probing.probes import objective as midway_curvature
-from probing.runs.study import Result
+from probing.probes import solvers as midway_curvature
+from probing.runs import Result
 from small_data import word_pairs, write_sts, write_wic
 from synthetic import LIGHTNING_WARNINGS
 

@@ -25,10 +25,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fault_loop import in_two_ranks
+from probing import runtime as memory
 from probing.cli.commandline import run
 from probing.errors import RunError, UserError
-from probing.rankings.methods import MagnitudeAccumulator
-from probing.runtime import machine as memory
+from probing.probes.rankings import MagnitudeAccumulator
 from probing.runtime import processes
 from probing.runtime.files import write_tensors
 from probing.runtime.processes import (

@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional
 
 from pretended_device import pretended
-from probing.runtime import arithmetic as products
-from probing.runtime.arithmetic import (
+from probing.runtime import trainer as products
+from probing.runtime.trainer import (
     LEAST,
     add_product,
     fast_linear_maps,

@@ -18,9 +18,8 @@ import torch
 
 from conftest import BARE, BARE_ARGS, ROOT
 from probing import fit
-from probing.runtime import machine as stopwatch
-from probing.runtime import progress, terminal
-from probing.runtime.machine import rate, undisturbed_rate
+from probing import runtime as stopwatch
+from probing.runtime import progress, rate, terminal, undisturbed_rate
 from probing.runtime.progress import (
     BRIEF,
     Cost,
@@ -375,7 +374,7 @@ def test_outside_a_notebook_there_is_none() -> None:
 def test_a_rate_is_amounts_per_second(attempts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # A clock that goes on with the work and with nothing else: on a busy machine a pause may take any time.
     clock = [0.0]
-    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("probing.runtime.time.perf_counter", lambda: clock[0])
 
     def work() -> None:
         clock[0] += 0.01
@@ -385,7 +384,7 @@ def test_a_rate_is_amounts_per_second(attempts: int, monkeypatch: pytest.MonkeyP
 
 def test_the_best_of_several_attempts_leaves_out_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, took = [0.0], iter([0.01, 1.0] + [0.01] * 1000)
-    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("probing.runtime.time.perf_counter", lambda: clock[0])
 
     def work() -> None:
         clock[0] += next(took)
@@ -395,7 +394,7 @@ def test_the_best_of_several_attempts_leaves_out_a_pause(monkeypatch: pytest.Mon
 
 def test_an_undisturbed_rate_is_that_of_the_fastest_call(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, took = [0.0], iter([5.0] + [0.02] * 20 + [0.01] + [3.0] * 1000)
-    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("probing.runtime.time.perf_counter", lambda: clock[0])
 
     def work() -> None:
         clock[0] += next(took)
@@ -405,7 +404,7 @@ def test_an_undisturbed_rate_is_that_of_the_fastest_call(monkeypatch: pytest.Mon
 
 def test_a_processors_rate_is_that_of_one_thread_times_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, seen, before = [0.0], set[int](), torch.get_num_threads()
-    monkeypatch.setattr("probing.runtime.machine.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("probing.runtime.time.perf_counter", lambda: clock[0])
 
     def work() -> None:
         seen.add(torch.get_num_threads())

@@ -50,7 +50,7 @@ sys.path.append({str(ROOT / "tests")!r})
 from rendering import without_rendering
 without_rendering()
 from probing.__main__ import main
-from probing.cache import store
+from probing.activations import store
 from probing.heads import accumulation
 store.SHARD_BYTES, store.MIN_SHARD_TOKENS, accumulation.SHARD_TOKENS = 0, 600, 600
 write, read = store.ActivationStore.write, store.ActivationStore.read
@@ -77,7 +77,7 @@ if __name__ == "__main__":
     sys.exit(main())
 """
 # The same small shards for a command that runs in this process.
-SHARDS = {"probing.cache.store.SHARD_BYTES": 0, "probing.cache.store.MIN_SHARD_TOKENS": 600}
+SHARDS = {"probing.activations.store.SHARD_BYTES": 0, "probing.activations.store.MIN_SHARD_TOKENS": 600}
 DDP = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
 # The same on each of two hosts, which meet at an address of the first one.

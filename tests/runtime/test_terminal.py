@@ -19,9 +19,9 @@ from transformers.utils import logging as transformers_logging
 from probing import fit
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.commands.cache import ls
+from probing.commands import ls
 from probing.errors import UserError
-from probing.runtime.machine import quiet_libraries
+from probing.runtime import quiet_libraries
 from probing.runtime.terminal import (
     complain,
     escaped_output,
@@ -33,7 +33,7 @@ from probing.runtime.terminal import (
     visible,
     visible_output,
 )
-from probing.studies.fit.command import extract
+from probing.studies.fit import extract
 from synthetic import LIGHTNING_WARNINGS
 
 
@@ -97,8 +97,8 @@ def test_so_does_one_that_is_refused(
 FREEZING = """
 import gc
 from importlib import import_module
-from probing.runtime.machine import set_heap_aside
-from probing.runtime.machine import _without_garbage_collection
+from probing.runtime import set_heap_aside
+from probing.runtime import _without_garbage_collection
 
 def n_frozen_after(*modules):
     with _without_garbage_collection():
@@ -154,7 +154,7 @@ def test_every_command_prints_so(called: str, tmp_path: Path, monkeypatch: pytes
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("probing.commands.cache.cache_folder", lambda cache: Path("é"))
+    monkeypatch.setattr("probing.commands.cache_folder", lambda cache: Path("é"))
     assert run(COMMANDS, ["cache", "ls"]) == 0 if called == "command line" else ls() == []
     out.flush()
     assert out.buffer.getvalue() == b"nothing is cached in \\xe9\n"

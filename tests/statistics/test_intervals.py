@@ -12,6 +12,23 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import binomtest, skew, t, ttest_1samp
 
+from probing.statistics import (
+    INTRA_SENTENCE_CORRELATION,
+    MIN_SENTENCES,
+    accuracy_interval,
+    binomial_interval,
+    difference_interval,
+    difference_p_value,
+    few_sentences,
+    kendall,
+    mean_interval,
+    mean_p_value,
+    neuron_ranks,
+    ratio_interval,
+    ratio_p_value,
+    spearman,
+    widened,
+)
 from probing.statistics.chance import (
     discovery_rates,
     holm,
@@ -22,22 +39,7 @@ from probing.statistics.chance import (
     rank_p,
     resampled_means,
 )
-from probing.statistics.intervals import (
-    INTRA_SENTENCE_CORRELATION,
-    MIN_SENTENCES,
-    accuracy_interval,
-    binomial_interval,
-    difference_interval,
-    difference_p_value,
-    few_sentences,
-    mean_interval,
-    mean_p_value,
-    ratio_interval,
-    ratio_p_value,
-    widened,
-)
 from probing.statistics.moments import deviations_of
-from probing.statistics.rank_similarity import kendall, neuron_ranks, spearman
 
 pytestmark = pytest.mark.numeric
 

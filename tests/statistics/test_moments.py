@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from scipy.stats import kendalltau, rankdata, spearmanr
 from torch import Tensor
 
-from probing.statistics import moments
+from probing.statistics import (
+    kendall,
+    moments,
+    neuron_ranks,
+    rank_biased_overlap,
+    ranked,
+    shared_ranks,
+    spearman,
+    top_overlap,
+)
 from probing.statistics.moments import (
     Moments,
     MomentsAccumulator,
@@ -26,15 +35,6 @@ from probing.statistics.moments import (
     ProfileAccumulator,
     RunningMean,
     Scaling,
-)
-from probing.statistics.rank_similarity import (
-    kendall,
-    neuron_ranks,
-    rank_biased_overlap,
-    ranked,
-    shared_ranks,
-    spearman,
-    top_overlap,
 )
 
 pytestmark = pytest.mark.numeric

@@ -10,15 +10,15 @@ import torch
 
 from conftest import BARE
 from probing import fit, sts, wic
+from probing.page.charts import read_sources
 from probing.page.run import answer
-from probing.page.sources import read_sources
 from probing.probes.transforms import whiten
+from probing.statistics import ENOUGH, SampleSize, label, size_columns, size_lines, size_of
 from probing.statistics.moments import CovarianceAccumulator
-from probing.statistics.sample_size import ENOUGH, SampleSize, label, size_columns, size_lines, size_of
-from probing.studies.geometry.command import geometry
+from probing.studies.geometry import geometry
 from probing.studies.geometry.section import geometry_section
 from probing.studies.geometry.tables import conclusions
-from probing.studies.similarity.tables import similarity_section
+from probing.studies.similarity import similarity_section
 from probing.tables.probes import transform_lines
 from small_data import word_pairs, write_sts, write_wic
 from synthetic import LIGHTNING_WARNINGS

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import ttest_1samp, ttest_ind
 
+from probing.statistics import common_share, independent_difference, paired_difference, spread, times, welch
 from probing.statistics.chance import holm
-from probing.statistics.intervals import common_share, independent_difference, paired_difference, spread, times, welch
-from probing.statistics.two_way import TwoWaySums, jackknife_interval
-from probing.statistics.two_way_design import Design
+from probing.statistics.two_way import Design, TwoWaySums, jackknife_interval
 from probing.studies.finetune.tables import _variance
 
 pytestmark = pytest.mark.numeric

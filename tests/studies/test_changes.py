@@ -15,7 +15,7 @@ from scipy.linalg import orthogonal_procrustes
 from conftest import make_sentences
 from families import untouched
 from probing import Result, WandbOptions, attention, changes, finetune
-from probing.cache.store import ActivationStore
+from probing.activations.store import ActivationStore
 from probing.errors import UserError
 from probing.runs.loading import load_run
 from probing.studies.changes.survey import START, TRUE, layer_rows, of_names, state_distances

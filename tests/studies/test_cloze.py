@@ -16,14 +16,12 @@ from scipy.special import log_softmax
 from families import FAMILIES, make_tokenizer, masked_lm
 from probing import Result, cloze
 from probing.__main__ import COMMANDS
-from probing.cache.tokens import Tokens, tokenize
 from probing.cli.commandline import run
-from probing.corpus import Corpus, from_words, load_corpus
 from probing.errors import UserError
+from probing.interventions.model_output import choose_masked
 from probing.models import resolve_model
-from probing.readouts.model_output import choose_masked
 from probing.runs.loading import load_run
-from probing.statistics.intervals import binomial_interval
+from probing.statistics import binomial_interval
 from probing.studies.cloze.predictor import (
     MASK,
     Masked,
@@ -37,6 +35,8 @@ from probing.studies.cloze.predictor import (
     replaced,
     shuffled,
 )
+from probing.text import Corpus, from_words, load_corpus
+from probing.text.tokens import Tokens, tokenize
 from rendering import rendered
 from wandb_stand_in import read_offline_runs
 from written import read_csv

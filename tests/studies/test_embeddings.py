@@ -19,15 +19,13 @@ from conftest import BARE, make_sentences
 from families import untouched
 from probing import embeddings, fit
 from probing.__main__ import COMMANDS
-from probing.cache.source import ActivationSource
-from probing.cache.tokens import Tokens
+from probing.activations.source import ActivationSource
 from probing.cli.commandline import run
-from probing.corpus import from_sentences
-from probing.downstream.names import Pooling
+from probing.downstream import Pooling
 from probing.errors import UserError
 from probing.models import load_tokenizer
+from probing.runs import Result
 from probing.runs.loading import load_run
-from probing.runs.study import Result
 from probing.studies.embeddings.survey import (
     Documents,
     Pooled,
@@ -54,6 +52,8 @@ from probing.studies.embeddings.tables import (
     SHUFFLED,
     WEIGHT,
 )
+from probing.text import from_sentences
+from probing.text.tokens import Tokens
 from rendering import rendered
 from small_data import sentence_pairs, write_benchmark
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens, positional

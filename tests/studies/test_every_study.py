@@ -19,8 +19,8 @@ import probing
 from conftest import BARE
 from families import masked_lm
 from probing.errors import UserError
-from probing.results.rows import Table
-from probing.runs.study import Result, study_names, study_of
+from probing.results import Table
+from probing.runs import Result, study_names, study_of
 from small_data import word_pairs, write_sts, write_wic
 from wandb_stand_in import read_offline_runs
 

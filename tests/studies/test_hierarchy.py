@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from probing import Result, hierarchy
 from probing.__main__ import COMMANDS
-from probing.cache.store import ActivationStore
-from probing.cache.tokens import Tokens
+from probing.activations.store import ActivationStore
 from probing.cli.commandline import run
 from probing.data.examples import Examples
 from probing.errors import UserError
@@ -46,6 +45,7 @@ from probing.studies.hierarchy.survey import (
     counted,
     task_rows,
 )
+from probing.text.tokens import Tokens
 from rendering import rendered
 from synthetic import LIGHTNING_WARNINGS, make_store
 from wandb_stand_in import read_offline_runs

@@ -15,9 +15,9 @@ from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
+from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.runs.run import load_fit
-from probing.runs.study import Result
 from rendering import rendered
 from small_data import (
     WORDS,
@@ -131,7 +131,7 @@ def test_transforms_know_nothing_of_what_they_are_judged_on_unless_asked(data: P
 def test_without_training_part_the_built_in_corpus_is_fitted_on(
     tmp_path: Path, options: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from probing import corpus
+    from probing import text as corpus
 
     monkeypatch.setattr(corpus, "builtin_sentences", lambda: [f"the {word} reads the {word}" for word in WORDS] * 3)
     write_benchmark(tmp_path / "sts", "dev", sentence_pairs(30, 0))

@@ -16,18 +16,17 @@ from numpy.typing import NDArray
 
 import probing
 from probing import Run
-from probing.comparison.agreement import agreement
-from probing.evidence.neuron_profiles import position_line
-from probing.evidence.removal import ablation_effect, corrected
+from probing.page.charts import source_of
 from probing.page.run import answer, conclusions
-from probing.page.sources import source_of
-from probing.results.schema import ends
-from probing.statistics.intervals import difference_interval
+from probing.probes.agreement import agreement
+from probing.probes.neuron_profiles import position_line
+from probing.probes.removal import ablation_effect, corrected
+from probing.results import ends
+from probing.statistics import difference_interval
 from probing.studies.compare.tables import everywhere_sentence, unpaired_lines, unread_lines, verdicts
-from probing.studies.fit.command import _report
-from probing.tables import probes
+from probing.studies.fit import _report
+from probing.tables import UNINFORMATIVE, evaluation_tables, probes, rankings_tables
 from probing.tables import probes as tables_probes
-from probing.tables.columns import UNINFORMATIVE
 from probing.tables.conclusions import (
     basis,
     carries_it,
@@ -41,7 +40,6 @@ from probing.tables.conclusions import (
 )
 from probing.tables.evidence_sentences import SENTENCES, say
 from probing.tables.probes import transform_lines
-from probing.tables.rankings import evaluation_tables, rankings_tables
 
 ROOT = Path(__file__).parents[2]
 N, D = 1200, 12
@@ -659,9 +657,9 @@ FILLED_IN = {
 }
 WHOLE = ("probing/tables/conclusions.py",)
 SPEAKERS = {
-    "probing/studies/fit/command.py": {"_report"},
-    "probing/studies/compare/command.py": {"_said"},
-    "probing/evidence/neuron_profiles.py": {"position_line"},
+    "probing/studies/fit/__init__.py": {"_report"},
+    "probing/studies/compare/__init__.py": {"_said"},
+    "probing/probes/neuron_profiles.py": {"position_line"},
     "probing/studies/compare/tables.py": {
         "unread_lines",
         "unpaired_lines",
@@ -681,7 +679,7 @@ SPEAKERS = {
         "worst_class",
     },
     "probing/tables/conclusions.py": {"bases_table", "bases_lines", "_part"},
-    "probing/tables/rankings.py": {"_evaluation_table"},
+    "probing/tables/__init__.py": {"_evaluation_table"},
     "probing/page/run.py": {"answer", "_on_neurons", "conclusions"},
 }
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probing.results.rows import Table
-from probing.results.schema import Schema, interval, measured, number, shown
+from probing.results import Schema, Table, interval, measured, number, shown
 from probing.runtime.terminal import render
-from probing.statistics.intervals import MIN_SENTENCES
+from probing.statistics import MIN_SENTENCES
 from probing.studies.compare.tables import agreement_tables, everywhere_sentence, unread_lines, verdicts
 from probing.studies.disable.tables import conclusions
-from probing.tables.columns import UNINFORMATIVE, accuracy_flag, r2_flag
+from probing.tables import UNINFORMATIVE, accuracy_flag, r2_flag
 from probing.tables.conclusions import held_against, held_against_by_layer, leading, why_leading
 from probing.tables.probes import (
     accuracies,

@@ -23,20 +23,19 @@ from conftest import BARE, BARE_ARGS, FAMILIES
 from families import MAX_LENGTH
 from probing import Run, SentenceTask, Task, WandbOptions, compare, fit, rank
 from probing.__main__ import COMMANDS
-from probing.cache.tokens import Tokens, tokenize
 from probing.cli.commandline import run
-from probing.corpus import Corpus, from_sentences, from_words, load_corpus
-from probing.corpus.splits import assign_splits
 from probing.data.examples import Sides
 from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
 from probing.models import load_tokenizer, resolve_model
+from probing.page.charts import source_of
 from probing.page.run import question
-from probing.page.sources import source_of
-from probing.rankings.methods import shuffled_among_types
+from probing.probes.rankings import shuffled_among_types
 from probing.runs.finished import probe_weight
 from probing.runs.loading import load_run
-from probing.tasks import classes_of, described, labels_of, load_task
+from probing.text import Corpus, assign_splits, from_sentences, from_words, load_corpus
+from probing.text.tasks import classes_of, described, labels_of, load_task
+from probing.text.tokens import Tokens, tokenize
 from synthetic import make_splits, make_store, make_tokens
 
 NO_WANDB = WandbOptions(mode="disabled")
@@ -197,8 +196,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from probing import Task
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
+from probing.text.tokens import Tokens
+from probing.text import Corpus
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ from transformers import AutoModel, AutoTokenizer
 from conftest import BARE
 from probing import Run, SentenceTask, Task, WandbOptions, compare, fit, rank, sweep
 from probing.__main__ import COMMANDS
-from probing.cache.tokens import Tokens
 from probing.cli.commandline import run as main_run
-from probing.corpus import Corpus, from_words, load_corpus
 from probing.data.examples import Examples, read
 from probing.data.labelling import choose_classes, label
 from probing.errors import UserError
-from probing.tasks import labels_of, load_task
+from probing.text import Corpus, from_words, load_corpus
+from probing.text.tasks import labels_of, load_task
+from probing.text.tokens import Tokens
 from synthetic import CORPUS, make_store, make_tokens
 
 NO_WANDB = WandbOptions(mode="disabled")
@@ -160,7 +160,7 @@ def test_words_are_probed_as_the_plain_forward_pass_has_them(
 
 def _correct_words(checkpoint: Path, bank: Path, weight: torch.Tensor, pieces: str) -> tuple[int, int]:
     """Predict the test words sentence by sentence, pooled word by word."""
-    from probing.corpus.splits import assign_splits
+    from probing.text import assign_splits
 
     tokenizer, model = AutoTokenizer.from_pretrained(checkpoint), AutoModel.from_pretrained(checkpoint).eval()
     corpus, right, n_words = load_corpus(str(bank)), 0, 0

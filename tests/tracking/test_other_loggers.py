@@ -18,7 +18,7 @@ import probing
 from conftest import BARE
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
-from probing.runtime.machine import LOGGERS, logger_names, logger_problems
+from probing.runtime import LOGGERS, logger_names, logger_problems
 from probing.runtime.trainer import check_trainer_options
 from probing.tracking import Tracker
 from wandb_stand_in import read_offline_runs
@@ -254,7 +254,7 @@ def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytes
     def find_spec(package: str) -> ModuleSpec | None:
         return None if package == LOGGERS[name][0] else importlib.util.find_spec(package)
 
-    monkeypatch.setattr("probing.runtime.machine.find_spec", find_spec)
+    monkeypatch.setattr("probing.runtime.find_spec", find_spec)
     (problem,) = logger_problems({"logger": f"csv,{name}"})
     assert (
         problem

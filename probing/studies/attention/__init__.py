@@ -2,25 +2,428 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from probing.results.rows import Html
-from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.attention.command import SCHEMAS
+from probing.cli.commandline import configured
+from probing.cli.option_types import (
+    FIGURE_FORMAT,
+    Dtype,
+    FigureFormat,
+    FirstToken,
+    Folder,
+    Layers,
+    Model,
+    Source,
+    Tokenizer,
+    Wandb,
+    chosen,
+    defaults,
+)
+from probing.cli.options import WandbOptions
+from probing.errors import UserError, about_option
+from probing.models import find_model, layer_numbers
+from probing.results import Column, Html, Schema, label_of_class, measured, number, text, whole
+from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs.call import Call
+from probing.runs.loading import Tuned, is_tuned, read_as_tuned, tuned_of
+from probing.runs.run import load_fit, of_text
+from probing.runtime import quiet_libraries
+from probing.runtime.processes import is_main_process
 from probing.tables import heads, position_heads
 from probing.tables.heads import causal_conclusions
+from probing.tables.schema import HEAD, block, value
 
-# --------------------------------------------------------------------------------------------------------------------
-# The study of `attention`.
-# --------------------------------------------------------------------------------------------------------------------
+_ALONE = ["`--as_published` needs another checkpoint, given as --against MODEL"]
+
+
+@configured
+def attention(
+    config: dict[str, Any],
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", corpus: Source = "builtin",
+    test_corpus: Source | None = None, pairs: str | None = None, roles: str | None = None,
+    against: Model | None = None, as_published: bool = False, run: Folder | None = None, parts: str | list[str] = "all",
+    max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    first_token: FirstToken = "include",
+) -> Result | None:  # fmt: skip
+    """Find what the heads of a model do: which pattern each follows, how far it reaches, which tokens it attends to.
+
+    Args:
+        layer: Layers whose heads are reported: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer k is block
+            k, counted from 1.
+        dtype: Precision of the forward pass.
+        test_corpus: Treebank on which relations and trees are tested, given like --corpus; without it, they are tested
+            on the test part of --corpus.
+        pairs: Pairs of sentences to read in place of --corpus, each pair as one input: a file with two sentences on
+            each line, separated by a tab.
+        roles: Role links to follow: a file with lines text TAB predicate TAB role TAB filler, whose words are counted
+            from 0, such as 3 or 3-4, or framenet:FOLDER; without it, the subjects and objects of a treebank.
+        against: Another checkpoint of the model, an alias, a hub id or a local folder with the same tokenizer, to
+            compare its heads, hidden states and parameters with those of --model: the part change.
+        as_published: With --against, also compare the heads as the code of Kovaleva et al. (2019) does: by maps of
+            200 x 200 tokens, which include rows of padding, over the first 1,000 sentences.
+        run: Folder of a run of fit on position, of the same model. With it, find the heads that attend to a fixed
+            offset, and measure whether they read the neurons that the run ranks first. Or that of a run of finetune, or
+            of a checkpoint in it, which is then read in place of --model and compared with the model that it was tuned
+            from, on the run's own text.
+        parts: Parts of the survey: all, or some of classes, profile, tokens, words, rollout, similarity, relations,
+            trees, roles, change (with --against), position_heads and position_neurons (with --run), first_token (with
+            --first_token exclude), attention_probe and fusion. The last two take long and are not among all. Parts that
+            need columns which the corpus does not have are left out, unless they are named.
+        seed: Seed of the bootstrap of the sentences, of random initialisation, and of the split of the corpus.
+        name: Name of this run; MODEL-attention-YYYYMMDD-HHMMSS by default.
+        cache: Folder of cached sums; $PROBING_CACHE or RUNS/cache by default.
+
+    Returns:
+        The survey; None on ranks other than the first.
+    """
+    ranked: str | None = config["run"]
+    if ranked is not None and is_tuned(ranked):
+        against = _start_of(tuned_of(ranked, f"--run {ranked}"), config)
+        ranked, corpus, test_corpus = None, config["corpus"], config["test_corpus"]
+    call = Call.of(study_of("attention"), config, name, wandb, _ALONE * (as_published and against is None))
+    with quiet_libraries():
+        from probing.activations.source import say_what_was_left_out
+        from probing.heads.parts import measurable, measure, n_stages
+        from probing.studies.attention.figures import measured
+
+        names, by_name = _wanted(parts, against is not None, ranked is not None, first_token == "exclude")
+        source = call.source(tokenizer=tokenizer)
+        layers, read = source.blocks(layer_numbers(layer)), _read(corpus, test_corpus, pairs, seed, call.say)
+        subject = _subject(source, layers, read, config, seed, roles, against, as_published, ranked)
+        there, left_out = measurable(subject, names, by_name)
+        call.expect(n_stages(subject, there))
+        tables, stores = measure(subject, there, call.cached, source.trainer, call.say)
+        call.watch.end("measure")
+        if not is_main_process():
+            return None
+        say_what_was_left_out([subject.request.corpus], [subject.tokens], call.say)
+        _say_which_parts_were_left_out(left_out, call.say)
+        told = [part.name for part in there], left_out
+        return call.write(source.model, lambda folder: measured(tables, subject, stores, *told))
+
+
+def _subject(
+    source: Any, layers: Sequence[int], read: tuple[list[Any], list[Any]], config: dict[str, Any], seed: int,
+    roles: str | None, against: Any, as_published: bool, run: str | None,
+) -> Any:  # fmt: skip
+    """Return the `probing.heads.subject.Subject`: a model and its text, and what they are compared with.
+
+    Args:
+        source: The model.
+        layers: The layers to report.
+        read: The corpora, and the sides of their sentences.
+        config: The run's configuration, in which another checkpoint is named.
+        seed: Seed of the bootstrap.
+        roles: File or folder of role links, if there is one.
+        against: Another checkpoint, if there is one.
+        as_published: Whether padded maps are compared with it, too.
+        run: Folder of a run on position, if there is one.
+    """
+    from probing.heads.roles import read_role_links
+    from probing.heads.subject import Asked, Subject
+
+    corpora, splits = read
+    request, *test = (source.request(text) for text in corpora)
+    asked = Asked(
+        test=test[0] if test else None,
+        splits=splits,
+        roles=read_role_links(roles) if roles else None,
+        against=None if against is None else _against(against, source, corpora[0], config),
+        as_published=as_published,
+        run=None if run is None else _ranked(run, request),
+        source=source,
+        without_first=config["first_token"] == "exclude",
+    )
+    return Subject.of(request, layers, seed, asked)
+
+
+def _start_of(tuned: Tuned, config: dict[str, Any]) -> Any:
+    """Return what a tuned model is compared with: --against, or what it was tuned from; note what is read.
+
+    Raises:
+        UserError: If an option contradicts the run, or its text has changed or is gone.
+    """
+    if tuned.are_pairs:
+        raise UserError(
+            f"`{tuned.typed}`: its model was tuned on pairs, and the text of such a run is not read here; give "
+            f"`--model {tuned.checkpoint} --against {tuned.config['model']}`, and a text."
+        )
+    read_as_tuned(tuned, config, defaults(attention))
+    config["against"] = tuned.config["model"] if config["against"] is None else config["against"]
+    return config["against"]
+
+
+def _wanted(parts: str | list[str], is_compared: bool, has_run: bool, without_first: bool) -> tuple[list[str], bool]:
+    """Return the names of the parts that are wanted, and whether the user named them.
+
+    Args:
+        parts: As typed.
+        is_compared: Whether there is another checkpoint to compare with.
+        has_run: Whether there is a run whose ranking is compared.
+        without_first: Whether the first token is left out, whose attention is then measured apart.
+    """
+    from probing.heads.parts import NAMES, OF_AGAINST, OF_FIRST, OF_RUNS, USUAL
+
+    if parts not in ("all", ["all"]):
+        return list(dict.fromkeys([*chosen("--parts", parts, NAMES), *OF_AGAINST * is_compared])), True
+    return [*USUAL, *OF_FIRST * without_first, *OF_AGAINST * is_compared, *OF_RUNS * has_run], False
+
+
+def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> Any:
+    """Return the `probing.heads.subject.Checkpoint` that the model is compared with.
+
+    Args:
+        model: Name or folder of the other checkpoint, or the model itself, which then has the same tokenizer.
+        source: The model, with the settings of its forward pass; only the model itself is initialised randomly.
+        corpus: The corpus.
+        config: The run's configuration, in which an object is named.
+    """
+    from probing.heads.subject import Checkpoint
+    from probing.models import load_tokenizer
+
+    with about_option("--against"):
+        found = find_model(model, None, None if isinstance(model, str) else load_tokenizer(source.model))
+    config["against"] = found.name
+    return Checkpoint(replace(source, model=found, random_weights_seed=None).request(corpus))
+
+
+def _read(corpus: Any, test_corpus: Any, pairs: str | None, seed: int, say: Any) -> tuple[list[Any], list[Any]]:
+    """Read what the model is to read: the pairs, which have no sides, or the corpora with the sides of sentences.
+
+    Raises:
+        UserError: If both are given, or one cannot be read.
+    """
+    from probing.text import read_corpora, read_pairs
+
+    if pairs is None:
+        return read_corpora(corpus, test_corpus, seed, say)
+    given = {"corpus": None if corpus == "builtin" else corpus, "test_corpus": test_corpus}
+    if option := next((name for name, value in given.items() if value is not None), None):
+        raise UserError(
+            f"`--pairs {pairs}` and `--{option}`: a survey reads pairs or single sentences; give one of the two."
+        )
+    return [read_pairs(pairs)], []
+
+
+def _say_which_parts_were_left_out(left_out: Mapping[str, str], say: Any) -> None:
+    for lack in dict.fromkeys(left_out.values()):
+        parts = [part for part, own in left_out.items() if own == lack]
+        begin = f"the parts {', '.join(parts)} are left out: they need" if len(parts) > 1 else (
+            f"the part {parts[0]} is left out: it needs"
+        )  # fmt: skip
+        say(f"{begin} {lack}")
+
+
+def _ranked(run: str, request: Any) -> Any:
+    """Return the `probing.heads.subject.PositionRun` of a folder."""
+    from probing.heads.subject import PositionRun
+
+    return PositionRun.of(of_text(load_fit(run)), request.key(), request.source.name)
+
+
+_N = whole("n", "Number of sentences that count; with `--pairs`, of pairs.")
+
+_MEASURE = text("measure", "What is measured.")
+
+_TO = text("to", "Type of tokens that is attended to, where the measure is of one.")
+
+_P = number("p_value", "p-value, corrected for the rows that are tested together.")
+
+HEADS = Schema("heads", "a row per head, measure and type of tokens", (
+    block(), HEAD, _MEASURE, _TO, value("Its value"), _N,
+), optional=True)  # fmt: skip
+
+ATTENTION_LAYERS = Schema("attention_layers", "the same of each layer, as means over its heads", (
+    block(), _MEASURE, _TO, value("Its value"), _N,
+), optional=True)  # fmt: skip
+
+ATTENTION_CLASSES = Schema("attention_classes", "a row per head and factor of the thresholds", (
+    block("Number of the block; in rows with `all`, the share of each class among the maps of all heads."), HEAD,
+    number("factor", "Factor of the thresholds: 1, 0.75 or 1.25.", form=".2f"),
+    number("v", "Mean of the vertical score over maps."),
+    number("d", "Mean of the diagonal score over maps."),
+    number("b", "Mean of the block score over maps, with `--pairs`."),
+    number("b_moved", "The same with the boundary of each pair moved."),
+    Column("class", label_of_class, "Class of most of the head's maps."),
+    Column("share", float, "Share of its maps that are of this class; low, high: its 95% interval.", interval=""),
+    _N,
+    number("class_entropy", "Entropy of the classes of its maps, in nats."),
+    measured("share_moved", "Share of block maps with the boundary moved."),
+), optional=True)  # fmt: skip
+
+ROLLOUT = Schema("rollout", "a row per layer, kind of token and measure", (
+    block("Layer whose vectors are traced."),
+    text("query", "Whose vectors: words or special tokens."),
+    text("measure", "self, special_tokens, previous, next, others, distance or entropy."),
+    value("Its value"), _N,
+    number("uniform", "The value under uniform attention."),
+), optional=True)  # fmt: skip
+
+SIMILARITY = Schema("similarity", "a row per measure and pair of heads or of layers", (
+    text("measure", "jensen_shannon of two heads, or cosine, cosine_of_means, cosine_matched of two layers."),
+    block(), HEAD,
+    whole("other_layer", "Number of the other block."),
+    whole("other_head", "Number of the other head."),
+    value("Its value"), whole("n", "Number of queries, of cosines of sentences."),
+), optional=True)  # fmt: skip
+
+_RELATION = text("relation", "Dependency relation.")
+
+_QUERY = text("query", "Side of the arc that attends: dependent or head; chosen on train.")
+
+_COUNTS = (
+    whole("n_train", "Number of arcs, words or examples of the training part."),
+    whole("n_test", "Number of arcs or words of the test part."),
+)
+
+_OF_RELATION = (
+    number("train", "Accuracy on the training part."),
+    measured("test", "Accuracy on the test part."),
+    whole("offset", "The best fixed offset."),
+    number("offset_train", "Its accuracy on the training part."),
+    measured("offset_test", "Its accuracy on the test part."),
+    measured("difference", "Accuracy of the head minus that of the offset."),
+    _P,
+    number("difference_permuted", "Mean difference if syntactic heads are permuted among a sentence's dependents."),
+    number("p_permuted", "p-value that the difference is larger than that, corrected."),
+)
+
+_UNTRAINED = measured("untrained", "The same of a randomly initialised model.")
+
+RELATIONS = Schema("relations", "a row per dependency relation", (
+    _RELATION, *_COUNTS, _QUERY, block("Block of the head, chosen on train."), HEAD, *_OF_RELATION, _UNTRAINED,
+), optional=True)  # fmt: skip
+
+HEAD_RELATIONS = Schema("head_relations", "a row per head, with the relation that it is best at", (
+    block(), HEAD, _RELATION, _QUERY, *_COUNTS, *_OF_RELATION,
+), optional=True)  # fmt: skip
+
+TREES = Schema("trees", "a row per head, and of the probe of all heads", (
+    text("measure", "uuas of a head's trees, or uas of the probe of all heads."),
+    block("Number of the block; `all` for the probe."), HEAD,
+    text("chosen", "yes for the best head on train."),
+    *_COUNTS,
+    number("train", "Accuracy on the training part."),
+    measured("test", "Accuracy on the test part."),
+    measured("baseline", "Accuracy of the best simple tree."),
+    measured("difference", "Accuracy minus that of the baseline."),
+    _P, _UNTRAINED,
+    whole("offset", "Offset that the probe reads as well."),
+    number("optimality_gap", "By how many nats, at most, the probe's objective is above its minimum.", form=".1e"),
+), optional=True)  # fmt: skip
+
+ROLES = Schema("roles", "a row per role, side that attends and head", (
+    text("role", "Semantic role; all for all links together."),
+    text("query", "Side that attends: predicate or filler."),
+    block(), HEAD,
+    Column("score", float, "Mean attention of linked words; low, high: its 95% interval.", interval=""),
+    number("unlinked", "Mean of pairs of other sentences that look alike."),
+    number("z", "Distance of the score from that, in standard deviations of the draws."),
+    number("p_value", "p-value against draws of all links of a predicate together."),
+    whole("n", "Number of links that are compared."),
+    whole("n_unmatched", "Number of links that no unlinked pairs look like."),
+), optional=True)  # fmt: skip
+
+CHANGE = Schema("change", "with `--against`, a row per measure and head, layer or matrix", (
+    text("measure", "cosine, jensen_shannon, hidden_states or parameters; as published also cosine_as_published."),
+    text("of", "same, other heads, other sentences, other tokens, or the name of a matrix."),
+    block(), HEAD, value("Its value"), whole("n", "What the mean is over: sentences, or tokens."),
+), optional=True)  # fmt: skip
+
+FUSION = Schema("fusion", "with `--parts fusion`, a row per task, fusion of layers and measure", (
+    text("task", "upos, deprel or position."),
+    text("fusion", "layer for a single one, equal, max, concat or gate."),
+    text("measure", "accuracy, difference, cosine or weight."),
+    block("Number of the layer."),
+    text("chosen", "yes for the best layer on validation sentences."),
+    text("against", "What a difference is to: last layer, best layer or equal."),
+    value("Its value"), _P,
+    whole("n_train", "Number of training examples."),
+    whole("n", "Number of test examples, of cosines of sentences."),
+    number("optimality_gap", "By how many nats, at most, the objective is above its minimum.", form=".1e"),
+    text("converged", "Whether the training of the fusion ended: yes or no."),
+), optional=True)  # fmt: skip
+
+_OFFSET = whole("offset", "Offset that the head attends to, chosen on training sentences.")
+
+
+def _beside(of: str, what: str) -> tuple[Column, ...]:
+    """Return a correlation, its values under two nulls, and their p-values."""
+    return (
+        number(of, f"{what} of the neurons' use with the run's contributions."),
+        number(f"{of}_heads", "The same, mean over the block's other heads."),
+        number(f"{of}_heads_p", "Its p-value, by rank."),
+        number(f"{of}_bases", "The same, mean over random bases."),
+        number(f"{of}_bases_p", "Its p-value, by rank."),
+    )
+
+
+POSITION_HEADS = Schema("position_heads", "with `--run`, a row per head", (
+    block(), HEAD, _OFFSET,
+    text("position_head", "Whether it is a position head: yes or no."),
+    measured("mass", "Attention at the offset."),
+    measured("word_mass", "The same among words alone."),
+    measured("hit", "Share of queries whose largest attention is at the offset."),
+    measured("told", "Attention to the word that is told to be at the offset, with the words permuted."),
+    measured("told_true", "Attention to the word that is there in the sentence, in the same permuted text."),
+    whole("n", "Number of sentences."),
+    measured("contrast", "By how many logits the word at the offset stands out."),
+    measured("position_part", "Part of that which comes from position, in logits."),
+    measured("bias_part", "Part of that which comes from a bias of relative positions, in logits."),
+    *_beside("spearman", "Spearman's correlation"),
+    *_beside("partial", "Spearman's partial correlation"),
+), optional=True)  # fmt: skip
+
+POSITION_NEURONS = Schema("position_neurons", "a row per position head, and per clearest head, and neuron", (
+    block(), HEAD, _OFFSET,
+    whole("rank", "Rank by use."), whole("neuron", "Index of the neuron."),
+    number("use", "How much the head's position part uses the neuron, in logits."),
+    number("by_query", "Part by the query."), number("by_key", "Part by the key."),
+    number("position_part", "Their sum."),
+    number("contribution", "Contribution in the run."),
+    number("contribution_centred", "Centred contribution in the run."),
+    number("eta_squared", "Eta squared in the run."),
+    number("sd_of_positions", "Standard deviation of the neuron's means by position."),
+    number("sd_of_steps", "The same of the differences of neighbouring positions."),
+), optional=True)  # fmt: skip
+
+
+def _held(of: str, what: str) -> tuple[Column, ...]:
+    """Return a measure with neurons held at their mean, beside drawn sets."""
+    return (
+        number(of, f"{what} in the intact model."),
+        number(f"{of}_held", "The same with the neurons held at their mean."),
+        number(f"{of}_random", "The same, mean of random sets."),
+        number(f"{of}_random_p", "p-value beside them, by rank."),
+        number(f"{of}_matched", "The same, mean of sets matched in standard deviation."),
+        number(f"{of}_matched_p", "p-value beside them, by rank."),
+    )
+
+
+POSITION_REMOVAL = Schema("position_removal", "a row per position head, ranking and number of neurons", (
+    block(), HEAD, _OFFSET,
+    text("ranking", "Ranking whose first neurons are held."),
+    whole("k", "Number of neurons."), text("neurons", "The neurons."),
+    *_held("contrast", "Logits by which the word at the offset stands out"),
+    *_held("word_mass", "Attention at the offset among words"),
+), optional=True)  # fmt: skip
+
+SCHEMAS = (
+    HEADS, ATTENTION_LAYERS, ATTENTION_CLASSES, ROLLOUT, SIMILARITY, RELATIONS, HEAD_RELATIONS, TREES, ROLES, CHANGE,
+    FUSION, POSITION_HEADS, POSITION_NEURONS, POSITION_REMOVAL,
+)  # fmt: skip
 
 
 class Attention(Study):
     """What the heads of a model do."""
 
     name, kind, title = "attention", "survey of attention heads", "Attention heads"
-    function = "probing.studies.attention.command:attention"
+    function = "probing.studies.attention:attention"
     in_several_processes = True
     schemas = SCHEMAS
     page = "attention.md"
@@ -50,7 +453,7 @@ class Attention(Study):
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""
-        from probing.page.sources import model_name
+        from probing.page.charts import model_name
 
         return f"attention heads of {model_name(made.config)}"
 
@@ -67,4 +470,4 @@ class Attention(Study):
         return terms_of_survey(made)
 
 
-ATTENTION = Attention()
+STUDY = Attention()

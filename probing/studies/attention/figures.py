@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.cache import Request
-from probing.cache.tokens import count_words
-from probing.figures.style import (
+from probing.activations import Request
+from probing.heads import write_examples
+from probing.heads.example_sentences import examples_of
+from probing.heads.rows import Rows
+from probing.heads.subject import Subject
+from probing.results import two_decimals, without_nan
+from probing.runs.call import Measured
+from probing.tables import change
+from probing.tables.change import FUSIONS
+from probing.tables.figures import (
     BLUE,
     GREY,
     ORANGE,
@@ -23,22 +30,15 @@ from probing.figures.style import (
     spaced_layers,
     write_drawings,
 )
-from probing.heads.example_maps import write_examples
-from probing.heads.example_sentences import examples_of
-from probing.heads.rows import Rows
-from probing.heads.subject import Subject
-from probing.results.schema import two_decimals, without_nan
-from probing.runs.call import Measured
-from probing.tables import change
-from probing.tables.change import FUSIONS
 from probing.tables.heads import CLASSES, LETTERS, SPECIAL, finds_relation, name_of, of_all_maps, of_heads, of_measure
 from probing.tables.position_heads import examined_heads
+from probing.text.tokens import count_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from probing.heads.example_maps import Examples
+    from probing.heads import Examples
 
 # Labels of layers that fit side by side in a panel.
 _LABELS = 6

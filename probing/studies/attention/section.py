@@ -7,14 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 from unicodedata import east_asian_width
 
-from probing.heads.example_maps import Example, read_examples
-from probing.page.heads import HEAD, HeadMeasure, Place, Survey, cell_of, head_id, head_map, head_measures, places, told
+from probing.heads import Example, read_examples
+from probing.page.charts import (
+    HEAD,
+    HeadMeasure,
+    Place,
+    Survey,
+    cell_of,
+    head_id,
+    head_map,
+    head_measures,
+    model_name,
+    places,
+    told,
+)
 from probing.page.run import script_data
-from probing.page.sources import model_name
-from probing.results.rows import Html, element, joined, table
-from probing.results.schema import count, interval
+from probing.results import Html, count, element, interval, joined, table
+from probing.runs import Result, SectionPlace, Terms, folded
 from probing.runs.checks import leaves_out_first
-from probing.runs.study import Result, SectionPlace, Terms, folded
 from probing.tables.heads import finds_relation, name_of
 
 # Width of a letter, of a wide one and of the room between words; distances of arcs from the line of the words.

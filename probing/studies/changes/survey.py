@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from probing.cache.source import ActivationSource
-from probing.cache.store import ActivationStore
-from probing.corpus import Corpus, load_corpus
+from probing.activations.source import ActivationSource
+from probing.activations.store import ActivationStore
 from probing.errors import UserError
 from probing.heads.accumulation import accumulate
 from probing.heads.change import (
@@ -32,15 +31,17 @@ from probing.heads.change import (
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
 from probing.heads.subject import Checkpoint, Subject, check_comparable
-from probing.results.schema import count, without_nan
-from probing.runs.loading import load_run
+from probing.page.charts import Line, Up, line_chart
+from probing.results import Html, count, element, without_nan
+from probing.runs import Result, framed, section_of
+from probing.runs.call import Measured
+from probing.runs.loading import CHECKPOINTS, Tuned, checkpoint_name, load_run
 from probing.runs.places import texts_of
-from probing.runs.tuned import CHECKPOINTS, Tuned, checkpoint_name
-from probing.runtime.machine import drop_garbage
+from probing.runtime import drop_garbage
 from probing.runtime.progress import note, stage
 from probing.runtime.terminal import silence
+from probing.statistics import common_share, times, welch
 from probing.statistics.chance import holm
-from probing.statistics.intervals import common_share, times, welch
 from probing.studies.changes.tables import (
     LEVEL,
     MAPS,
@@ -52,17 +53,22 @@ from probing.studies.changes.tables import (
     PUBLISHED,
     SPECIAL_MASS,
     STATES,
+    Row,
+    measures_of,
 )
 from probing.studies.series.measures import MEASURES as SERIES_MEASURES
 from probing.studies.series.measures import Document, How, Text, kept, key_of
+from probing.tables.figures import BLUE, GREEN, GREY, USUAL, from_zero, name_layers, write_drawings
 from probing.tables.heads import SPECIAL, of_measure
+from probing.text import Corpus, load_corpus
 
-# --------------------------------------------------------------------------------------------------------------------
-# How far the hidden states of two checkpoints are from each other, on the same tokens, by three distances.
-# --------------------------------------------------------------------------------------------------------------------
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Rows in one product.
 _ROWS = 4096
+
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -170,10 +176,6 @@ class _Sums:
         )
         return cross / (own[0] * own[1]) ** 0.5 if own[0] * own[1] > 0 else float("nan")
 
-
-# --------------------------------------------------------------------------------------------------------------------
-# What is measured of each checkpoint, and of pairs of checkpoints, layer by layer; each is kept in the cache.
-# --------------------------------------------------------------------------------------------------------------------
 
 Rows = list[dict[str, Any]]
 
@@ -312,12 +314,9 @@ def check_members(
         drop_garbage()
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The start and the checkpoints that were tuned from it: those of a run of `finetune`, or those that a user names.
-# --------------------------------------------------------------------------------------------------------------------
-
 # With which checkpoint one is compared, in tables, where it is the start.
 START = "start"
+
 # From which weights a checkpoint was tuned, as `finetune` names it: the pretrained model, on true or shuffled labels.
 TRUE, SHUFFLED = "pretrained", "shuffled"
 
@@ -558,11 +557,6 @@ def _by_seed(rows: Sequence[Mapping[str, Any]], start: str) -> list[float]:
     return [float(np.mean([row["change"] for row in own if row["seed"] == seed])) for seed in seeds]
 
 
-# --------------------------------------------------------------------------------------------------------------------
-# The text on which checkpoints are compared.
-# --------------------------------------------------------------------------------------------------------------------
-
-
 def text_of(corpus: Any, family: Family, most: int, seed: int, say: Callable[[str], None]) -> Corpus:
     """Return the text: what is given, or that of the run, or the built-in one; at most so many sentences of it.
 
@@ -590,3 +584,120 @@ def text_of(corpus: Any, family: Family, most: int, seed: int, say: Callable[[st
         say(f"{most} of {len(found.sentences):,} sentences are read (--sentences)")
         found = found.subset(sorted(drawn.tolist()))
     return replace(found, n_repeated=0, relabelled={}, n_without_text=0)
+
+
+# Panels side by side.
+_COLUMNS = 3
+
+# A line of each of these, with its look.
+GROUPS = {
+    ("pretrained", True): ("tuned, and start", BLUE, "o"),
+    ("shuffled", True): ("labels shuffled, and start", GREEN, "s"),
+    ("pretrained", False): ("two seeds", GREY, "^"),
+}
+
+
+def measured(
+    tables: Mapping[str, Sequence[Row]], family: Family, start: ActivationSource,
+    sources: Mapping[str, ActivationSource], text: Text,
+) -> Measured:  # fmt: skip
+    """Return what is written of a run.
+
+    Args:
+        tables: Rows by the name of their table.
+        family: The start and its checkpoints.
+        start: The start.
+        sources: The checkpoints by name.
+        text: What they read.
+    """
+    corpus = text.corpora[0]
+    results = {
+        "start": {"name": start.model.name, "fingerprint": start.model.fingerprint()},
+        "checkpoints": {name: {"fingerprint": one.model.fingerprint()} for name, one in sources.items()},
+        "n_seeds": {group: len({one.seed for one in family.of(group)}) for group in (TRUE, SHUFFLED)},
+        "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
+    }
+
+    def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
+        folder.mkdir(exist_ok=True)
+        return write_figures(folder, tables, start.model.short_name, formats)
+
+    return Measured(tables, results, draw=draw)
+
+
+def write_figures(
+    folder: Path, tables: Mapping[str, Sequence[Row]], model: str, formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw the changes by layer, in some formats, and return the paths of the files."""
+    return write_drawings(folder, {"changes": lambda figure: curves(figure, tables, model)}, formats)
+
+
+def curves(figure: Figure, tables: Mapping[str, Sequence[Row]], model: str) -> None:
+    """Draw a panel for each measure, with a point for each checkpoint and layer, and lines of their means."""
+    shown = measures_of(tables)
+    height, width = -(-len(shown) // _COLUMNS), min(len(shown), _COLUMNS)
+    figure.set_size_inches(2.9 * width + 0.6, 2.4 * height + 0.7)
+    for i, name in enumerate(shown):
+        axes = figure.add_subplot(height, width, i + 1)
+        _draw(axes, [row for row in tables["checkpoint_changes"] if row["measure"] == name])
+        axes.set_title(MEASURES[name].words)
+        axes.set_ylabel("distance" if MEASURES[name].is_distance else "change")
+        if MEASURES[name].is_distance:
+            from_zero(axes)
+        else:
+            axes.axhline(0, color=GREY, lw=0.6)
+    named = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=3)
+    figure.suptitle(f"{model}: what tuning changes, by layer", fontsize=9, x=0.01, ha="left")
+
+
+def grouped(rows: Sequence[Row]) -> dict[tuple[str, bool], dict[int, list[float]]]:
+    """Return the changes of one measure by group and layer, a value for each checkpoint or pair."""
+    found: dict[tuple[str, bool], dict[int, list[float]]] = {}
+    for row in rows:
+        key = (row["start"], row["against"] == "start")
+        change = row.get("change")
+        if key in GROUPS and isinstance(change, float):
+            is_size = key[1] or MEASURES[row["measure"]].is_distance
+            found.setdefault(key, {}).setdefault(row["layer"], []).append(change if is_size else abs(change))
+    return found
+
+
+def _draw(axes: Axes, rows: Sequence[Row]) -> None:
+    for key, by_layer in grouped(rows).items():
+        label, color, marker = GROUPS[key]
+        layers = sorted(by_layer)
+        axes.plot(layers, [sum(by_layer[k]) / len(by_layer[k]) for k in layers], color=color, lw=1.2, label=label)
+        for layer in layers:
+            axes.plot([layer] * len(by_layer[layer]), by_layer[layer], marker, ms=2.5, color=color, alpha=0.7)
+    name_layers(axes, sorted({row["layer"] for row in rows}))
+
+
+def changes_section(made: Result, anchor: str) -> Html:
+    """Return the sentences, a chart for each measure, and the tables.
+
+    Args:
+        made: The results of `changes`.
+        anchor: What the section is linked by.
+    """
+    shown = [*made.tables(), *made.study.more_tables(made)]
+    return section_of(
+        made,
+        anchor,
+        element("div", *(_chart(made, name) for name in measures_of(made.by_name)), class_="panels"),
+        *framed(shown),
+    )
+
+
+def _chart(made: Result, name: str) -> Html:
+    """Return the means of a measure by layer, with the range of all checkpoints."""
+    lines = []
+    for key, by_layer in grouped([row for row in made.checkpoint_changes if row["measure"] == name]).items():
+        layers = sorted(by_layer)
+        means = [sum(by_layer[layer]) / len(by_layer[layer]) for layer in layers]
+        lines.append(Line(GROUPS[key][0], layers, means, [(min(by_layer[k]), max(by_layer[k])) for k in layers]))
+    title = f"Change of {MEASURES[name].words} by layer: mean, and range of all checkpoints"
+    ends = [end for line in lines for range_ in line.ranges if range_ for end in range_]
+    up = Up.of(ends, MEASURES[name].is_distance)
+    return element("figure", element("figcaption", title), line_chart(lines, title, up=up))

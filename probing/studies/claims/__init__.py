@@ -2,24 +2,468 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
-from probing.results.rows import Html
-from probing.runs.study import Result, SectionPlace, Study
-from probing.studies.claims import tables as claims
-from probing.studies.claims.tables import CLAIMS
+from probing.cli.commandline import configured
+from probing.cli.option_types import Wandb, defaults
+from probing.cli.options import WandbOptions, as_options
+from probing.errors import UserError
+from probing.results import Child, Column, Html, Schema, count, element, ends, number, table, text, whole
+from probing.runs import Result, SectionPlace, Study, study_of
+from probing.runs.call import Call, Measured
+from probing.runs.folder import RunFolder
+from probing.runs.loading import load_run
+from probing.runtime import quiet_libraries, terminal
+from probing.runtime.processes import interrupt_behind
+from probing.runtime.progress import BRIEF, Cost, expect
+from probing.studies.claims.claim import Paper
+from probing.text import load_corpus
 
-# --------------------------------------------------------------------------------------------------------------------
-# The study of `reproduce`.
-# --------------------------------------------------------------------------------------------------------------------
+Row = Mapping[str, Any]
+
+VERDICTS = ("confirmed", "not confirmed", "unclear", "analogue", "not testable here")
+
+NOT_TESTABLE = "not testable here"
+
+
+def short_number(value: float) -> str:
+    """Return a number with as many decimals as tell something."""
+    if float(value).is_integer() and abs(value) < 1e6:
+        return f"{int(value)}"
+    return f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
+
+
+def measured_text(row: Row) -> str:
+    """Return what was measured with its interval, if it has one."""
+    if "measured" not in row:
+        return ""
+    between = ends(row)
+    has_width = between is not None and between[0] != between[1]
+    return short_number(row["measured"]) + (
+        f" ({short_number(between[0])} to {short_number(between[1])})" if between and has_width else ""
+    )
+
+
+def control(row: Row) -> str:
+    """Return the control with its range, where there are these."""
+    value = short_number(row["control"]) if "control" in row else ""
+    return value + (f" ({row['control_criterion']})" if "control_criterion" in row else "")
+
+
+def expected(criterion: str) -> tuple[float, float]:
+    """Return both ends of the range that a criterion stands for, infinite where it has none."""
+    sign, _, end = criterion.partition(" ")
+    if " to " in criterion:
+        low, high = criterion.split(" to ")
+        return float(low), float(high)
+    return -math.inf if "<" in sign else float(end), math.inf if ">" in sign else float(end)
+
+
+def outcome(row: Row) -> str:
+    """Return the verdict; of an analogue, also whether the criterion is met."""
+    said = {"yes": "criterion met", "no": "criterion not met", "unclear": "unclear"}
+    return row["verdict"] + (f": {said[row['met']]}" if row["verdict"] == "analogue" else "")
+
+
+def tables(rows: Sequence[Row]) -> list[Any]:
+    """Return the tables of the terminal: the claims that were measured, and the others by what they need."""
+    from probing.runtime.terminal import plain_table
+
+    found = [_measured_table(model, rows) for model in dict.fromkeys(row["model"] for row in rows)]
+    missing = plain_table("Claims that are not testable here, by what that needs")
+    for heading in ("needs", "models", "claims"):
+        missing.add_column(heading)
+    for lacking, (models, ids) in by_lack(rows).items():
+        missing.add_row(lacking, ", ".join(models), ranges(ids))
+    return [table for table in (*found, missing) if table.row_count]
+
+
+def _measured_table(model: str, rows: Sequence[Row]) -> Any:
+    """Return what was measured of a model."""
+    from probing.runtime.terminal import plain_table
+
+    here = [row for row in rows if row["model"] == model and "measured" in row]
+    is_other = any(row["verdict"] == "analogue" for row in here)
+    said = "none of the paper's models: analogues, and whether they meet the criterion" if is_other else "verdicts"
+    table = plain_table(f"{model}, {said}")
+    for heading in ("id", "claim", "measured", "by the claim", "control", "met" if is_other else "verdict"):
+        table.add_column(heading)
+    for row in here:
+        last = row["met"] if is_other else row["verdict"]
+        table.add_row(str(row["id"]), row["claim"], measured_text(row), row["criterion"], control(row), last)
+    return table
+
+
+def plan_tables(planned: Any) -> list[Any]:
+    """Return what is to be run as rich tables: the runs of each model, and the models of which nothing can be run.
+
+    Args:
+        planned: The `probing.studies.claims.session.Plan`.
+    """
+    from probing.runtime.terminal import plain_table
+
+    to_run = planned.to_run
+    total, size = sum(one.seconds for one in to_run), planned.n_bytes
+    runs = plain_table(
+        f"{count(len(to_run), 'run')} to make: about {_minutes(total)} with nothing else on this machine, and "
+        f"{size / 1e9:.2f} GB of activations added to the cache"
+    )
+    for heading in ("model", "run", "is there", "about"):
+        runs.add_column(heading, overflow="fold")
+    for model, needs in planned.models.items():
+        for one in needs:
+            there = f"needs {one.need.lacking}" if one.need.lacking else str(one.there or "to be made")
+            runs.add_row(model, one.need.line, there, _minutes(one.seconds) if one in to_run else "")
+    missing = plain_table("Models of which nothing is run")
+    for heading in ("model", "needs"):
+        missing.add_column(heading, overflow="fold")
+    for model, why in planned.lacking.items():
+        missing.add_row(model, why)
+    return [table for table in (runs, missing) if table.row_count]
+
+
+def _minutes(seconds: float) -> str:
+    return f"{max(1, round(seconds / 60))} min" if seconds else "0 min"
+
+
+def conclusions(rows: Sequence[Row], title: str) -> list[str]:
+    """Return how many claims have each verdict, in a sentence for each kind of models."""
+    own = [row for row in rows if row["verdict"] != "analogue"]
+    lines = []
+    if own:
+        n_each = {
+            verdict: sum(row["verdict"] == verdict for row in own) for verdict in VERDICTS if verdict != "analogue"
+        }
+        said = ", ".join(f"{n} {verdict}" for verdict, n in n_each.items() if n)
+        lines.append(f"{title}: of {count(len(own), 'verdict')}, {said}.")
+    for model in dict.fromkeys(row["model"] for row in rows if row["verdict"] == "analogue"):
+        here = [row for row in rows if row["model"] == model and row["verdict"] == "analogue"]
+        met, not_met, unclear = (sum(row["met"] == said for row in here) for said in ("yes", "no", "unclear"))
+        lines.append(
+            f"{model} is none of the paper's models, so that nothing follows for the paper: of "
+            f"{count(len(here), 'analogue')}, {met} meet the criterion and {not_met} do not; unclear: {unclear}."
+        )
+    return lines
+
+
+def markdown(rows: Sequence[Row], title: str) -> str:
+    """Return the table to paste into a page."""
+    head = (
+        "id",
+        "claim",
+        "where",
+        "model",
+        "published",
+        "measured (95% interval)",
+        "by the claim",
+        "control",
+        "verdict",
+    )
+    lines = [head, ("---",) * len(head), *_cells(rows)]
+    return f"{title}\n\n" + "".join(f"| {' | '.join(map(_plain, cells))} |\n" for cells in lines)
+
+
+def _cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    for row in rows:
+        said = outcome(row) + (f": {row['lacking']}" if row.get("lacking") else "")
+        yield (
+            str(row["id"]), row["claim"], row["where"], row["model"], row["published"], measured_text(row),
+            row.get("criterion", ""), control(row), said,
+        )  # fmt: skip
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def by_lack(rows: Sequence[Row]) -> dict[str, tuple[list[str], list[int]]]:
+    """Return what claims that are not testable need, with the models and the numbers of the claims."""
+    found: dict[str, tuple[list[str], list[int]]] = {}
+    for row in rows:
+        if row["verdict"] == NOT_TESTABLE:
+            models, ids = found.setdefault(row.get("lacking", ""), ([], []))
+            models += [row["model"]] if row["model"] not in models else []
+            ids += [row["id"]] if row["id"] not in ids else []
+    return found
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return numbers as `--claims` takes them, such as 1-3, 5."""
+    found: list[list[int]] = []
+    for one in sorted(numbers):
+        if found and one == found[-1][1] + 1:
+            found[-1][1] = one
+        else:
+            found.append([one, one])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+CLAIMS = Schema("claims", "a row per claim and model", (
+    whole("id", "Number of the claim."),
+    text("claim", "What is claimed."),
+    text("where", "Where in the paper.", may_be_empty=True),
+    text("published", "What the paper reports."),
+    text("model", "The model."),
+    Column("measured", float, "What was measured; low, high: its 95% interval.", form=".3f", interval=""),
+    number("control", "The same of the control."),
+    text("verdict", "confirmed, not confirmed, unclear, not testable here or analogue."),
+    text("command", "Command that repeats the measurement."),
+    text("met", "Of an analogue: whether it meets the criterion, yes, no or unclear."),
+    text("measure", "Name of the measure."),
+    text("criterion", "Range in which the claim holds."),
+    text("control_criterion", "Range of the control in which it holds."),
+    text("neurons", "Neurons that it is about."),
+    text("lacking", "What is lacking where it cannot be tested."),
+    number("published_value", "Published value, where it is on the scale of what is measured."),
+))  # fmt: skip
+
+WIDTH, HEIGHT = 180, 22
+
+INSET = 6
+
+# The share of the axis that lies beyond the outermost point on either side.
+_BEYOND = 0.08
+
+
+def range_axis(
+    value: float, interval: Sequence[float], expected: Sequence[float], other: float | None, title: str
+) -> Html:  # fmt: skip
+    """Return the axis: a band for the expected range, a bar and a dot for the value, a tick for the other value.
+
+    Args:
+        value: The value.
+        interval: Both ends of its interval.
+        expected: Both ends of the range in which it is expected; infinite where it has none.
+        other: The other value, if there is one.
+        title: Description for readers who do not see it.
+    """
+    finite = [end for end in expected if math.isfinite(end)]
+    points = [value, *interval, *finite, *([other] if other is not None else [])]
+    low, high = min(points), max(points)
+    beyond = _BEYOND * (high - low) or abs(low) or 1.0
+    low, high = low - beyond, high + beyond
+
+    def x(point: float) -> float:
+        return round(INSET + (WIDTH - 2 * INSET) * (min(max(point, low), high) - low) / (high - low), 2)
+
+    left, right = (x(end) for end in expected)
+    middle = HEIGHT / 2
+    tick = element("path", d=f"M{x(other):g} 3V{HEIGHT - 3}", class_="typical") if other is not None else None
+    return element(
+        "svg",
+        element("title", title),
+        element("path", d=f"M{INSET} {middle:g}H{WIDTH - INSET}", class_="grid"),
+        element("rect", x=left, y=4, width=max(right - left, 2.0), height=HEIGHT - 8, class_="expected"),
+        element("path", d=f"M{x(interval[0]):g} {middle:g}H{x(interval[1]):g}", class_="line"),
+        element("circle", cx=x(value), cy=middle, r=3.5, class_="dot"),
+        tick,
+        class_="range-axis", role="img", viewBox=f"0 0 {WIDTH} {HEIGHT}", width=WIDTH, height=HEIGHT,
+    )  # fmt: skip
+
+
+def claims_section(made: Result, anchor: str) -> Html:
+    """Return the sentences, a table of each model's claims, and what the others need.
+
+    Args:
+        made: The results of `reproduce`.
+        anchor: What the section is linked by.
+    """
+    rows = made.claims
+    there = [row for row in rows if row["verdict"] != NOT_TESTABLE]
+    models = dict.fromkeys(row["model"] for row in there)
+    return element(
+        "section",
+        element("h2", made.study.heading(made)),
+        *(element("p", sentence) for sentence in conclusions(rows, made.results["title"])),
+        *(_of_model(model, [row for row in there if row["model"] == model]) for model in models),
+        _missing(rows),
+        id=anchor,
+    )
+
+
+def _of_model(model: str, rows: Sequence[Row]) -> Html:
+    caption = (
+        f"{model}: the measured value (dot, with its interval), the range in which it is by the claim (band), and the "
+        "published value (tick) where it is on the same scale. Below each claim, the commands that repeat it."
+    )
+    head = ["id", "claim", "verdict", "", "measured", "by the claim", "published", "control"]
+    body: list[list[Child]] = []
+    for row in rows:
+        after = (measured_text(row), row["criterion"], row["published"], control(row))
+        body.append([row["id"], _claim(row), _narrow(outcome(row)), _axis(row), *map(_narrow, after)])
+    return element("figure", element("figcaption", caption), table(head, body))
+
+
+def _claim(row: Row) -> Html:
+    commands = [element("pre", element("code", line)) for line in str(row.get("command", "")).split(" && ") if line]
+    about = f"{row['where']}; neurons {row['neurons']}" if "neurons" in row else row["where"]
+    folded = element("details", element("summary", about), *commands) if commands else element("small", about)
+    return element("div", row["claim"], folded, class_="claim")
+
+
+def _narrow(text: str) -> Html:
+    return element("div", text, class_="said")
+
+
+def _axis(row: Row) -> Child:
+    low, high = expected(row["criterion"])
+    published = row.get("published_value")
+    told = f", published {published:g}" if published is not None else ""
+    title = f"measured {measured_text(row)}, by the claim {row['criterion']}{told}"
+    return range_axis(row["measured"], ends(row) or (row["measured"], row["measured"]), (low, high), published, title)
+
+
+def _missing(rows: Sequence[Row]) -> Html | None:
+    body = [[lacking, ", ".join(models), ranges(ids)] for lacking, (models, ids) in by_lack(rows).items()]
+    if not body:
+        return None
+    return element(
+        "figure", element("figcaption", "Claims that are not testable here"), table(["needs", "models", "claims"], body)
+    )
+
+
+def measured_claims(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping[str, Any]) -> Measured:
+    """Return what is written of the claims.
+
+    Args:
+        rows: The table of claims.
+        paper: The paper.
+        used: Of each model, the folders of the runs that were read, by their names.
+    """
+
+    def write(folder: Path) -> list[Path]:
+        path = folder / "claims.md"
+        path.write_text(markdown(rows, paper.title), encoding="utf-8")
+        return [path]
+
+    results = {"paper": paper.name, "title": paper.title, "runs": dict(used)}
+    return Measured({"claims": rows}, results, write=write)
+
+
+# The commands whose runs claims may need.
+COMMANDS = ("fit", "geometry", "attention", "disable", "hierarchy", "cloze", "wic", "sts", "pretrain", "finetune")
+
+# The options that name data which files of claims ask for.
+DATA = ("other_corpus", "third_corpus", "wic", "sts", "static", "labels", "pairs", "roles", "untuned", "cloze")
+
+
+@configured
+def reproduce(
+    config: dict[str, Any],
+    paper: str | None = None, models: str | list[str] | None = None, claims: int | str | list[int | str] = "all",
+    corpus: str = "builtin", other_corpus: str | None = None, third_corpus: str | None = None,
+    wic: str | None = None, sts: str | None = None, static: str | None = None, labels: str | None = None,
+    pairs: str | None = None, roles: str | None = None, untuned: str | None = None, cloze: str | None = None,
+    dry_run: bool = False, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    wandb: Wandb = WandbOptions(),
+) -> Result | None:  # fmt: skip
+    """Measure what a paper claims on the models at hand, and give a verdict on each claim.
+
+    Args:
+        paper: The paper: bertology, kovaleva2019, luo2021 or shi2022; may be given without --paper.
+        models: Models to measure: aliases, hub ids or local folders, as for --model; NAME=FOLDER says that a folder
+            holds a model of the paper, such as bert=FOLDER; pretrain-tiny and pretrain-base are encoders that are
+            trained here, with position embeddings and without. By default the built-in model and those models of the
+            paper that are on this machine; other models of the paper are downloaded if you name them. For a model that
+            is not one of the paper's, the table says analogue and gives no verdict on the paper.
+        claims: Numbers of the claims, such as 19-28,31; all by default.
+        other_corpus: Another text, given like --corpus, for claims about held-out text and about several texts.
+        third_corpus: A third text, for claims about several texts.
+        wic: Folder of the WiC data set, for claims about word senses, given as to `wic`.
+        sts: Folder with STS12 to STS16, STS-B and SICK, for claims about similarity, given as to `sts`.
+        static: File of word vectors in GloVe's format, for claims about static vectors.
+        labels: Sentences with labels, such as SST-2, for claims about supervised tasks and tuned models: a table, a
+            .jsonl file or a data set, as for `fit --task sentence_label`; without it, models are tuned to tell the
+            position of a token from the end of its sentence.
+        pairs: File of pairs of sentences, for claims about heads that read two sentences, given as to `attention`.
+        roles: Role links, for claims about semantic roles, given as to `attention`; without them, the subjects and
+            objects of a treebank are taken.
+        untuned: Pretrained model from which the models were fine-tuned, for claims about what fine-tuning changes,
+            given as --against to `attention`; without it, the models are tuned here.
+        cloze: File of pairs of words at a mask, for claims about negation and agreement, given as to `cloze`; without
+            it, the forty pairs that come with the program.
+        dry_run: Only say which runs are needed and which of them are there, with an estimate of time and disk.
+        runs: Folder of runs. Runs with the same settings that are in it are read, and the others are made there.
+        name: Name of the table's folder; PAPER-YYYYMMDD-HHMMSS by default.
+
+    Returns:
+        The table of claims; None for a dry run.
+    """
+    from probing.studies.claims.claim import chosen_claims, read_paper
+    from probing.studies.claims.measures import MEASURES
+    from probing.studies.claims.planning import Given, split_models
+
+    paper = _checked(paper, corpus, other_corpus, third_corpus, labels, pairs, roles)
+    wanted = chosen_claims(claims, of := read_paper(paper, MEASURES))
+    wandb = as_options(WandbOptions, wandb, "wandb")
+    call = Call.of(study_of("reproduce"), config, name, replace(wandb, group=wandb.group or paper))
+    text, named = load_corpus(corpus), None if models is None else split_models(models)
+    with quiet_libraries():
+        from probing.studies.claims.planning import rows_of
+        from probing.studies.claims.session import carry_out, plan
+
+        given = Given(corpus, {name: config[name] for name in DATA} | {"size": None})
+        usual = {name: defaults(study_of(name).command) for name in COMMANDS}
+        planned = plan(of, wanted, named, given, text, usual, call.place, call.cached if dry_run else None)
+        if dry_run:
+            terminal.show(*plan_tables(planned))
+            return None
+        common = {"runs": runs, "cache": str(call.cached), "quiet": quiet, "wandb": replace(call.wandb, name=None)}
+        expect([*(Cost("run", one.seconds) if one.seconds else None for one in planned.to_run), BRIEF])
+        with _continuable(call.place):
+            made, folders = carry_out(planned, partial(_make, common), load_run, call.say)
+        call.watch.end("run")
+        rows = rows_of(wanted, made, of)
+        config["models"] = list(planned.models)
+        folder = RunFolder(call.place, name, paper, figures=False)
+        return call.write_into(folder, lambda _: measured_claims(rows, of, folders))
+
+
+def _checked(paper: str | None, *texts: str | None) -> str:
+    """Return the name of the paper; refuse none, and texts that several runs could not read."""
+    from probing.studies.claims.claim import papers
+
+    if not paper:
+        raise UserError(f"`reproduce` takes a paper: {', '.join(papers())}.")
+    if "-" in texts:
+        raise UserError("`-`: several runs read the text, and standard input can be read only once; give a file.")
+    return paper
+
+
+@contextlib.contextmanager
+def _continuable(place: Path) -> Iterator[None]:
+    """Say after an interrupt how to go on."""
+    try:
+        yield
+    except BaseException as error:
+        if interrupt := interrupt_behind(error):
+            left = f"finished runs are in {place}, and the same command goes on with the others"
+            raise type(interrupt)("; ".join([*map(str, interrupt.args), left])) from None
+        raise
+
+
+def _make(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Path:
+    """Make a run of a command and return its folder; its tables are on disk and not shown."""
+    function = study_of(name).command
+    own = defaults(function)
+    with contextlib.redirect_stdout(io.StringIO()):
+        made = function(**{**{option: value for option, value in common.items() if option in own}, **options})
+    folder: Path = made.folder
+    return folder
 
 
 class Reproduce(Study):
     """What a paper claims, measured on the models at hand."""
 
     name, kind, title = "reproduce", "reproduction of a paper", "Claims of a paper"
-    function = "probing.studies.claims.command:reproduce"
+    function = "probing.studies.claims:reproduce"
     schemas = (CLAIMS,)
     page = "reproduce.md"
     artifact = "reproduction"
@@ -29,11 +473,11 @@ class Reproduce(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the claims."""
-        return claims.tables(made.claims)
+        return tables(made.claims)
 
     def conclusions(self, made: Result) -> list[str]:
         """Return how many claims have each verdict."""
-        return claims.conclusions(made.claims, made.results["title"])
+        return conclusions(made.claims, made.results["title"])
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""
@@ -41,9 +485,7 @@ class Reproduce(Study):
 
     def section(self, made: Result, place: SectionPlace) -> Html:
         """Return a row for each claim, with the published and the measured value on one axis."""
-        from probing.studies.claims.tables import claims_section
-
         return claims_section(made, place.anchor)
 
 
-REPRODUCE = Reproduce()
+STUDY = Reproduce()

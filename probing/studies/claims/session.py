@@ -8,18 +8,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from probing.cache.source import ActivationSource, Reading, Speed
+from probing.activations.source import ActivationSource, Reading, Speed
 from probing.cli.options import ProbeOptions, as_options
-from probing.corpus import Corpus, from_sentences, load_corpus
-from probing.corpus.splits import read_pairs, splits_of
-from probing.data.control_names import chosen_controls
-from probing.data.controls import READ_AGAIN
+from probing.data import chosen_controls
 from probing.data.labelling import choose_classes, class_of_tokens
-from probing.disabling.probed_task import UNITS
+from probing.data.module import READ_AGAIN
 from probing.errors import UserError, about_option, as_clause
+from probing.interventions.probed_task import UNITS
 from probing.models import ALIASES, load_config, resolve_model
 from probing.models.source import ModelSource, is_downloaded
-from probing.runtime.machine import drop_garbage
+from probing.runtime import drop_garbage
 from probing.runtime.progress import remark, stage
 from probing.studies.claims.claim import Claim, Paper, kinds_of
 from probing.studies.claims.planning import (
@@ -37,10 +35,11 @@ from probing.studies.claims.planning import (
 )
 from probing.studies.cloze import predictor as minimal_pairs
 from probing.studies.disable.weights import N_FILES, N_RANDOM
-from probing.studies.finetune.options import STARTS, TuningOptions
+from probing.studies.finetune.tables import STARTS, TuningOptions
 from probing.studies.fit.estimate import Probes
 from probing.studies.pretrain.tables import EncoderOptions, Size, TrainingOptions, chosen_recipe
-from probing.tasks import load_task
+from probing.text import Corpus, from_sentences, load_corpus, read_pairs, splits_of
+from probing.text.tasks import load_task
 
 # --------------------------------------------------------------------------------------------------------------------
 # Estimates, made before a model reads anything, of the time that the runs for claims take.

@@ -5,19 +5,66 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from probing.runs.study import Result, Study, Terms
+from probing.cli.commandline import configured
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Model, Source, Tokenizer, Wandb
+from probing.cli.options import WandbOptions
+from probing.errors import out_of_range
+from probing.models import find_model
+from probing.runs import Result, Study, Terms, study_of
+from probing.runs.call import Call
+from probing.runtime import quiet_libraries
 from probing.studies.cloze import tables
+from probing.text import load_corpus
 
-# --------------------------------------------------------------------------------------------------------------------
-# The study of `cloze`.
-# --------------------------------------------------------------------------------------------------------------------
+
+@configured
+def cloze(
+    config: dict[str, Any],
+    file: str | None = None, model: Model = "minilm", revision: str | None = None, corpus: Source | None = None,
+    tokens: int = 20_000, max_length: int | None = None, batch_tokens: int | None = None, seed: int = 0,
+    runs: str = "runs", name: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result:  # fmt: skip
+    """Ask a masked language model for the likelier of two words, and measure its loss in text that was changed.
+
+    Args:
+        file: File of word pairs, one per line: the text with [MASK], the better word, the worse word and a group,
+            separated by tabs; may be given without `--file`. builtin stands for the forty pairs that come with the
+            program; they are also used if neither --file nor --corpus is given.
+        corpus: Text to change: builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv, .jsonl;
+            also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input. Names and nouns are replaced in
+            .conllu files.
+        tokens: Maximum number of tokens of the corpus that are read; if it has more, sentences are drawn at random.
+        batch_tokens: Maximum number of tokens in one forward pass, padding included.
+        seed: Seed of every random draw: sentences, masked words, orders, and words that replace others.
+        name: Name of this run; MODEL-cloze-YYYYMMDD-HHMMSS by default.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
+            are accepted.
+
+    Returns:
+        What was found.
+    """
+    call = Call.of(study_of("cloze"), config, name, wandb, out_of_range("tokens", tokens, 1))
+    with quiet_libraries():
+        from probing.studies.cloze.predictor import BUILTIN, Asked, Predictor, measured, read_pairs, survey
+
+        file = BUILTIN if file is None and corpus is None else file
+        pairs, n_repeated = ([], 0) if file is None else read_pairs(file)
+        text = None if corpus is None else load_corpus(corpus)
+        predictor = Predictor.of(find_model(model, revision, tokenizer), trainer or {})
+        if n_repeated:
+            call.say(f"{file}: {n_repeated} repeated pairs were left out")
+        asked = Asked(pairs, f"cloze {file}", text, tokens, max_length, batch_tokens, seed)
+        call.expect(bool(pairs) + (text is not None))
+        found = survey(predictor, asked, call.say)
+        return call.write(predictor.source, lambda folder: measured(found, predictor.source))
 
 
 class Cloze(Study):
     """What a model predicts at masks, and what it loses in changed text."""
 
     name, kind, title = "cloze", "predictions at masks", "At the mask"
-    function = "probing.studies.cloze.command:cloze"
+    function = "probing.studies.cloze:cloze"
     schemas = tables.CLOZE, tables.GROUPS, tables.CHANGES
     page = "cloze.md"
     files: ClassVar[Mapping[str, str]] = {
@@ -34,7 +81,7 @@ class Cloze(Study):
 
     def about(self, made: Result) -> str:
         """Return the title of a page."""
-        from probing.page.sources import model_name
+        from probing.page.charts import model_name
 
         return f"predictions of {model_name(made.config)} at masks"
 
@@ -43,4 +90,4 @@ class Cloze(Study):
         return {self.title: tables.terms()}
 
 
-CLOZE = Cloze()
+STUDY = Cloze()

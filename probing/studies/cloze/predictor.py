@@ -16,18 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache import Request, batch_tokens_of, tokens_of
-from probing.cache.extraction import forward_trainer
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
-from probing.corpus.files import decode_lines, read_bytes
-from probing.corpus.splits import MASK
+from probing.activations import Request, batch_tokens_of, tokens_of
+from probing.activations.extraction import forward_trainer
 from probing.errors import UserError
-from probing.figures.style import BLUE, GREY, ORANGE, USUAL, error_bars, write_drawings
-from probing.models import ModelSource, check_ids, length_limits, load_tokenizer
-from probing.models.anatomy import Anatomy, examine
-from probing.readouts.forward import padded_batches
-from probing.readouts.model_output import (
+from probing.interventions.forward import padded_batches
+from probing.interventions.model_output import (
     MaskedText,
     MaskedWordLoss,
     Prompt,
@@ -37,10 +30,16 @@ from probing.readouts.model_output import (
     prompt_of,
     tokens_of_prompts,
 )
+from probing.models import ModelSource, check_ids, length_limits, load_tokenizer
+from probing.models.anatomy import Anatomy, examine
 from probing.runs.call import Measured
 from probing.runtime.progress import note, stage
-from probing.statistics.intervals import binomial_interval, mean_interval
+from probing.statistics import binomial_interval, mean_interval
 from probing.studies.cloze.tables import CHANGED, EVERY, INTACT, REPLACED
+from probing.tables.figures import BLUE, GREY, ORANGE, USUAL, error_bars, write_drawings
+from probing.text import MASK, Corpus
+from probing.text.files import decode_lines, read_bytes
+from probing.text.tokens import Tokens
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -265,7 +264,7 @@ def _pairs_of(lines: Iterable[str], typed: str) -> Iterator[Pair]:
 def prompts_of(tokenizer: Any, pairs: Sequence[Pair], longest: int, typed: str) -> Prompts:
     """Return the pairs of which both words are single pieces of the vocabulary, in their context.
 
-    How a text is tokenised, `probing.readouts.model_output` says.
+    How a text is tokenised, `probing.interventions.model_output` says.
 
     Args:
         tokenizer: A fast tokenizer with a mask token.

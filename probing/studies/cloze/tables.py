@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results.schema import (
-    Column,
-    Row,
-    Schema,
-    ends,
-    in_brackets,
-    interval,
-    measured,
-    number,
-    shown_table,
-    text,
-    whole,
-)
+from probing.results import Column, Row, Schema, ends, in_brackets, interval, measured, number, shown_table, text, whole
 
 # What a change is compared with: the text as it is.
 INTACT = "intact"

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from inspect import signature
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from probing.results.rows import Html, read_measured
-from probing.results.schema import listed
-from probing.runs.folder import read_json, read_yaml
-from probing.runs.study import Result, SectionPlace, Study, Terms
+from probing.cli.commandline import configured
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folders, Moved, Wandb
+from probing.cli.options import WandbOptions
+from probing.errors import RunError, UserError, out_of_range, refuse
+from probing.models import site_of
+from probing.results import Html, Row, listed, read_measured
+from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs.call import Call, Measured
+from probing.runs.folder import RunFolder, read_json, read_yaml
+from probing.runs.loading import is_of_tunings, load_fit_of_classes, load_run
+from probing.runs.run import Run
+from probing.runtime import quiet_libraries
+from probing.runtime.progress import stage
 from probing.studies.compare import tables as compare_tables
 from probing.studies.compare.tables import (
     AGREEMENT,
@@ -18,12 +29,208 @@ from probing.studies.compare.tables import (
     TOP_EVERYWHERE,
     TUNINGS,
     agreement_tables,
+    everywhere_sentence,
     everywhere_tables,
+    sites_lines,
+    unpaired_lines,
+    unread_lines,
+    verdicts,
 )
+from probing.text.tasks import short_name
 
-# --------------------------------------------------------------------------------------------------------------------
-# The study of `compare`: of rankings, or of the scores of runs of `finetune`.
-# --------------------------------------------------------------------------------------------------------------------
+# More draws than this would take long to train and hardly sharpen the p-values.
+MOST_NULL_DRAWS = 1000
+
+# Options that also apply to runs of `finetune`.
+_OF_RECIPES = ("runs", "cache", "quiet", "verbose", "figure_format")
+
+
+@configured
+def compare(
+    config: dict[str, Any],
+    folders: Folders | None = None, models: list[str] | None = None, fit: dict[str, Any] | None = None,
+    matching: Literal["auto", "index", "correlation"] = "auto",
+    assignment: Literal["one_to_one", "many_to_one"] = "one_to_one", top: int = 10, null_draws: int = 19,
+    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    verbose: bool = False, trainer: dict[str, Any] | None = None, wandb: Wandb = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT, corpus: Moved | None = None,
+) -> Result:  # fmt: skip
+    """Compare the rankings of finished runs: do their models encode the task in corresponding neurons?
+
+    Of runs of `finetune`, compare the scores: is one recipe better than another, by more than seeds do? Then all
+    options but those of where and how to write are refused.
+
+    Args:
+        folders: Folders of finished runs; may be given without `--folders`. All are of `fit`, or all of `finetune`.
+        models: Models to fit first and to compare as well, such as [bert, roberta].
+        fit: Options of `fit` for the models of --models, such as --fit.layer 0,6,12.
+        matching: How neurons of two models are paired: by index, for models of one lineage, or by correlation, for
+            others; auto is index where both runs are of the same model.
+        assignment: Whether several neurons may be paired with the same one (many_to_one) where they are matched by
+            correlation.
+        top: Number of first neurons whose overlap is measured.
+        null_draws: Number of times that labels are shuffled, for runs whose neurons are compared by index; no p-value
+            there is below 1 / (1 + null_draws).
+        seed: Seed of every random draw: resampled sentences and the null distributions.
+        runs: Folder of runs, in which the comparison is written too.
+        name: Name of the comparison; compare-MODELS-YYYYMMDD-HHMMSS by default.
+        quiet: Print the sentences and warnings only.
+        verbose: Print the neurons at the top of every run, too.
+        trainer: Arguments of Lightning's Trainer, of which only --trainer.accelerator and --trainer.logger
+            are accepted.
+        wandb: Where and how to track the comparison in Weights & Biases.
+        corpus: The text of runs whose text has moved: its path, or [A, B] for several; each is taken for every text of
+            a run with the same content, and refused if there is none.
+
+    Returns:
+        The finished comparison.
+    """
+    out_of_them = [*out_of_range("top", top, 1), *out_of_range("null_draws", null_draws, 1, MOST_NULL_DRAWS)]
+    call = Call.of(study_of("compare"), config, name, wandb, out_of_them)
+    given: list[str] = config["folders"] or []
+    if len(given) + len(models or ()) < 2:
+        raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
+    if any(map(is_of_tunings, given)):
+        return _compare_recipes(call, given, name)
+    if corpus is not None and not given:
+        raise UserError("`--corpus` is the text of finished runs; give that of `--models` with `--fit.corpus`.")
+    defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
+    defaults |= {"trainer": trainer or {}, "wandb": asdict(replace(call.wandb, name=None))}
+    options = _fit_options({**defaults, **(fit or {})}, fit, models)
+    made = [load_fit_of_classes(folder) for folder in given]
+    call.expect(len(models or ()) + 2)
+    for model in models or ():
+        with stage(f"fit of {model}"):
+            made.append(_fitted(model, options))
+    with quiet_libraries():
+        from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
+        from probing.runs.places import given_texts
+        from probing.runtime.trainer import check_trainer_options
+        from probing.studies.compare.recipes import top_everywhere
+
+        check_trainer_options(trainer or {}, "lbfgs")
+        opened = open_runs(made, matching, given_texts(corpus))
+        extract = Extraction(call.cached, trainer or {}, call.say)
+        with stage(f"rankings of {len(opened)} runs"):
+            ranked = [ranked_of(finished, extract, seed) for finished in opened]
+            for place_of in by_index(opened, matching):
+                ranked[place_of] = with_shuffled(opened[place_of], ranked[place_of], extract, null_draws, seed)
+        with stage("agreement of pairs of runs"):
+            pairs = pairs_of(opened, ranked, extract, matching, assignment, top, seed)
+        common = top_everywhere(ranked, {j: pair for (i, j), pair in pairs.items() if i == 0}, top)
+
+        stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
+        folder = RunFolder(call.place, name, stem[:120])
+        return call.write_into(folder, lambda _: _measured(opened, pairs, common, top))
+
+
+def _compare_recipes(call: Call, given: Sequence[str], name: str | None) -> Result:
+    """Compare runs of `finetune`; of the options, those of where and how results are written apply.
+
+    Raises:
+        UserError: If another option is given, or a run of another command, or the runs cannot be compared.
+    """
+    usual = {option: one.default for option, one in signature(compare).parameters.items()}
+    of_rankings = [one for one in usual if one not in (*_OF_RECIPES, "folders", "name", "wandb")]
+    if typed := [option for option in of_rankings if (call.config[option] or None) != (usual[option] or None)]:
+        raise UserError(
+            f"`--{typed[0]}` is about rankings, and of runs of `finetune` scores are compared; leave it out."
+        )
+    if other := [folder for folder in given if not is_of_tunings(folder)]:
+        raise UserError(
+            f"`{other[0]}` is no finished run of `finetune`, as others are; give runs of `fit` alone, whose rankings "
+            "are compared, or of `finetune` alone, whose scores are."
+        )
+    call.expect(1)
+    with quiet_libraries():
+        from probing.studies.compare.recipes import measured
+
+        with stage(f"scores of {len(given)} runs"):
+            found = measured([load_run(folder) for folder in given])
+        for option in of_rankings:
+            del call.config[option]
+        return call.write_into(RunFolder(call.place, name, "compare-finetune"), lambda _: found)
+
+
+def _said(opened: Sequence[Any], rows: Sequence[Row], common: Any, top: int) -> list[str]:
+    """Return what a neuron is in the compared runs, and what is said of neurons at the top of all of them.
+
+    Args:
+        opened: The runs, each a `probing.runs.finished.Finished`.
+        rows: Rows of `agreement.csv`.
+        common: The `probing.studies.compare.recipes.Common` of the runs.
+        top: Number of first neurons that count as the top.
+    """
+    from probing.probes.agreement import BASES
+    from probing.statistics import few_sentences
+    from probing.tables.evidence_sentences import say
+
+    unread = unread_lines({one.label: one.run.accuracy for one in opened})
+    few = few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened))
+    return [
+        *sites_lines({one.label: site_of(one.run.config) for one in opened}),
+        everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread),
+        *unpaired_lines(rows),
+        *unread,
+        say("basis_compared", n=BASES),
+        *([few] if few else []),
+    ]
+
+
+def _fit_options(
+    options: Mapping[str, Any], given: Mapping[str, Any] | None, models: Sequence[str] | None
+) -> dict[str, Any]:
+    """Return the keyword arguments of `fit`: the options given for it, and those that it shares with the comparison."""
+    from probing.cli.arguments import OptionSource, checked
+    from probing.studies.fit import fit
+
+    if given and not models:
+        raise UserError("`--fit.*` are options of the models given with `--models`, and none is given.")
+    refuse([f"`--fit.{name}` cannot be set: `--models` decides" for name in ("model", "name") if name in options])
+    keywords = checked(fit, options, "fit", OptionSource("--fit."))
+    return {name: value for name, value in keywords.items() if name not in ("model", "name")}
+
+
+def _fitted(model: str, options: Mapping[str, Any]) -> Run:
+    from probing.studies.fit import fit
+
+    run = fit(model=model, **options)
+    if run is None:
+        raise RunError("`compare --models` runs in one process; fit with several and compare the runs")
+    return run
+
+
+def _measured(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], common: Any, top: int) -> Measured:
+    """Return what a comparison writes.
+
+    Args:
+        opened: The `probing.runs.finished.Finished` of each run; types that need torch are not imported here.
+        pairs: Comparisons of two runs, by their indices.
+        common: The neurons that are among the first of every run.
+        top: Number of first neurons that count as the top.
+    """
+    rows = [row for pair in pairs.values() for row in pair.rows]
+    results = {
+        "runs": {one.label: str(one.run.folder) for one in opened},
+        "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
+        "top_everywhere": common.summary(),
+        "verdicts": verdicts(rows, {one.label: one.run.accuracy for one in opened}, top),
+        "said": _said(opened, rows, common, top),
+    }
+    runs = {one.label: one.run for one in opened}
+    tables = {"agreement": rows, "top_everywhere": common.rows}
+    return Measured(tables, results, draw=lambda folder, formats: _draw(folder, rows, runs, formats))
+
+
+def _draw(
+    folder: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Run], formats: Sequence[str]
+) -> list[Path]:
+    from probing.tables.probe_figures import write_comparison_figures
+
+    tasks = dict.fromkeys(short_name(run.config) for run in made.values())
+    accuracy = {label: run.accuracy for label, run in made.items()}
+    return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks), formats)
+
 
 # What a comparison of runs of `finetune` is about.
 _RECIPES = "Recipes of tuning"
@@ -33,7 +240,7 @@ class Compare(Study):
     """Whether the rankings of several runs agree; of runs of `finetune`, which recipe is better."""
 
     name, kind, title = "compare", "comparison", "Agreement"
-    function = "probing.studies.compare.command:compare"
+    function = "probing.studies.compare:compare"
     schemas = AGREEMENT, TOP_EVERYWHERE, RECIPES, OPTIONS
     page = "comparing.md"
     artifact = "comparison"
@@ -101,4 +308,4 @@ class Compare(Study):
         return {self.title: TERMS}
 
 
-COMPARE = Compare()
+STUDY = Compare()

@@ -12,23 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.comparison.agreement import Chance, label_chance
-from probing.comparison.pairs import Pair, Ranked
 from probing.errors import UserError
-from probing.figures.style import BLUE, GREY, USUAL, write_drawings
-from probing.results.schema import ends, listed, shortened
+from probing.probes.agreement import Chance, label_chance
+from probing.probes.pairs import Pair, Ranked
+from probing.results import ends, listed, shortened
+from probing.runs import Result
 from probing.runs.call import Measured
 from probing.runs.checks import reading
 from probing.runs.folder import NOT_OF_THE_RUN
-from probing.runs.study import Result
-from probing.runs.tuned import checkpoint_name
-from probing.runs.tuned_answers import TunedAnswers, read_answers_of
-from probing.statistics.intervals import independent_difference, paired_difference
-from probing.statistics.rank_similarity import neuron_ranks
+from probing.runs.loading import checkpoint_name
+from probing.statistics import independent_difference, neuron_ranks, paired_difference
 from probing.studies.compare.tables import INDEPENDENT, PAIRED, TUNINGS, differing, level_of, options_of, verdict_of
-from probing.studies.finetune.options import STARTS
-from probing.studies.finetune.tables import SHORT, examples_of, score_words
-from probing.tasks import short_name
+from probing.studies.finetune.results import TunedAnswers, read_answers_of
+from probing.studies.finetune.tables import SHORT, STARTS, examples_of, score_words
+from probing.tables.figures import BLUE, GREY, USUAL, write_drawings
+from probing.text.tasks import short_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,14 +6,15 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from probing.models.layers import what_is_a_neuron
-from probing.results.rows import Html, element, table
-from probing.results.schema import (
+from probing.models import what_is_a_neuron
+from probing.results import (
     Column,
+    Html,
     Row,
     Schema,
     Type,
     count,
+    element,
     ends,
     interval,
     layer_number,
@@ -23,16 +24,16 @@ from probing.results.schema import (
     shortened,
     shown,
     shown_table,
+    table,
     text,
     two_decimals,
     whole,
 )
-from probing.runs.study import Result, Terms
+from probing.runs import Result, Terms
 from probing.runtime.terminal import plain_table
-from probing.statistics.intervals import LEVEL, MIN_SENTENCES, few_sentences
-from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED
-from probing.studies.finetune.tables import SHORT, score_words
-from probing.tables.columns import UNINFORMATIVE
+from probing.statistics import LEVEL, MIN_SENTENCES, few_sentences
+from probing.studies.finetune.tables import PRETRAINED, RANDOM, SHORT, SHUFFLED, score_words
+from probing.tables import UNINFORMATIVE
 from probing.tables.evidence_sentences import ALPHA, SAME, say
 from probing.tables.schema import layer_column, value
 

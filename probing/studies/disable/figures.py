@@ -1,18 +1,38 @@
-"""Figures of `disable`: readable in greyscale, whole layer numbers, units on every axis."""
+"""Figures of `disable` and its section of a page: maps of heads, effects of layers, pruning curves."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.cache import ActivationStore
+from probing.activations import ActivationStore
 from probing.data.labelling import origin
-from probing.figures.style import (
+from probing.interventions import POSITION, measure_of
+from probing.page.charts import HEAD, HeadMeasure, Place, head_map
+from probing.results import Html, element, in_brackets, interval, table
+from probing.runs import Result, Terms, framed, section_of
+from probing.runs.call import Measured
+from probing.runs.loading import Tuned
+from probing.studies.disable.survey import Found
+from probing.studies.disable.tables import (
+    MAGNITUDE,
+    MEAN,
+    PLACES,
+    RANDOM,
+    Row,
+    at_last_layer,
+    by_order,
+    is_head,
+    kinds_of,
+    named,
+    readouts_of,
+)
+from probing.tables.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -25,15 +45,110 @@ from probing.figures.style import (
     side_by_side,
     write_drawings,
 )
-from probing.readouts.names import POSITION, measure_of
-from probing.runs.call import Measured
-from probing.runs.tuned import Tuned
-from probing.studies.disable.schema import MAGNITUDE, MEAN, RANDOM
-from probing.studies.disable.survey import Found
-from probing.studies.disable.tables import Row, at_last_layer, by_order, is_head, kinds_of, named, readouts_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+DISABLED: Terms = {
+    "head": HEAD,
+    "layer": "The heads of a layer are disabled together.",
+    **{kind: f"With {place} in its place." for kind, place in PLACES.items() if kind != "skip"},
+    "skip": "With the whole block skipped.",
+    "*": "The p-value is below .05 after correction for the number of heads or layers (Holm).",
+    "without": "The head or the layer that is disabled.",
+    "kind": "What stands in its place.",
+    "probe as it was": "Effect on the probe that was trained on the whole model.",
+    "trained again": "Effect on a probe that is trained on what the changed model gives.",
+}
+
+# Of the table of `--prune weights`.
+PRUNED: Terms = {
+    "pruned": "Share of the weights of each matrix that is 0.",
+    "smallest": "The measure without the weights of the smallest magnitude.",
+    "random": "The measure without weights drawn at random, as a mean over draws.",
+    "change": "Difference from the whole model.",
+    "*": DISABLED["*"].replace("heads or layers", "shares"),
+}
+
+# Of the table of `--quantise`.
+ROUNDED: Terms = {
+    "bits": "Number of bits that numbers are rounded to.",
+    "rounded": "The weight matrices of blocks, the hidden states that enter them (activations), or both.",
+    "scale": "tensor: a whole matrix, or layer, has one scale; channel: each unit, or neuron, has its own.",
+    "kept in full": "Neurons of hidden states that are not rounded: outliers, or as many random ones (mean of draws).",
+    "value": "The measure of the rounded model.",
+    "change": "Difference from the model as it is.",
+    "*": DISABLED["*"].replace("heads or layers", "rows"),
+}
+
+
+def disabling_section(made: Result, anchor: str) -> Html:
+    """Return what was found, a map of heads for each kind of replacement and readout, and the numbers.
+
+    Args:
+        made: The results of `disable`.
+        anchor: What the section is linked by.
+    """
+    of = made.by_name
+    return section_of(
+        made,
+        anchor,
+        *(one for readout in readouts_of(of) for one in _maps(at_last_layer(of, readout))),
+        *framed(made.tables()),
+        *_curves(made.pruning),
+    )
+
+
+def _maps(rows: Sequence[Row]) -> Iterator[Html]:
+    heads = [row for row in rows if is_head(row)]
+    for kind in kinds_of(heads):
+        here = {_place(row): row for row in heads if row["kind"] == kind}
+        measure = measure_of(heads[0]["readout"])
+        title = f"{named(heads[0]['readout'], heads[0]['layer'])} without the head ({kind}), in {measure.unit}"
+        title = title[0].upper() + title[1:]
+        caption = element("figcaption", f"{title}; darker where more is lost")
+        # No head links to sentences, so that the survey's number is not used.
+        yield element("figure", caption, head_map(_measure(here), sorted(here), 0, title, links=False))
+
+
+def _place(row: Row) -> Place:
+    layer, head = map(int, row["unit"].split("-"))
+    return layer, head
+
+
+def _measure(rows: dict[Place, Row]) -> HeadMeasure:
+    measure = measure_of(next(iter(rows.values()))["readout"])
+
+    def harm(row: Row) -> float:
+        return float(-measure.sign * row["effect"])
+
+    most = max(max(map(harm, rows.values())), 1e-12)
+
+    def text(row: Row) -> str:
+        return f"{measure.times * row['effect']:+.{measure.digits}f}"
+
+    def told(row: Row) -> str:
+        between = interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
+        return f"{text(row)} {measure.unit}{in_brackets(between)}"
+
+    return HeadMeasure("effect", "", rows, text, lambda row: harm(row) / most, told)
+
+
+def _curves(rows: Sequence[Row]) -> Iterator[Html]:
+    """Yield a table for each readout: what is left at each step, by importance, in reverse and in random orders."""
+    for readout, units in dict.fromkeys((row["readout"], row["units"]) for row in rows):
+        here = [row for row in rows if (row["readout"], row["units"]) == (readout, units)]
+        body: list[list[Any]] = []
+        for n in sorted({row["n_disabled"] for row in here}):
+            step = [row for row in here if row["n_disabled"] == n]
+            by_order = {row["order"]: row["value"] for row in step if row["order"] != "random"}
+            drawn = [row["value"] for row in step if row["order"] == "random"]
+            between = f"{sum(drawn) / len(drawn):.3f} ({min(drawn):.3f} to {max(drawn):.3f})"
+            body.append([n, f"{by_order['importance']:.3f}", f"{by_order['reverse']:.3f}", between])
+        head = [f"{units} disabled", "least important first", "most important first", "random orders: mean (range)"]
+        what = named(readout, here[0]["layer"])
+        caption = f"{what[0].upper()}{what[1:]} as more and more {units} are disabled ({here[0]['kind']})"
+        yield element("figure", element("figcaption", caption), table(head, body))
 
 
 _LOOKS = {
@@ -43,6 +158,7 @@ _LOOKS = {
     "resample": {"color": PURPLE, "ls": ":", "marker": "D"},
     "skip": {"color": GREY, "ls": "-", "marker": "x"},
 }
+
 _ORDERS: dict[str, dict[str, Any]] = {
     "importance": {"color": BLUE, "ls": "-", "marker": "o"},
     "reverse": {"color": ORANGE, "ls": "--", "marker": "s"},
@@ -66,7 +182,7 @@ def write_figures(
         heads, layers = ([row for row in rows if is_head(row) is wanted] for wanted in (True, False))
         for kind in kinds_of(heads):
             here = [row for row in heads if row["kind"] == kind]
-            drawings[f"heads_{kind}{end}"] = partial(head_map, rows=here, what=f"{model}, {kind}")
+            drawings[f"heads_{kind}{end}"] = partial(draw_head_map, rows=here, what=f"{model}, {kind}")
         if layers:
             drawings[f"layers{end}"] = partial(effects_of_layers, rows=layers, model=model)
         for units in dict.fromkeys(row["units"] for row in tables.get("pruning", ()) if row["readout"] == readout):
@@ -82,7 +198,7 @@ def file_name(readout: str) -> str:
     return "" if readout == POSITION else "_" + re.sub(r"[^A-Za-z0-9.-]+", "_", readout)
 
 
-def head_map(figure: Figure, rows: Sequence[Row], what: str) -> None:
+def draw_head_map(figure: Figure, rows: Sequence[Row], what: str) -> None:
     """Draw a cell for each head with the effect of disabling it, darker where more is lost."""
     readout, layer = rows[0]["readout"], rows[0]["layer"]
     measure = measure_of(readout)
@@ -189,12 +305,12 @@ def measured(found: Found, stores: Sequence[ActivationStore], model_name: str, t
     return Measured(
         found.tables,
         results,
-        _curves(found.disabled),
+        _logged_rows(found.disabled),
         draw=lambda folder, formats: write_figures(folder, found.tables, model_name, formats),
     )
 
 
-def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _logged_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return a row per layer with the effect on the last layer of disabling it, a column for each kind, for W&B."""
     by_layer: dict[int, dict[str, Any]] = {}
     for readout in readouts_of({"disabled": rows}):

@@ -13,11 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache import ActivationStore
-from probing.cache.store import PassStore
-from probing.comparison.agreement import holm
-from probing.corpus.splits import Split
-from probing.disabling.probed_task import (
+from probing.activations import ActivationStore
+from probing.activations.store import PassStore
+from probing.errors import UserError
+from probing.interventions import POSITION, RETRAINED, TUNED, measure_of
+from probing.interventions.forward import Forward, LaterBlocks, Padded, ReadableText, Readers, Readout, Text, draw_text
+from probing.interventions.frozen_probes import ProbeReadout, Probes
+from probing.interventions.probed_task import (
     Job,
     Kind,
     Labelled,
@@ -32,7 +34,7 @@ from probing.disabling.probed_task import (
     run_unfinished,
     wanted,
 )
-from probing.disabling.subject import (
+from probing.interventions.subject import (
     Measured,
     Rows,
     Subject,
@@ -42,16 +44,12 @@ from probing.disabling.subject import (
     raising_rows,
     tested,
 )
-from probing.errors import UserError
+from probing.probes.agreement import holm
 from probing.probes.transforms import random_neurons
-from probing.readouts.forward import Forward, Padded, ReadableText, Readers, Readout, Text, draw_text
-from probing.readouts.frozen_probes import ProbeReadout, Probes
-from probing.readouts.later_blocks import LaterBlocks
-from probing.readouts.names import POSITION, RETRAINED, TUNED, measure_of
 from probing.runtime.progress import stage
-from probing.statistics.intervals import widened
+from probing.statistics import widened
 from probing.statistics.moments import ProfileAccumulator, outliers_of
-from probing.studies.disable.schema import (
+from probing.studies.disable.tables import (
     ACTIVATIONS,
     BOTH,
     CHANNEL,
@@ -72,7 +70,8 @@ from probing.studies.disable.weights import (
     matrices,
     n_files,
 )
-from probing.tasks import Labels
+from probing.text import Split
+from probing.text.tasks import Labels
 
 # --------------------------------------------------------------------------------------------------------------------
 # Rounds a model's weights and hidden states to few bits, with and without its outlier neurons, and reads it out.

@@ -13,19 +13,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache.store import PassStore, batches
-from probing.comparison.agreement import holm
-from probing.disabling.probed_task import Kind, UnitType, run_unfinished
-from probing.disabling.subject import Rows, tested
+from probing.activations.store import PassStore, batches
+from probing.interventions import measure_of
+from probing.interventions.forward import (
+    Forward,
+    Intact,
+    LaterBlocks,
+    Loss,
+    OutputChange,
+    Padded,
+    Readers,
+    Readout,
+    padded,
+)
+from probing.interventions.probed_task import Kind, UnitType, run_unfinished
+from probing.interventions.subject import Rows, tested
 from probing.models.examination import run, vectors_given, with_vectors
-from probing.readouts.forward import Forward, Intact, Loss, Padded, Readers, Readout, padded
-from probing.readouts.later_blocks import Change, LaterBlocks
-from probing.readouts.names import measure_of
+from probing.probes.agreement import holm
 from probing.runtime.progress import counted
+from probing.statistics import mean_interval, widened
 from probing.statistics.chance import percentile_of, rank_p
-from probing.statistics.intervals import mean_interval, widened
-from probing.studies.disable.schema import MAGNITUDE, MEAN
-from probing.studies.disable.schema import RANDOM as RANDOM_UNITS
+from probing.studies.disable.tables import MAGNITUDE, MEAN
+from probing.studies.disable.tables import RANDOM as RANDOM_UNITS
 
 # Shares of the weights that are pruned, in percent; number of random draws.
 PERCENT = tuple(range(0, 100, 10))
@@ -205,7 +214,7 @@ def weight_rows(
 
 
 def head_gradients(
-    model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss, changes: Mapping[int, Change] | None = None
+    model: LaterBlocks, inputs: Mapping[str, Tensor], loss: Loss, changes: Mapping[int, OutputChange] | None = None
 ) -> Tensor:
     """Return the gradient of each sentence's loss with respect to a factor, equal to 1, of each head's output.
 
@@ -258,7 +267,7 @@ def head_gradients(
 
 def importance(
     model: LaterBlocks, pad_token_id: int, readout: Readout, batch_tokens: int,
-    changes: Mapping[int, Change] | None = None,
+    changes: Mapping[int, OutputChange] | None = None,
 ) -> Tensor:  # fmt: skip
     """Return how much the loss of each item of a readout changes with each head: dL/dfactor, with its sign.
 
@@ -364,11 +373,11 @@ class Together:
         """The layer below the first block that is changed."""
         return min(block for block, _ in self.heads) - 1
 
-    def of_blocks(self) -> dict[int, Change]:
+    def of_blocks(self) -> dict[int, OutputChange]:
         """Return for each changed block the function that changes the input of its output projection."""
         return {block: self._of_block(block) for block in sorted({block for block, _ in self.heads})}
 
-    def _of_block(self, block: int) -> Change:
+    def _of_block(self, block: int) -> OutputChange:
         stands, width = self.stands[block - 1], self.stands.shape[1]
         gone = torch.zeros(width, dtype=torch.bool, device=stands.device)
         for head in (head for of, head in self.heads if of == block):

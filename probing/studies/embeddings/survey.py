@@ -15,20 +15,15 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from torch import nn
 
-from probing.cache import ActivationStore
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_sentences
-from probing.downstream.names import Pooling
+from probing.activations import ActivationStore
+from probing.downstream import Pooling, SentencePairs
 from probing.downstream.sentence_vectors import Draws, cosines, sentence_vectors, weighted_spearman
-from probing.downstream.sts_dataset import SentencePairs
 from probing.errors import UserError
-from probing.figures.style import BLUE, GREY, ORANGE, USUAL, write_drawings
-from probing.results.schema import Row as ReadonlyRow
+from probing.results import Row as ReadonlyRow
 from probing.runtime.progress import stage
+from probing.statistics import mean_interval, mean_p_value, ratio_interval
 from probing.statistics.chance import N_DRAWS, percentile_interval
-from probing.statistics.intervals import mean_interval, mean_p_value, ratio_interval
-from probing.statistics.two_way import TwoWaySums
-from probing.statistics.two_way_design import MOST_POSITIONS, Design
+from probing.statistics.two_way import MOST_POSITIONS, Design, TwoWaySums
 from probing.studies.embeddings.tables import (
     AGAINST,
     AS_WRITTEN,
@@ -47,6 +42,9 @@ from probing.studies.embeddings.tables import (
     curve,
     measures_of,
 )
+from probing.tables.figures import BLUE, GREY, ORANGE, USUAL, write_drawings
+from probing.text import Corpus, from_sentences
+from probing.text.tokens import Tokens
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from probing.page.lines import Across, Line, Up, line_chart
-from probing.results.rows import Html, element
-from probing.results.schema import (
+from probing.page.charts import Across, Line, Up, line_chart
+from probing.results import (
+    Html,
     Row,
     Schema,
+    element,
     ends,
     in_brackets,
     interval,
@@ -21,8 +22,8 @@ from probing.results.schema import (
     text,
     whole,
 )
-from probing.runs.study import Result, framed, section_of
-from probing.statistics.intervals import few_sentences
+from probing.runs import Result, framed, section_of
+from probing.statistics import few_sentences
 
 Tables = Mapping[str, Sequence[Row]]
 

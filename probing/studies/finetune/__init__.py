@@ -1,19 +1,153 @@
-"""`finetune`: tunes a model on a task with several seeds and orders, and says how much each matters."""
+"""The study `finetune`: tunes a model on a task with several seeds and orders, and says how much each matters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any, ClassVar
 
-from probing.results.rows import Html
-from probing.runs.study import Result, SectionPlace, Study, Terms
+from probing.cli.commandline import configured
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folder, Model, Source, Wandb, chosen
+from probing.cli.options import WandbOptions, as_options
+from probing.errors import UserError, out_of_range
+from probing.results import Html
+from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs.call import Call, Measured
+from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
+from probing.runtime import quiet_libraries
+from probing.runtime.processes import is_main_process
 from probing.studies.finetune import tables
-from probing.studies.finetune.options import LAST
-from probing.studies.finetune.tables import CURVES, DIFFERENCES, SCORES, TERMS, TUNINGS
+from probing.studies.finetune.tables import (
+    CURVES,
+    DIFFERENCES,
+    LAST,
+    SCORES,
+    STARTS,
+    TERMS,
+    TUNINGS,
+    TuningGroup,
+    TuningOptions,
+)
+from probing.text import Corpus, GroupBy, Split, read_corpora
+from probing.text.tasks import TokenTask, described, load_task, reader_of
+from probing.tracking import Tracker
 
-# --------------------------------------------------------------------------------------------------------------------
-# The study of `finetune`.
-# --------------------------------------------------------------------------------------------------------------------
+
+@configured
+def finetune(
+    config: dict[str, Any],
+    model: Model = "minilm", revision: str | None = None, corpus: Source = "builtin", test_corpus: Source | None = None,
+    pairs: Folder | None = None, test_pairs: Folder | None = None,
+    task: str | TokenTask = "sentence_label", task_args: dict[str, Any] | None = None, group_by: GroupBy = "auto",
+    starts: str | list[str] = "pretrained,random", seeds: int = 3, orders: int = 2, max_length: int | None = None,
+    seed: int = 0, runs: str = "runs", name: str | None = None, cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None, tuning: TuningGroup = TuningOptions(), wandb: Wandb = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT, verbose: bool = False,
+) -> Result | None:  # fmt: skip
+    """Tune a model on a task, and say how much the score owes to pretraining, seed, order and test sentences.
+
+    Args:
+        pairs: Labelled pairs of sentences to read in place of --corpus: a folder or file of SICK, STS-B, one of STS12
+            to STS16, or WiC, as `sts` and `wic` read them, or hf:NAME?config=C. What SICK says of a pair is named by
+            --task_args.column: entailment or relatedness. Pairs that share a sentence are a document for --group_by.
+        test_pairs: Pairs to test on, given like --pairs; without it, the test part of --pairs, or its dev part, or if
+            it has one part alone, a tenth of its pairs.
+        task: What is predicted: the name of a task, such as sentence_label or upos, or FILE.py:CLASS for one of your
+            own. A task of sentences is given a head of sentences, every other one a head of tokens.
+        task_args: Options of the task, such as --task_args.min_count 20.
+        starts: From where the model starts: all, or some of pretrained, random (the same model, randomly initialised)
+            and shuffled (the pretrained model, tuned on labels that are exchanged at random among the training
+            examples, differently for each seed).
+        seeds: Number of seeds of the head, and of what is randomly initialised, from --seed on.
+        orders: Number of orders of the training sentences, each with its own dropout, from --seed on. Every seed is
+            tuned with every order.
+        seed: Seed of the split, first seed of the head, and first order.
+        name: Name of this run; MODEL-finetune-YYYYMMDD-HHMMSS by default. A killed run of this name goes on where it
+            stopped.
+        trainer: Arguments of Lightning's Trainer, such as --trainer.devices 2, --trainer.precision bf16-mixed or
+            --trainer.accumulate_grad_batches 4.
+        tuning: How the model is tuned.
+        verbose: Also print a row for each tuning, and all differences.
+
+    Returns:
+        The tables of the run; None on ranks other than the first.
+    """
+    recipe = as_options(TuningOptions, tuning, "tuning")
+    config |= {"tuning": asdict(recipe), **described(task, task_args)}
+    problems = [*out_of_range("seeds", seeds, 1, 1000), *out_of_range("orders", orders, 1, 1000), *recipe.problems()]
+    # An unfinished run of the name is continued, so that whether the name is taken is found later.
+    call = Call.of(study_of("finetune"), config, None, wandb, problems)
+    wanted = chosen("--starts", starts, STARTS)
+    token_task, text, n_sharing = _read(config, corpus, test_corpus, task, task_args, call.say)
+    options = ("corpus", "test_corpus") if pairs is None else ("pairs", "test_pairs")
+    texts = dict(zip_longest(options, text[0]))
+    with quiet_libraries():
+        from probing.downstream.labelled_pairs import about_pairs
+        from probing.models import find_model
+        from probing.runtime.trainer import Places, check_trainer_options
+        from probing.studies.finetune.results import Asked, carry_out, jobs_of, measured
+
+        check_trainer_options(trainer or {}, "tuning")
+        check_several(trainer or {}, name is not None)
+        source = find_model(model, revision, None)
+        named = name or free_name(call.place, f"{source.short_name}-finetune")
+        config["model"] = source.name
+        folder = folder_of_trainings(call.place, named, config, texts)
+        jobs = jobs_of(wanted, seed, seeds, orders)
+        asked = Asked(jobs, token_task, group_by, max_length, recipe, trainer or {}, seed)
+        first = is_main_process()
+        call.expect(len(jobs) + 2)
+        places = Places(folder.path, first)
+        with continuable(folder, first):
+
+            def measure(tracker: Tracker | None) -> Measured | None:
+                with nullcontext() if pairs is None else about_pairs():
+                    tables, examples = carry_out(source, text, asked, places, tracker and tracker.logger, call.say)
+                return measured(tables, examples, texts, config, source, n_sharing) if first else None
+
+            return call.carry_out(folder if first else None, measure)
+
+
+def _read(
+    config: dict[str, Any], corpus: Any, test_corpus: Any, task: str | TokenTask, task_args: dict[str, Any] | None,
+    say: Callable[[str], None],
+) -> tuple[TokenTask, tuple[Sequence[Corpus], Sequence[Sequence[Split]]], int | None]:  # fmt: skip
+    """Return the task, the corpora with the sides of sentences or pairs, and how many test pairs share a sentence.
+
+    Args:
+        config: The resolved options, in which the task's options are noted that pairs decide.
+        corpus: The text, as given.
+        test_corpus: The test text, as given.
+        task: The task, as given.
+        task_args: Its options.
+        say: Takes messages.
+
+    Raises:
+        UserError: If both sentences and pairs are given, or they cannot be read, or have no such label.
+    """
+    if config["pairs"] is None:
+        if config["test_pairs"] is not None:
+            raise UserError(f"`--test_pairs {config['test_pairs']}`: there are no --pairs to train on; give both.")
+        loaded = load_task(task, task_args)
+        text = read_corpora(corpus, test_corpus, config["seed"], say, config["group_by"], reader_of(loaded))
+        return loaded, text, None
+    from probing.downstream.labelled_pairs import pair_text, read_parts, task_of
+
+    usual = {"corpus": "builtin", "test_corpus": None}
+    if option := next((name for name, value in usual.items() if config[name] != value), None):
+        raise UserError(
+            f"`--pairs {config['pairs']}` and `--{option}`: a model is tuned on pairs or on single sentences; give one "
+            "of the two."
+        )
+    sources = {option: config[option] for option in ("pairs", "test_pairs") if config[option] is not None}
+    parts = {option: read_parts(source, f"--{option}", say) for option, source in sources.items()}
+    of_pairs, options = task_of(task, task_args, {f"--{option} {sources[option]}": parts[option] for option in sources})
+    config |= described(task, options)
+    other = (sources["test_pairs"], parts["test_pairs"]) if "test_pairs" in sources else None
+    found = pair_text(config["pairs"], parts["pairs"], other, config["seed"], config["group_by"], say)
+    return of_pairs, (found.corpora, found.splits), found.n_sharing
 
 
 class Finetune(Study):
@@ -21,7 +155,7 @@ class Finetune(Study):
 
     name, kind = "finetune", "fine-tuning"
     title = "Fine-tuning"
-    function = "probing.studies.finetune.command:finetune"
+    function = "probing.studies.finetune:finetune"
     in_several_processes = True
     schemas = SCORES, TUNINGS, DIFFERENCES, CURVES
     page = "finetune.md"
@@ -65,4 +199,4 @@ class Finetune(Study):
         return tables.conclusions(made.by_name, made.results)
 
 
-FINETUNE = Finetune()
+STUDY = Finetune()

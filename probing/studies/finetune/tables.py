@@ -1,24 +1,86 @@
-"""Columns, tables and sentences of `finetune`, for files, the terminal and pages."""
+"""Columns, tables and sentences of `finetune`, for files, the terminal and pages.
+
+This file imports nothing heavy, because the command line reads it before anything else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from probing.page.lines import BY_STEP, SHARES, Across, Line, Up, line_chart
-from probing.results.rows import Html, element
-from probing.results.schema import Schema, ends, in_brackets, interval, listed, number, text, whole
-from probing.results.schema import measured as with_interval
-from probing.runs.study import Result, folded, framed, section_of
-from probing.statistics.intervals import few_sentences
-from probing.studies.finetune.options import PRETRAINED, RANDOM, SHUFFLED
+from probing.errors import out_of_range
+from probing.page.charts import BY_STEP, SHARES, Across, Line, Up, line_chart
+from probing.results import Html, Schema, element, ends, in_brackets, interval, listed, number, text, whole
+from probing.results import measured as with_interval
+from probing.runs import Result, folded, framed, section_of
+from probing.statistics import few_sentences
+
+# From where the model starts: its trained weights, or random ones; or its trained weights on labels that mean nothing.
+STARTS = PRETRAINED, RANDOM, SHUFFLED = "pretrained", "random", "shuffled"
+
+# The layer on which the head stands if it is the highest one.
+LAST = -1
+
+
+@dataclass(frozen=True)
+class TuningOptions:
+    """How the model is tuned.
+
+    Args:
+        learning_rate: Highest learning rate of AdamW.
+        epochs: Number of times that the training text is read; 0 leaves the model as it starts.
+        warm_up: Share of the steps in which the learning rate rises; then it falls linearly to 0.
+        batch_tokens: Most tokens of a batch, padding included, over all processes.
+        weight_decay: Weight decay of AdamW, of weight matrices alone.
+        clip: Largest norm of the gradient; 0 does not limit it.
+        frozen: Number of the lowest layers that are not tuned: 1 is the embeddings alone, 3 also blocks 1 and 2.
+        layer_decay: Factor of the learning rate from each layer to the one below it.
+        layer: Layer on which the head stands, such as 4, or -1 for the last one and -2 for the one below it; the blocks
+            above are left out of the model and of its checkpoints.
+        save_every: Number of steps between saved states, from which an interrupted run continues.
+    """
+
+    learning_rate: float = 5e-5
+    epochs: int = 3
+    warm_up: float = 0.1
+    batch_tokens: int = 1024
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    frozen: int = 0
+    layer_decay: float = 1.0
+    layer: int = LAST
+    save_every: int = 200
+
+    def problems(self) -> list[str]:
+        """Return the problems with values that are out of range."""
+        return [
+            *out_of_range("tuning.learning_rate", self.learning_rate, 1e-30, 1e30),
+            *out_of_range("tuning.epochs", self.epochs, 0, 100_000),
+            *out_of_range("tuning.warm_up", self.warm_up, 0, 1),
+            *out_of_range("tuning.batch_tokens", self.batch_tokens, 1),
+            *out_of_range("tuning.weight_decay", self.weight_decay, 0, 1e30),
+            *out_of_range("tuning.clip", self.clip, 0, 1e30),
+            *out_of_range("tuning.frozen", self.frozen, 0),
+            *out_of_range("tuning.layer_decay", self.layer_decay, 1e-6, 1),
+            *out_of_range("tuning.save_every", self.save_every, 1),
+        ]
+
+
+# In Python, a group of options may be a mapping; the parser of arguments sees only the group.
+if TYPE_CHECKING:
+    TuningGroup: TypeAlias = TuningOptions | Mapping[str, Any]
+else:
+    TuningGroup = TuningOptions
 
 Row = Mapping[str, Any]
+
 Tables = Mapping[str, Sequence[Row]]
 
 # What models are compared with.
 MAJORITY, CONSTANT, BAG, SECOND = "majority", "mean", "bag", "second"
+
 CALLED = {
     PRETRAINED: "the pretrained model",
     RANDOM: "the randomly initialised model",
@@ -28,6 +90,7 @@ CALLED = {
     BAG: "a bag of static vectors",
     SECOND: "the second sentence alone",
 }
+
 # What varies the score of one tuning.
 SOURCES = {
     "seed": "the seed",
@@ -53,13 +116,17 @@ _CORRELATIONS = (
     ),
     number("spearman", "Spearman's correlation, likewise.", "Spearman"),
 )
+
 _START = text(
     "start", "From where the model starts: `pretrained`, `random` (the same model, randomly initialised) or `shuffled` "
     "(pretrained, tuned on labels that are exchanged at random among the training examples).",
     labels={SHUFFLED: SHORT[SHUFFLED]},
 )  # fmt: skip
+
 _SEED = whole("seed", "Seed of the head, of all that is randomly initialised, and of the draw of shuffled labels.")
+
 _ORDER = whole("order_seed", "Seed of the order of the training sentences and of dropout.", "order")
+
 TUNINGS = Schema("tunings", "a row per start, seed and order", (
     _START, _SEED, _ORDER,
     with_interval("score", "Accuracy on test examples, or R² where numbers are predicted."),
@@ -68,6 +135,7 @@ TUNINGS = Schema("tunings", "a row per start, seed and order", (
     *_CORRELATIONS,
     whole("steps", "Number of steps of the optimiser.", form=","),
 ))  # fmt: skip
+
 SCORES = Schema("scores", "a row per start, and one per baseline", (
     text("answer", "Whose answers are scored: a start, over all its tunings; `majority` is the most frequent training "
          "class and `mean` the mean of training numbers; `bag` (shown as static vectors) is a linear probe of the "
@@ -86,18 +154,19 @@ SCORES = Schema("scores", "a row per start, and one per baseline", (
              interval=f"share_{name}")
       for name, words in SOURCES.items()),
 ))  # fmt: skip
+
 DIFFERENCES = Schema("differences", "a row per pair of answers", (
     text("answer", "Whose score is compared.", labels=SHORT),
     text("against", "With whose it is compared; starts are compared at the same seed and order.", labels=SHORT),
     number("difference", "Score of the first less that of the second, with its interval over other seeds, orders and "
            "test sentences.", form="+.3f", interval=""),
 ))  # fmt: skip
+
 CURVES = Schema("tuning_curves", "a row per tuning and step at which a loss was noted", (
     _START, _SEED, _ORDER, whole("step", "Number of steps of the optimiser.", form=","),
     number("train_loss", "Mean training loss since the row before, in nats, or squared error in sd."),
     number("validation_loss", "The same of validation sentences, without dropout, at the end of each epoch."),
 ))  # fmt: skip
-
 
 # What the headings of the shown table mean.
 TERMS = {
@@ -282,14 +351,10 @@ def _known(row: Row, name: str) -> str:
 
 def more_tables(made: Tables) -> list[Any]:
     """Return each tuning, and all differences."""
-    from probing.results.schema import shown_table
+    from probing.results import shown_table
 
     return [shown_table(TUNINGS, made["tunings"]), shown_table(DIFFERENCES, made["differences"])]
 
-
-# --------------------------------------------------------------------------------------------------------------------
-# Tuned models on a page: the answer, the score of each tuning beside the baselines, and losses by step.
-# --------------------------------------------------------------------------------------------------------------------
 
 # Most points of the curve of a tuning, and characters of labels that fit below an axis.
 _POINTS, _CHARACTERS = 12, 68

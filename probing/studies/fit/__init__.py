@@ -1,1 +1,578 @@
-"""The studies `fit`, `probe` and `rank`: which neurons carry a property, layer by layer."""
+"""The study `fit`: text in, ranked neurons and an accuracy curve out; `extract` fills the cache; `probe` takes arrays."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from probing.activations.store import cache_folder
+from probing.cli.commandline import command, configured, converted
+from probing.cli.option_types import (
+    FIGURE_FORMAT,
+    Dtype,
+    FigureFormat,
+    FirstToken,
+    Layers,
+    Model,
+    Probe,
+    Source,
+    Tokenizer,
+    Wandb,
+    chosen,
+    defaults,
+    figure_formats,
+    number_problems,
+    option_problems,
+)
+from probing.cli.options import ProbeOptions, WandbOptions, as_options, with_shared_help
+from probing.data import chosen_controls
+from probing.errors import UserError, refuse
+from probing.models import ModelSource, SiteName, layer_numbers, site_of
+from probing.results import layers_named
+from probing.runs.call import keep_inputs, places, runs_folder, say_where, tracking
+from probing.runs.folder import RunFolder, check_name
+from probing.runs.run import Run, load_fit, read_run
+from probing.runtime import Stopwatch, logger_names, quiet_libraries, terminal
+from probing.runtime.processes import is_main_process
+from probing.runtime.progress import Cost, expect, messages, overview, stage
+from probing.tables import Order, controls_of
+from probing.text import GroupBy, read_corpora
+from probing.text.tasks import (
+    HeldFixed,
+    SentenceTask,
+    TokenTask,
+    described,
+    load_task,
+    predicts_numbers,
+    reader_of,
+    task_in_words,
+)
+from probing.tracking import Tracker, resolve_mode
+
+Transform = Literal["none", "clip", "whiten", "standardise", "center", "all_but_the_top"]
+
+
+@configured
+def fit(
+    config: dict[str, Any],
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", site: str = "residual", corpus: Source = "builtin", test_corpus: Source | None = None,
+    group_by: GroupBy = "auto", max_length: int | None = None, batch_tokens: int | None = None,
+    task: str | TokenTask = "position", task_args: dict[str, Any] | None = None, replicates: int = 5,
+    controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
+    rotations: int | None = None, transform: Transform = "none", seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    probe: Probe = ProbeOptions(), wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None,
+    figure_format: FigureFormat = FIGURE_FORMAT, first_token: FirstToken = "include", given: str | None = None,
+    sort: Order = "contribution", verbose: bool = False,
+) -> Run | None:  # fmt: skip
+    """Fit a probe per layer on cached activations, split its logits by neuron, and rank the neurons.
+
+    Args:
+        site: What a neuron is: a coordinate of the hidden state (residual), a unit of the MLP inside block k after its
+            activation function (mlp), a coordinate of a head's output inside block k (attention), or a feature of the
+            sparse autoencoder in a folder (sae:FOLDER).
+        task: What the probe predicts: the name of a task, such as position, or FILE.py:CLASS; in Python also an object.
+        task_args: Options of the task, such as --task_args.special_tokens include.
+        replicates: Number of probes trained on bootstrap samples of the training sentences; the range of a rank is over
+            these probes and the run's own. 0 trains none.
+        controls: Controls of the accuracy: all that apply to the task, none, or some of shuffled, token, untrained (a
+            randomly initialised model), permuted_positions (sentences are read with their tokens permuted),
+            control_task.
+        evidence: Further evidence for the ranking: all retrains the probe without each of the first neurons and under
+            other penalties, and compares neurons with directions; none does neither.
+        mdl: Also measure the minimum description length of the training labels, in bits: they are encoded online.
+        rotations: Number of random rotations whose directions neurons are compared with; 20 with --evidence all, or 0.
+        transform: Transform of the activations that the probes are trained on, fitted on training tokens; probes on the
+            untransformed activations are trained as well. clip sets neurons with an outlying mean to 0, whiten is ZCA.
+        seed: Seed of every draw: split, shuffled labels, permuted tokens, bootstraps, batches, random initialisation.
+        name: Name of this run; MODEL-TASK-YYYYMMDD-HHMMSS by default.
+        trainer: Arguments of Lightning's Trainer, such as --trainer.max_epochs 50; or loggers beside W&B, some of
+            csv, tensorboard and mlflow: --trainer.logger csv,mlflow.
+        given: What is held fixed, because labels may go with it: token, a task, or a column of the corpus. Neurons are
+            also compared among tokens with the same value, and a control has labels permuted among these.
+        sort: Order of the neurons that are printed: contribution, or centred (without the neurons' means).
+        verbose: Print all tables and sentences, layer by layer.
+
+    Returns:
+        The finished run; None on ranks other than the first.
+    """
+    probe, wandb = as_options(ProbeOptions, probe, "probe"), as_options(WandbOptions, wandb, "wandb")
+    config |= described(task, task_args)
+    say = messages(quiet)
+    refuse(option_problems(probe, seed, max_length, batch_tokens, replicates, rotations))
+    resolve_mode(wandb.mode)
+    layer_numbers(layer)
+    cached, place = places(cache, runs, name)
+    token_task, fixed = load_task(task, task_args), HeldFixed.of(given)
+    wanted = controls_of_call(controls, token_task, probe, trainer, mdl, given)
+    text = read_corpora(corpus, test_corpus, seed, say, group_by, reader_of(token_task))
+    with quiet_libraries():
+        from probing.activations.source import ActivationSource
+        from probing.data.labelling import n_heads_of
+        from probing.runs.finished import Asked, measure
+
+        watch, weights_seed = Stopwatch(), seed if random_weights else None
+        source = ActivationSource.of(
+            model, revision, layer, trainer, probe.solver, cache=cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, site=site,
+            tokenizer=tokenizer, without_first=first_token == "exclude",
+        )  # fmt: skip
+        asked = Asked(replicates, evidence == "all", mdl, transform, seed, extremes=True, n_rotations=rotations)
+        sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, wanted, asked, watch)
+        folder = RunFolder(place, name, _usual_name(source, config)) if is_main_process() else None
+        kept = keep_inputs(config, source.model.name, folder) if folder else []
+        with tracking(folder, wandb, config) as tracker:
+            measured = measure(
+                sides, others, source.layers, probe, replace(asked, n_heads=n_heads_of(stores[0])), source.trainer,
+                watch, say, tracker and tracker.logger, str(folder.path) if folder else None,
+            )  # fmt: skip
+            if folder is None or tracker is None:
+                return None
+            _write(folder.path, config, measured, fitted, stores, text[0][-1], source.model, watch, tracker, kept)
+        run = load_fit(folder.finish())
+    _report(run, tracker.where(run.folder), quiet, verbose, sort)
+    return run
+
+
+def _usual_name(source: Any, config: Mapping[str, Any]) -> str:
+    return f"{source.model.short_name}-{config['task'].rpartition(':')[2]}"
+
+
+def controls_of_call(
+    controls: str | list[str], task: TokenTask, probe: ProbeOptions, trainer: dict[str, Any] | None, mdl: bool,
+    given: str | None,
+) -> list[str]:  # fmt: skip
+    """Return the controls, once it is known that all options apply to what the task predicts."""
+    numbers = predicts_numbers(task)
+    refuse(probe.problems_with_numbers(trainer or {}, mdl) if numbers else probe.problems_with_trainer(trainer or {}))
+    chosen = chosen_controls(controls, task.ordinal, isinstance(task, SentenceTask), numbers)
+    return chosen if given is None else [*chosen, "given"]
+
+
+def _read(
+    source: Any, text: tuple[Any, Any], task: TokenTask, given: HeldFixed | None, group_by: GroupBy,
+    probe: ProbeOptions, controls: Sequence[str], asked: Any, watch: Stopwatch,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Return the examples, those of each control, the fitted transforms, if any, and the activations of each corpus.
+
+    Args:
+        source: The `probing.activations.source.ActivationSource`; types that need torch are not imported here, since
+            the parser of arguments imports whatever this file names.
+        text: The corpora, and the side of each of their sentences.
+        task: The task, which gives the labels.
+        given: What is held fixed.
+        group_by: The option's value.
+        probe: How the probe is trained.
+        controls: Names of the controls.
+        asked: The `probing.runs.finished.Asked` of the run.
+        watch: Notes how long reading takes.
+    """
+    from probing.data.labelling import kept_features, read_sides, say_what_is_not_read
+    from probing.data.module import READ_AGAIN, control_sides, source_of_control
+    from probing.probes.transforms import centred, transform_all
+    from probing.studies.fit.estimate import announced, stages_of_probes
+
+    there = [name for name in controls if name not in READ_AGAIN or source_of_control(name, source, asked.seed)]
+    again = sum(name in READ_AGAIN for name in there)
+    is_transformed = asked.transform != "none"  # and so is compared with probes of untransformed activations
+    reads = [Cost("reading", 1), *[Cost("reading", again)] * bool(again), *[None] * (is_transformed + probe.bias)]
+    held_against = [*there, *["untransformed"] * is_transformed]
+    more = asked.n_replicates, asked.retraining, asked.codes
+    announce = announced(source, text[0], controls, asked.seed, *more, probe)
+    expect([*reads, *stages_of_probes(held_against, *more, probe, predicts_numbers(task))])
+    say_what_is_not_read(text[0], task, source.say)
+    sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
+    source = replace(source, kept=kept_features(stores[0]))
+    others, fitted = control_sides(controls, sides, text[0], source, asked.seed), None
+    if is_transformed:
+        with stage(f"transform of {layers_named(source.layers)}"):
+            sides, others, fitted = transform_all(asked.transform, sides, others, source.layers, asked.seed)
+    if probe.bias:
+        with stage(f"means of {layers_named(source.layers)}"):
+            sides, others, fitted = centred(sides, others, source.layers)
+    watch.end("extract")
+    return sides, others, fitted, stores
+
+
+@stage("tables, figures and page")
+def _write(
+    folder: Path,
+    config: Mapping[str, Any],
+    measured: Any,
+    fitted: Any,
+    stores: Any,
+    corpus: Any,
+    model: ModelSource,
+    watch: Stopwatch,
+    tracker: Tracker,
+    kept: Sequence[Path],
+) -> None:
+    """Write everything that was measured, with a page, and log it.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration.
+        measured: The `probing.runs.results.Measured` of the run.
+        fitted: Transform of each layer, if activations were transformed or centred.
+        stores: Activations of each corpus.
+        corpus: The test corpus.
+        model: The model.
+        watch: Notes how long writing takes.
+        tracker: Logs what is written.
+        kept: Files that are written already.
+    """
+    from probing.data.labelling import origin
+    from probing.page.build import build
+    from probing.page.charts import source_of
+    from probing.runs.places import read_from
+    from probing.runs.results import write, write_summary
+
+    formats = figure_formats(config["figure_format"])
+    written = write(folder, config, measured, model.short_name, formats, corpus, fitted)
+    watch.end("rank")
+    cached_of = {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))}
+    noted = read_from(config, folder)
+    files = [*kept, write_summary(folder, measured, written, cached_of, watch.timings(), noted)]
+    page = folder / "report.html"
+    page.write_bytes(build(source_of(read_run(folder)), defaults(fit)))
+    written.log(tracker, files, page)
+
+
+def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order = "contribution") -> None:
+    """Print the answer, the tables, what to distrust, and where the results are; with `verbose` all there is.
+
+    If `quiet`, a line for each layer stands in place of the tables; sentences are the same.
+    """
+    from probing.tables import probes
+    from probing.tables import probes as tables_probes
+    from probing.tables.conclusions import bases_lines, leading
+
+    rows, neurons, task = run.accuracy, run.neurons, task_in_words(run.config)
+    verbose = verbose and not quiet
+    said = tables_probes.answer(rows, neurons, task, run.results, run.config)
+    layer = leading(rows)["layer"]
+    if quiet:
+        for row in rows:
+            print(probes.result_line(row, run.top(row["layer"], 5, sort)))
+    terminal.tell(*said)
+    if not quiet:
+        _show(run, layer, verbose, sort)
+    if verbose:
+        terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in said))
+    else:
+        terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
+        terminal.tell(
+            *tables_probes.distrust(rows, neurons, run.class_scores, task, run.results, run.config, run.basis)
+        )
+    terminal.tell(*probes.transform_lines(run.transform, rows))
+    say_where(run.folder, where, "" if quiet or verbose else tables_probes.IN_FULL)
+
+
+def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
+    """Print the tables of the leading layer, and of all layers; with `verbose` all there are."""
+    from probing.tables import probes
+    from probing.tables.conclusions import bases_table
+    from probing.tables.probes import classes_table
+
+    rows, neurons, scores = run.accuracy, run.neurons, run.scores_of(layer)
+    removed = sum(bool(row.get("removed")) for row in run.top(layer, len(neurons)))
+    ranked = probes.neurons_table(run.top(layer, by=sort), site_of(run.config), removed, sort, verbose)
+    if verbose:
+        terminal.show(ranked, probes.accuracy_table(run.results["layers"]))
+        if scores:
+            terminal.show(classes_table(scores))
+        if {*controls_of(rows)} - {"majority"}:
+            terminal.show(probes.controls_table(rows))
+    else:
+        terminal.show(ranked, *[probes.layers_table(rows, neurons, sort)] * (len(rows) > 1))
+    if heads := [row for row in run.heads if row["layer"] == layer]:
+        terminal.show(probes.heads_table(heads))
+    if bases := [row for row in run.bases if row["layer"] == layer]:
+        terminal.show(bases_table(bases))
+
+
+@command
+@with_shared_help
+def extract(
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", site: SiteName = "residual", corpus: Source = "builtin", max_length: int | None = None,
+    batch_tokens: int | None = None,
+    seed: int = 0, runs: str = "runs", cache: str | None = None, quiet: bool = False,
+    trainer: dict[str, Any] | None = None,
+    tokenizer: Tokenizer = None,
+) -> Path:  # fmt: skip
+    """Cache the hidden states of a corpus, from which `fit` reads them.
+
+    Args:
+        layer: Layers to read: one (6), several (0,3,6 or 3-6), the last (-1) or all; layer 0 is the embedding output,
+            which only the residual stream has.
+        site: What is cached: hidden states (residual), units of the MLP inside block k after its activation function
+            (mlp), or outputs of its heads (attention). Features (sae:FOLDER) are computed from hidden states.
+        seed: Seed of the weights of a randomly initialised model.
+        runs: Folder of runs, in which the cache is by default.
+        quiet: Print the result line and warnings only.
+
+    Returns:
+        The folder of the cache entry.
+    """
+    from probing.activations.source import ActivationSource, say_what_was_left_out
+    from probing.runtime.processes import is_main_process
+    from probing.text import load_corpus
+
+    problems = number_problems(seed, max_length, batch_tokens)
+    if trainer and "logger" in trainer:
+        problems.append("`--trainer.logger` does not apply: `extract` makes no run that could be logged; leave it out")
+    refuse(problems)
+    layer_numbers(layer)
+    cached = cache_folder(cache, runs)
+    say = messages(quiet)
+    with quiet_libraries():
+        source = ActivationSource.of(
+            model, revision, layer, trainer, cache=cached, dtype=dtype, max_length=max_length,
+            batch_tokens=batch_tokens, random_weights_seed=seed if random_weights else None, say=say,
+            site=site, tokenizer=tokenizer,
+        )  # fmt: skip
+        corpora = [load_corpus(corpus)]
+        expect([None])
+        (store,) = source.read(corpora)
+        say_what_was_left_out(corpora, [store.tokens], say)
+    if is_main_process():
+        read = f"{store.plan.n_tokens} tokens of {store.tokens.n_sentences} sentences"
+        print(f"{read}, layers {source.layers}: {store.folder}")
+    return store.folder
+
+
+# What can be shuffled or drawn without a model.
+CONTROLS = ("shuffled",)
+
+# What values that are held fixed are called, in the place of the task that gives them.
+GIVEN = "given"
+
+
+def probe(
+    X: Any, y: Any, groups: Any = None, split: Any = None, ordinal: bool = False,
+    replicates: int = 5, controls: str | list[str] = "all", evidence: Literal["all", "none"] = "all", mdl: bool = False,
+    seed: int = 0, model: str = "activations", task: str = "label",
+    runs: str | Path | None = None, name: str | None = None, trainer: Mapping[str, Any] | None = None,
+    probe: ProbeOptions | Mapping[str, Any] = ProbeOptions(), logger: Any = None, quiet: bool = False,
+    numbers: bool | None = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    wandb: WandbOptions | Mapping[str, Any] | None = None, given: Any = None, rotations: int | None = None,
+) -> Run:  # fmt: skip
+    """Probe activations that come from anywhere, and rank their neurons, with the evidence that `fit` gives.
+
+    Args:
+        X: Activations, shape (n_rows, d_model), or a dict of such an array for each layer number or name, in the order
+            of the layers: NumPy arrays, memory maps, tensors or the layers of `read_activations`. A neuron is a column.
+        y: Label of each row, a whole number or a string. Every label of a training row is a class. Or a number for each
+            row that is to be predicted, by a ridge probe; see `numbers`.
+        groups: Group of each row, such as its sentence, document or speaker. Rows of a group are on the same side of
+            the split, and intervals, bootstraps and p-values take groups, not rows, to be independent. If None, every
+            row is a group of its own.
+        split: `train`, `validation` or `test` for each row; if None, a hash of the row's group and `seed` puts 80% on
+            the train side, and 10% each on the others.
+        ordinal: Whether labels are numbers, so that distances between labels are meaningful.
+        replicates: Number of probes trained on bootstrap samples of the training groups; 0 trains none.
+        controls: `all`, `none` or `shuffled` (shuffled labels); the other controls of `fit` need a model.
+        evidence: `all`: probes without first neurons and under other penalties, and directions beside neurons; `none`.
+        mdl: Also measure the length in bits of the training labels, encoded online with each layer's activations.
+        seed: Seed of every random draw.
+        model: What the activations are called in tables and figures.
+        task: What the labels are called there.
+        runs: Folder in which the run is written; `runs` if only a name is given.
+        name: Name of the run; MODEL-TASK-YYYYMMDD-HHMMSS by default. If neither `runs` nor `name` is given, the run
+            lives as long as the returned object.
+        trainer: Arguments of Lightning's Trainer.
+        probe: How the probe is trained.
+        logger: Lightning logger for the training curves, of `pytorch_lightning` or of `lightning`.
+        quiet: Whether to show no progress and not to say where results are; what was left out is said in any case.
+        numbers: Whether labels are numbers to predict as such, and not classes; if None, they are where at least one
+            has a fraction.
+        figure_format: Formats of the figures of a run that is written: `all`, or some of `png`, `pdf` and `svg`.
+        wandb: How a run with a name or `runs` is logged to Weights & Biases, as in `fit`; if None, it is not.
+        given: Value of each row, text or a whole number, that is held fixed because labels may go with it, as in `fit`.
+        rotations: Number of random rotations whose directions neurons are compared with, as in `fit`.
+
+    Returns:
+        The run, with the same tables and files as one of `fit`.
+
+    Raises:
+        UserError: If the arrays do not fit together, a value is infinite or not a number, or an option is out of range.
+    """
+    options, tracked, seed, replicates, evidence, mdl, rotations, quiet, trainer = _converted(
+        probe, wandb, seed=seed, replicates=replicates, evidence=evidence, mdl=mdl, rotations=rotations, quiet=quiet,
+        trainer=trainer)  # fmt: skip
+    wanted, formats = chosen("controls", controls, list(CONTROLS), "none"), figure_formats(figure_format)
+    refuse(_problems_with_tracking(tracked, place := _place(runs, name), logger, trainer))
+    from probing.data.arrays import sides_of_arrays
+    from probing.runs.finished import Asked, measure
+    from probing.runtime.trainer import algorithms_kept, check_trainer_options
+    from probing.studies.fit.estimate import stages_of_probes
+
+    with overview(quiet, briefly=True), quiet_libraries(), algorithms_kept():
+        watch, say = Stopwatch(), messages(quiet)
+        check_trainer_options(trainer or {}, options.solver)
+        sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)
+        _check(options, sides, trainer or {}, mdl, logger)
+        arrays = _description(sides.train.store)
+        sides, others, fitted = _read_arrays(sides, layers, options, wanted, given, seed)
+        config = {
+            "arrays": arrays, "model": model, "layer": [*map(int, layers)], "corpus": "arrays", "test_corpus": None,
+            "task": task, "task_args": {}, "ordinal": ordinal, "numbers": sides.numbers, "mdl": mdl,
+            "controls": wanted, "evidence": evidence, "replicates": replicates, "rotations": rotations, "seed": seed,
+            "given": None if given is None else GIVEN, "trainer": dict(trainer or {}), "probe": asdict(options),
+            "transform": "none",
+        }  # fmt: skip
+        expect(stages_of_probes([*others], replicates, evidence == "all", mdl, options, sides.numbers))
+        asked = Asked(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
+        measured = partial(measure, sides, others, layers, options, asked, trainer or {}, watch, say)
+        if place is None:
+            return _passing(measured(logger, None), config, watch, fitted)
+        folder = RunFolder(place, name, f"{model}-{task}")
+        return _kept(measured, config, folder, watch, formats, tracked, logger, quiet, fitted)
+
+
+def _read_arrays(
+    sides: Any, layers: Sequence[int], options: ProbeOptions, controls: Sequence[str], given: Any, seed: int
+) -> tuple[Any, dict[str, list[Any]], Any]:
+    """Return the examples, those of each control, and the transforms by which they were centred, if they were."""
+    from probing.data.examples import permuted_within
+    from probing.data.module import shuffled
+    from probing.probes.transforms import centred
+
+    others = {"shuffled": [shuffled(sides, seed)]} if controls else {}
+    others |= {} if given is None else {"given": [sides.each(partial(permuted_within, seed=seed))]}
+    return centred(sides, others, layers) if options.bias else (sides, others, None)
+
+
+def _check(options: ProbeOptions, sides: Any, trainer: Mapping[str, Any], mdl: bool, logger: Any) -> None:
+    """Check that the options go with what is predicted, and that there are validation rows if they are needed."""
+    of_numbers = _problems_with_numbers(options, trainer, mdl, logger) if sides.numbers else []
+    refuse(of_numbers + options.problems_with_trainer(trainer))
+    if options.needs_validation and not sides.validation.n_tokens:
+        raise UserError(
+            "no row of a class is on the validation side, on which the penalty is chosen and adam is stopped; give "
+            "more rows or groups, `split` with validation for some rows, or, with lbfgs, `probe={'l2': 1e-3}`."
+        )
+
+
+def _place(runs: str | Path | None, name: str | None) -> Path | None:
+    """Return the folder of runs; None if the run is not to be kept."""
+    if runs is None and name is None:
+        return None
+    place = runs_folder(str(runs or "runs"))
+    if name is not None:
+        check_name(place, name)
+    return place
+
+
+def _description(store: Any) -> dict[str, Any]:
+    """Return what a configuration says of the arrays."""
+    return {"shape": [store.tokens.n_tokens, store.plan.d_model], "sha256": store.fingerprint}
+
+
+def _converted(probe: Any, wandb: Any, **others: Any) -> tuple[Any, ...]:
+    """Return options that `fit` has too, converted and checked as there: the two groups, then the others in order."""
+    given = {"probe": probe, "wandb": WandbOptions("disabled") if wandb is None else wandb, **others}
+    found = converted(fit, given, "probe")
+    options = as_options(ProbeOptions, found["probe"], "probe")
+    refuse(option_problems(options, found["seed"], None, None, found["replicates"], found["rotations"]))
+    return options, as_options(WandbOptions, found["wandb"], "wandb"), *(found[option] for option in others)
+
+
+def _problems_with_tracking(
+    options: WandbOptions, place: Path | None, logger: Any, trainer: Mapping[str, Any] | None
+) -> list[str]:
+    # The two packages have a class of loggers each; what a Trainer needs of one is the same.
+    loggers = logger if isinstance(logger, list | tuple) else [] if logger is None else [logger]
+    if wrong := [one for one in loggers if not hasattr(one, "log_metrics")]:
+        return [
+            f"`logger` is {wrong[0]!r:.60}: expected a logger of Lightning, such as pytorch_lightning.loggers.CSVLogger"
+        ]
+    problems = []
+    if named := logger_names(trainer or {}):
+        typed = f"`trainer={{'logger': {','.join(named)!r}}}`"
+        if place is None:
+            problems.append(f"{typed}: a run without a name goes with its object; give `name` or `runs`")
+        if logger is not None:
+            problems.append(f"`logger` and {typed}: training curves go to one of the two; leave the other out")
+    if resolve_mode(options.mode) == "disabled":
+        return problems
+    if place is None:
+        problems.append(
+            "`wandb`: a run without a name goes with its object, and so would its log; give `name` or `runs`"
+        )
+    if logger is not None:
+        problems.append("`logger` and `wandb`: training curves go to one of the two; leave the other out")
+    return problems
+
+
+def _problems_with_numbers(options: ProbeOptions, trainer: Mapping[str, Any], mdl: bool, logger: Any) -> list[str]:
+    problems = options.problems_with_numbers(trainer, mdl)
+    if logger is not None:
+        problems.append("`logger` does not apply: a ridge probe in closed form has no training curves; leave it out")
+    return problems
+
+
+def _kept(
+    measured: Callable[[Any, None], Any], config: Mapping[str, Any], folder: RunFolder, watch: Stopwatch,
+    formats: Sequence[str], tracked: WandbOptions, logger: Any, quiet: bool, fitted: Any,
+) -> Run:  # fmt: skip
+    """Write a run with figures and a page, log it, say where it is, and return it."""
+    from probing.page.build import build
+    from probing.page.charts import source_of
+
+    with tracking(folder, tracked, config) as tracker:
+        assert tracker  # there is one wherever there is a folder
+        made = measured(logger or tracker.logger, None)
+        with stage("tables, figures and page"):
+            written, summary = _write_arrays(folder.path, made, config, watch, fitted, formats)
+            page = folder.path / "report.html"
+            page.write_bytes(build(source_of(read_run(folder.path)), defaults(fit)))
+        written.log(tracker, [summary], page)
+    run = load_fit(folder.finish())
+    if not quiet:
+        say_where(run.folder, tracker.where(run.folder))
+    return run
+
+
+def _passing(measured: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any) -> Run:
+    """Return a run in a temporary folder, which is removed with the run."""
+    folder = Path(tempfile.mkdtemp(prefix="probing-"))
+    try:
+        with stage("tables"):
+            _write_arrays(folder, measured, config, watch, fitted)
+        run = load_fit(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(run, shutil.rmtree, folder, True)
+    return run
+
+
+def _write_arrays(
+    folder: Path, measured: Any, config: Mapping[str, Any], watch: Stopwatch, fitted: Any, formats: Sequence[str] = ()
+) -> tuple[Any, Path]:
+    """Write everything that was measured; return what was written, and the path of the summary.
+
+    Args:
+        folder: The run's folder.
+        measured: The `probing.runs.results.Measured` of the run.
+        config: The resolved configuration.
+        watch: Notes how long writing takes.
+        fitted: Transform of each layer, if activations were centred.
+        formats: Formats of the figures; without any, none are drawn.
+    """
+    from probing.runs.results import write, write_summary
+
+    written = write(folder, config, measured, config["model"], formats, transforms=fitted)
+    watch.end("rank")
+    key = {"activations": config["arrays"]["sha256"]}
+    cached_of = {side: {"key": key} for side in ("train", "test")}
+    return written, write_summary(folder, measured, written, cached_of, watch.timings())

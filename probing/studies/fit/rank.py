@@ -21,25 +21,24 @@ from probing.cli.option_types import (
 from probing.cli.options import WandbOptions, as_options
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
-from probing.results.rows import Table
-from probing.results.schema import Row, layers_named
+from probing.results import Row, Table, layers_named
+from probing.runs import refuse_several
 from probing.runs.call import say_where, writable_folder
-from probing.runs.loading import load_fit_of_classes, tracked_like
-from probing.runs.rankings import (
+from probing.runs.loading import (
     RANKING_KEY,
     TABLES,
     Ranked,
     Rankings,
     draw_curves,
+    load_fit_of_classes,
+    tracked_like,
     write_tables,
     writing,
 )
 from probing.runs.run import Run
-from probing.runs.study import refuse_several
-from probing.runtime.machine import quiet_libraries
+from probing.runtime import quiet_libraries
 from probing.runtime.progress import BRIEF, expect, messages, stage
-from probing.tables.columns import has_intercept
-from probing.tables.rankings import curves_lines, rankings_lines
+from probing.tables import curves_lines, has_intercept, rankings_lines
 from probing.tables.schema import RANKING
 from probing.tracking import Tracker, resolve_mode
 
@@ -96,9 +95,9 @@ def rank(
     layers = _layers(layer, run)
     place = writable_folder(run.folder / "rankings", f"rank {run.folder}", "copy the run to a writable folder")
     with quiet_libraries():
-        from probing.rankings.methods import METHODS
+        from probing.probes.rankings import METHODS
         from probing.runs.finished import probe_weight
-        from probing.studies.fit.ranked import Judging, erasure_rows, rank_layers
+        from probing.studies.fit.estimate import Judging, erasure_rows, rank_layers
 
         methods = _methods(method or ("contribution" if erase or curves else "all"), METHODS)
         if curves and methods == ["random"]:
@@ -154,8 +153,8 @@ def _read(run: Run, corpus: Moved | None, cache: str | None, quiet: bool) -> tup
 @stage("tables and figures")
 def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats: Sequence[str]) -> list[Path]:
     """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
-    from probing.evidence.removal import INFORMATION_KEY
-    from probing.rankings.evaluation import CURVE_KEY, EVALUATION_KEY
+    from probing.probes.evaluation import CURVE_KEY, EVALUATION_KEY
+    from probing.probes.removal import INFORMATION_KEY
     from probing.tables.schema import CURVES, DIRECTIONS, ERASURE, EVALUATION, RANKING
 
     files: dict[str, Ranked] = {name: (rows, RANKING, RANKING_KEY) for name, rows in made.rankings.items()}

@@ -2,21 +2,669 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from probing.results.rows import Html, Table
-from probing.runs.study import Result, SectionPlace, Study, Terms
-from probing.studies.geometry import tables
-from probing.studies.geometry.extremes import tables as extremes
-from probing.studies.geometry.neurons import tables as neuron_interventions
-from probing.studies.geometry.position.tables import position_conclusions, position_tables
-from probing.studies.geometry.schema import SCHEMAS
+from probing.cli.commandline import configured
+from probing.cli.option_types import (
+    FIGURE_FORMAT,
+    Dtype,
+    FigureFormat,
+    FirstToken,
+    Folder,
+    Layers,
+    Model,
+    Source,
+    Tokenizer,
+    Wandb,
+    chosen,
+    chosen_with_data,
+    defaults,
+)
+from probing.cli.options import WandbOptions
+from probing.errors import UserError, out_of_range, refuse
+from probing.interventions import POSITION, READOUTS_OF_RUN, STS, TASK, WIC, WORDS
+from probing.models import layer_numbers
+from probing.results import Html, Table, layers_named
+from probing.runs import Result, SectionPlace, Study, Terms, study_of
+from probing.runs.call import Call, Measured
+from probing.runs.loading import read_as_run
+from probing.runs.run import Run, load_fit, of_text
+from probing.runtime import quiet_libraries
+from probing.runtime.processes import is_main_process
+from probing.runtime.progress import stage
+from probing.studies.geometry import extremes, tables
+from probing.studies.geometry import neurons as neuron_interventions
+from probing.studies.geometry.position import position_conclusions, position_tables
+from probing.studies.geometry.tables import SCHEMAS
 from probing.tables.heads import first_token_conclusions, first_token_tables
+from probing.text import read_couples
+from probing.text.tasks import short_name
 
-# --------------------------------------------------------------------------------------------------------------------
-# The study of `geometry`.
-# --------------------------------------------------------------------------------------------------------------------
+# Options whose values are those of `--from_run`, where it is given.
+OF_RUN = ("model", "revision", "random_weights", "corpus", "max_length")
+
+# Options that are about neurons of the stream alone.
+_ABOUT_NEURONS = ("kind", "pairs", "at", "readouts", "tokens", "retrain")
+
+# Defaults of earlier versions, which stand in the configurations of their runs.
+_USUAL_BEFORE = {"readouts": POSITION}
+
+Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
+
+KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
+
+# Kinds that all neurons of a layer can be changed by, since they leave something of it.
+_LEAVE_SOME = frozenset({"direction", "shuffled", "translate", "interchange"})
+
+# The kind that reads pairs of sentences in place of the corpus.
+INTERCHANGE: Kind = "interchange"
+
+# What reads pairs, by what is read of them.
+_READ_BY = {TASK: "the run's own probes", WORDS: "the model's own head for masked words"}
+
+# Number of neurons from a run by default.
+TOP = 10
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Neurons of the stream that are to be changed.
+
+    Args:
+        neurons: Their numbers, in the order typed; none for all of the layer; None if they come from a run.
+        run: The run whose ranking they come from.
+        typed: The option that names them, with its value, for messages.
+        top: Number of neurons from the run; None for the default.
+        kinds: What stands in their place.
+        readouts: What is read, by the name of the option, with its data; None where there is none.
+    """
+
+    neurons: Sequence[int] | None
+    run: Run | None
+    typed: str
+    top: int | None
+    kinds: Sequence[Kind]
+    readouts: Mapping[str, str | None]
+
+    @property
+    def own_task(self) -> str | None:
+        """Name of the run's task, where it is another than position, whose default options are no others."""
+        return None if self.run is None or _is_of_positions(self.run) else short_name(self.run.config)
+
+    def split_seed(self, seed: int) -> int:
+        """Return the seed of the split of sentences."""
+        return seed if self.run is None else int(self.run.config["seed"])
+
+    def ranked(self, layers: Sequence[int], is_all: bool, n_layers: int, d_model: int) -> dict[int, list[int]]:
+        """Return the neurons that are changed, by layer.
+
+        Args:
+            layers: The layers that `--layer` names.
+            is_all: Whether it names all, because nothing else was typed.
+            n_layers: Number of blocks of the model.
+            d_model: Number of neurons of a layer.
+
+        Raises:
+            UserError: If nothing reads one of the layers, the run does not have it, or there are no such neurons.
+        """
+        is_ranked = self.neurons is None
+        there = self.run.layers if is_ranked and self.run is not None else list(range(n_layers))
+        wrong = [layer for layer in layers if layer not in there or layer == n_layers]
+        if wrong and not is_all:
+            why = "no later layer reads them" if wrong[0] == n_layers else "the run has no ranking of them"
+            usable = ", ".join(str(layer) for layer in there if layer < n_layers)
+            raise UserError(
+                f"`--layer {wrong[0]}` with `{self.typed}`: neurons of this layer cannot be changed, because {why}; "
+                f"give some of {usable}."
+            )
+        found = [layer for layer in layers if layer in there and layer < n_layers]
+        if not found:
+            raise UserError(f"`{self.typed}` has the last layer alone, which no later layer reads; give another run.")
+        if self.neurons is not None:
+            refuse([
+                problem for neuron in self.neurons for problem in out_of_range("neurons", neuron, 0, d_model - 1)
+            ])  # fmt: skip
+        most = d_model // 2
+        top = min(TOP, most) if self.top is None else self.top
+        n = top if self.neurons is None else len(self.neurons)
+        if n > most:
+            option = f"`--top {n}`" if self.neurons is None else f"`{self.typed}`"
+            raise UserError(f"{option}: {n} neurons are more than half of the {d_model}; give at most {most}.")
+        if self.neurons is not None or self.run is None:
+            return {layer: list(self.neurons or range(d_model)) for layer in found}
+        return {layer: [row["neuron"] for row in self.run.top(layer, top)] for layer in found}
+
+
+def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None:
+    """Return the neurons that are to be changed, and note in the configuration what is read because of a run.
+
+    Args:
+        config: The resolved configuration, which is changed.
+        usual: The defaults of the options.
+
+    Raises:
+        UserError: If options contradict each other, or the run is not one whose neurons can be changed.
+    """
+    given = [name for name in ("neurons", "from_run") if config[name] is not None]
+    if given == ["from_run"] and config["position"] and not config["interventions"]:
+        given = []  # the run's ranking is only compared with the position part
+    if not given:
+        for name in _ABOUT_NEURONS:
+            if config[name] not in (usual[name], _USUAL_BEFORE.get(name)):
+                named = "none are named; give `--neurons` or `--from_run` too"
+                if config["from_run"] is not None:
+                    named = "none are; add `--interventions`"
+                raise UserError(f"`--{name} {_as_typed(config[name])}` says how neurons are changed, and {named}.")
+        return None
+    typed = f"--{given[0]} {_as_typed(config[given[0]])}"
+    if not config["interventions"]:
+        raise UserError(f"`{typed}` names neurons that are changed inside of the model; add `--interventions`.")
+    takes_all = _as_typed(config["neurons"]) == "all"
+    if len(given) == 2 and not takes_all:
+        raise UserError(f"`{typed}` and `--from_run {config['from_run']}` both name neurons; leave one of the two out.")
+    if config["dtype"] != "float32":
+        raise UserError(f"`--dtype {config['dtype']}`: neurons are changed in float32 alone; leave the option out.")
+    if config["first_token"] == "exclude":
+        raise UserError(
+            f"`--first_token exclude` and `{typed}`: neurons are changed at every word, the first one too; leave one "
+            "of the two out."
+        )
+    if config["corpus"] == "-":
+        raise UserError("`--corpus -`: with neurons that are changed the text is read twice; give it as a file.")
+    refuse([
+        *out_of_range("tokens", config["tokens"], 1), *out_of_range("retrain", config["retrain"], 0),
+        *(out_of_range("top", config["top"], 1) if config["from_run"] else []),
+    ])  # fmt: skip
+    kinds = _kinds(config, usual)
+    if takes_all and not _LEAVE_SOME.issuperset(kinds):
+        raise UserError(
+            f"`--neurons all` with `--kind {_as_typed(config['kind'])}` would leave nothing of the layer; give "
+            "`--kind direction`, which takes from it what tells the position alone, or the task of `--from_run`, its "
+            "control `shuffled`, or `translate`."
+        )
+    run = None if config["from_run"] is None else _run_of(config, usual)
+    readouts = _readouts(config, kinds, run)
+    if takes_all:
+        return Stream((), run, typed, None, kinds, readouts)
+    if run is None:
+        return Stream(_numbers(config["neurons"]), None, typed, None, kinds, readouts)
+    return Stream(None, run, typed, config["top"], kinds, readouts)
+
+
+def compared_run(config: dict[str, Any], usual: Mapping[str, Any], stream: Stream | None) -> Run | None:
+    """Return the run of `fit` whose ranking is compared with the position part; None if there is none.
+
+    Args:
+        config: The resolved configuration, which is changed to that of the run.
+        usual: The defaults of the options.
+        stream: The neurons that are changed, if there are any.
+
+    Raises:
+        UserError: If the run's neurons are not those of hidden states, or an option contradicts it.
+    """
+    if not config["position"] or config["from_run"] is None:
+        return None
+    return _run_of(config, usual) if stream is None else stream.run
+
+
+def _kinds(config: Mapping[str, Any], usual: Mapping[str, Any]) -> list[Kind]:
+    """Return what stands in the place of neurons: values of other sentences of pairs alone, where there are pairs.
+
+    Raises:
+        UserError: If there is no such kind, there are no pairs for `interchange`, or pairs with something else.
+    """
+    typed, pairs = _as_typed(config["kind"]), config["pairs"]
+    if pairs is None:
+        if INTERCHANGE in typed.split(","):
+            raise UserError(
+                f"`--kind {typed}`: neurons are exchanged between the sentences of pairs; give them as --pairs FILE, "
+                "with lines `sentence TAB counterfactual`."
+            )
+        return chosen("--kind", config["kind"], KINDS)
+    if typed != INTERCHANGE:
+        raise UserError(f"`--pairs {pairs}` is read by `--kind interchange` alone, and `--kind {typed}` is given.")
+    if pairs == "-":
+        raise UserError("`--pairs -`: pairs are read more than once; give them as a file.")
+    own = _read_of_pairs(pairs)
+    if config["from_run"] is None and own == TASK:
+        raise UserError(
+            f"`--pairs {pairs}`: the probes of a run read whole sentences; give `--from_run` too, or texts with [MASK]."
+        )
+    for name, allowed in (("readouts", own), ("retrain", None)):
+        if config[name] not in (usual[name], allowed):
+            raise UserError(
+                f"`--{name} {_as_typed(config[name])}` with `--kind interchange`: pairs are read by {_READ_BY[own]} "
+                "alone; leave the option out."
+            )
+    return [INTERCHANGE]
+
+
+def _read_of_pairs(pairs: str) -> str:
+    """Return what is read of a file of pairs: classes of a run in whole sentences, two words at masks.
+
+    Raises:
+        UserError: If the file holds no pairs.
+    """
+    return TASK if read_couples(pairs)[0].words is None else WORDS
+
+
+def _readouts(config: dict[str, Any], kinds: Sequence[Kind], run: Run | None) -> dict[str, str | None]:
+    """Return what is read, by default the run's own task, and note it in the configuration.
+
+    Raises:
+        UserError: If there is no such readout, or it cannot be read under one of the kinds.
+    """
+    is_of_positions = run is None or _is_of_positions(run)
+    if INTERCHANGE in kinds and (own := _read_of_pairs(config["pairs"])) == WORDS:
+        config["readouts"] = own
+        return {own: None}
+    if config["readouts"] is None:
+        config["readouts"] = POSITION if is_of_positions else TASK
+    if INTERCHANGE in kinds and is_of_positions:
+        raise UserError(
+            f"`--from_run {config['from_run']}` with `--kind interchange`: tokens at the same position are exchanged, "
+            "and the run predicts positions; give a run of another task, or pairs of texts with [MASK]."
+        )
+    found = chosen_with_data("--readouts", config["readouts"], READOUTS_OF_RUN)
+    if TASK in found and run is None:
+        raise UserError("`--readouts task` reads the classes of the task of a run; give `--from_run` too.")
+    if TASK in found and is_of_positions:
+        found = {name: data for name, data in found.items() if name != TASK} | {POSITION: None}
+    others = [name for name in (STS, WIC) if name in found]
+    if others and "translate" in kinds:
+        raise UserError(
+            f"`--readouts {others[0]}={found[others[0]]}` with `--kind translate`: words are moved from their own "
+            "class to another, and those of these sentences have none; leave one of the two out."
+        )
+    return {name: found[name] for name in READOUTS_OF_RUN if name in found}
+
+
+def _is_of_positions(run: Run) -> bool:
+    return run.config["task"] == POSITION and not run.config["task_args"]
+
+
+def _as_typed(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _numbers(typed: Any) -> list[int]:
+    """Return the numbers of neurons.
+
+    Raises:
+        UserError: If one is not a whole number, or is there twice.
+    """
+    words = _as_typed(typed)
+    try:
+        found = [int(word) for word in words.split(",")]
+    except ValueError:
+        raise UserError(f"`--neurons {words}`: expected numbers of neurons, such as 18,99, or all.") from None
+    if twice := [n for n in found if found.count(n) > 1]:
+        raise UserError(f"`--neurons {words}`: neuron {twice[0]} is there twice; name each once.")
+    return found
+
+
+def _run_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Run:
+    run = of_text(load_fit(config["from_run"]))
+    read_as_run(run, f"--from_run {config['from_run']}", config, usual, OF_RUN)
+    return run
+
+
+SpecialTokens = Literal["exclude", "include"]
+
+ClipTo = Literal["zero", "mean"]
+
+Place = Literal["words", "everywhere"]
+
+Definition = Literal["argmin_share", "argmax_share", "mean_profile", "layer_norm", "variance"]
+
+# Draws of other neurons by default, beside outliers, and beside neurons that are named: with fewer than 20, no p-value
+# by rank can be below .05.
+DRAWS, DRAWS_BESIDE_NEURONS = 10, 20
+
+
+@configured
+def geometry(
+    config: dict[str, Any],
+    model: Model = "minilm", layer: Layers = "all", revision: str | None = None, random_weights: bool = False,
+    dtype: Dtype = "float32", corpus: Source = "builtin", fit_corpus: Source | None = None,
+    max_length: int | None = None, batch_tokens: int | None = None, special_tokens: SpecialTokens = "exclude",
+    transforms: str | list[str] = "all", definition: Definition = "mean_profile", clip_to: ClipTo = "zero",
+    draws: int | None = None, whitening: Literal["pca", "zca"] = "pca", components: int | None = None,
+    shrinkage: float = 0.0, top: int | None = None, estimators: str | list[str] = "none", smoothing_bound: bool = False,
+    interventions: bool = False, neurons: int | list[int] | str | None = None, from_run: Folder | None = None,
+    kind: str | list[str] = "mean", pairs: str | None = None, at: Place = "words",
+    readouts: str | list[str] | None = None, tokens: int = 20_000, retrain: int = 5, norms: bool = False,
+    path: bool = False, position: bool = False, extremes: bool = False, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    wandb: Wandb = WandbOptions(), tokenizer: Tokenizer = None, figure_format: FigureFormat = FIGURE_FORMAT,
+    first_token: FirstToken = "include",
+) -> Result | None:  # fmt: skip
+    """Find outlier dimensions, and measure anisotropy before and after clipping, whitening and other transforms.
+
+    Args:
+        fit_corpus: Corpus, given like --corpus, on which outliers are found and transforms are fitted; the corpus that
+            is measured by default.
+        special_tokens: Whether special tokens are measured; outliers are found without and with them in any case.
+        transforms: Transforms to compare with the untransformed states: all, none, or some of clip, whiten,
+            standardise, center, all_but_the_top.
+        definition: Definition of the outliers that are clipped; the outliers by all five definitions are reported.
+        clip_to: Value that clipped neurons are set to: zero, or mean as a control.
+        draws: Number of draws of other neurons, as many as there are outliers, for comparison; 10 by default. With
+            --neurons or --from_run, also the number of random sets and of matched ones of each size, 20 by default.
+        whitening: Kind of whitening: pca, or zca, which rotates whitened vectors back; cosines are the same.
+        shrinkage: Weight, from 0 to 1, with which whitening shrinks the covariance towards a multiple of the identity,
+            for few tokens.
+        top: Number of principal directions that all_but_the_top removes; d_model / 100 by default. With --from_run,
+            the number of neurons that are changed instead; 10 by default, and at most half of all.
+        estimators: Published estimators of the mean cosine to report beside the exact one: all, none, or some of e19,
+            lkm, tvs.
+        smoothing_bound: Also run the model to measure, for every sentence, how each block changes the distance between
+            tokens and how much it can at most: every term of Theorem 2 of Shi et al. (2022). Post-LN models only.
+        interventions: Also set the outliers to 0 inside the model, in the LayerNorm after every block, and measure how
+            well the model then predicts masked words or, without a head for these, how well probes then read
+            positions. Outliers that are clipped only after the model are measured in the same way. With --neurons or
+            --from_run, change these neurons instead.
+        neurons: Neurons, such as 18,99, that are changed inside the model in the hidden states of each layer of
+            --layer, to measure what later layers lose beside random sets of as many; with --kind direction also all.
+        from_run: Finished run of `fit`, whose neurons with the largest contributions are changed, as many as --top, in
+            each of its layers and of --layer, or with --neurons all all of them; its model, its corpus, its split and
+            its task are then read (--corpus and --model say where these are, if they have moved).
+        kind: What replaces the neurons: mean (over training tokens), zero, resample (their values at a random token of
+            another sentence), direction (their values after linear erasure, by LEACE, of the task of --from_run, or of
+            the position without it), shuffled (as direction, but for shuffled labels, as a control), translate (their
+            values moved by the difference between the means of another class and of their own), interchange (their
+            values at the same token of the other sentence of --pairs); some of these, or all but the last one.
+        pairs: File of pairs that --kind interchange exchanges neurons between: `sentence TAB counterfactual`, read by
+            the probes of --from_run, or, of texts with [MASK], `text TAB counterfactual TAB word TAB other word`.
+        at: Whether neurons are changed at words only, or everywhere, which includes special tokens.
+        readouts: What is read while neurons are changed, one or more: task (the classes of the task of --from_run, by
+            its probes of the later layers; the default with it), position (by probes of the later layers and by heads;
+            the default without a run), or others as in `disable`: mlm (the loss of masked words, by the model's own
+            head), sts=DIR, wic=DIR.
+        tokens: Maximum number of tokens of the test sentences that are read while neurons are changed, and also of the
+            training sentences from which replacement values come; if there are more, sentences are drawn at random.
+        retrain: For the neurons and for this many random and as many matched sets of the largest size, also retrain a
+            probe of the last layer while they are changed; 0 retrains no probe.
+        norms: Also split the mean output of each outlier in every norm of every block into terms. Then set the
+            outliers' gains and biases to the mean of the other neurons', and measure the outliers again, how well
+            probes read positions, and the loss of masked words.
+        path: Also follow outliers along the residual stream, from the embeddings through the terms that blocks add to
+            it and their norms, on the first token and on words.
+        position: Also split the hidden states into mean, position, context and rest, and measure how much is position,
+            in how many directions, of which shape, and whether these are neurons; with --from_run beside its ranking.
+        extremes: Also find massive activations and other large values, by token and layer, what tokens get of the
+            attention and add to the stream, and what heads attend to without outliers in their queries and keys.
+        seed: Seed of every random draw: tokens, neurons, sentences and random initialisation.
+        name: Name of this run; MODEL-geometry-YYYYMMDD-HHMMSS by default.
+
+    Returns:
+        The measurement; None on ranks other than the first.
+    """
+    call = Call.of(study_of("geometry"), config, name, wandb, _problems(draws, components, shrinkage))
+    return _run(call, *_neurons_of(config), tokenizer)
+
+
+def _neurons_of(config: dict[str, Any]) -> tuple[Stream | None, Any]:
+    """Return the neurons that are changed, and the run whose ranking is compared; None where there are none.
+
+    Args:
+        config: The resolved configuration, which is changed to that of a run.
+    """
+    _check_corpora(config["corpus"], config["fit_corpus"])
+    stream = stream_of(config, defaults(geometry))
+    if config["extremes"] and config["first_token"] == "exclude":
+        raise UserError(
+            "`--first_token exclude` and `--extremes`: the largest values are often those of the first token; leave "
+            "one of the two out."
+        )
+    compared = compared_run(config, defaults(geometry), stream)
+    if config["draws"] is None:
+        config["draws"] = DRAWS if stream is None else DRAWS_BESIDE_NEURONS
+    if stream is None:
+        refuse(out_of_range("top", config["top"], 0))
+    return stream, compared
+
+
+def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Result | None:
+    """Measure what the options ask for.
+
+    Args:
+        call: The call of the command.
+        stream: The neurons that are changed, if there are any.
+        compared: The run of `fit` whose ranking is compared with the position part, if there is one.
+        tokenizer: Tokenizer of a model that is an object.
+    """
+    config, seed = call.config, call.config["seed"]
+    with quiet_libraries():
+        from probing.studies.geometry.figures import measured
+
+        split_seed = seed if stream is None else stream.split_seed(seed)
+        source = call.source(seed=split_seed, tokenizer=tokenizer)
+        if compared is not None and not set(source.layers) & set(compared.layers):
+            raise UserError(
+                f"`--from_run {config['from_run']}` ranks the neurons of {layers_named(compared.layers)}, and none of "
+                f"these is among {layers_named(source.layers)}; give other layers, or another run."
+            )
+        how, d_model = _plan(config, stream), source.config.hidden_size
+        refuse(_size_problems(config["components"], how.fitting.n_top, d_model))
+        inside = {
+            "smoothing": config["smoothing_bound"], "norms": config["norms"], "path": config["path"],
+            "interventions": config["interventions"] and stream is None,
+        }  # fmt: skip
+        _check_inside(source, inside)
+        ranked, data, task = None, {}, None
+        if stream is not None:
+            from probing.interventions.subject import data_of
+
+            typed = layer_numbers(config["layer"])
+            ranked = stream.ranked(source.layers, typed is None, source.config.num_hidden_layers, d_model)
+            data = data_of(stream.readouts)
+            task = _own_task(stream)
+        call.expect(2 + sum(inside.values()) + config["position"] + 3 * config["extremes"] + 2 * (stream is not None))
+        text, stores = _read(source, config)
+        changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
+        extremes = _extremes(source, text, stores[0], seed) if config["extremes"] else None
+        call.watch.end("extract")
+        if not is_main_process():
+            return None
+
+        def measure(folder: Path) -> Measured:
+            found = _measured(folder, source, text, stores, how, inside, changing)
+            if config["position"]:
+                found.inside.update(_of_position(stores[0], config, source.layers, compared))
+            if extremes is not None:
+                found.inside.update(extremes(found.survey))
+            return measured(found, stores, source.model.short_name)
+
+        return call.write(source.model, measure)
+
+
+def _of_position(store: Any, config: Mapping[str, Any], layers: Sequence[int], compared: Any) -> Mapping[str, Any]:
+    """Return the rows of the tables of the position part."""
+    from probing.studies.geometry.layers import Sampled
+    from probing.studies.geometry.position.survey import Measured, survey_position
+
+    counts = Sampled(store.tokens, config["special_tokens"], config["seed"]).counts
+    ranked = {}
+    if compared is not None:
+        d_model = store.plan.d_model
+        there = [layer for layer in layers if layer in compared.layers]
+        ranked = {layer: [row["neuron"] for row in compared.top(layer, d_model)] for layer in there}
+    return survey_position(Measured(store, counts, config["seed"]), layers, ranked)
+
+
+def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
+    """Return the `probing.studies.geometry.survey.Plan` of what is surveyed."""
+    from probing.probes.transforms import KINDS, Fitting
+    from probing.studies.geometry.layers import ESTIMATORS
+    from probing.studies.geometry.survey import Plan
+
+    top = None if stream is not None and stream.run is not None else config["top"]
+    fitting = Fitting(config["clip_to"], config["whitening"], config["components"], config["shrinkage"], top)
+    return Plan(
+        config["special_tokens"], chosen("--transforms", config["transforms"], KINDS, "none"), config["definition"],
+        fitting, config["draws"], chosen("--estimators", config["estimators"], ESTIMATORS, "none"), config["seed"],
+    )  # fmt: skip
+
+
+def _own_task(stream: Stream) -> Any:
+    """Return the `probing.text.tasks.TokenTask` of the run; None if it is position, or there is no run."""
+    from probing.interventions.probed_task import task_of_run
+
+    if stream.run is None or stream.own_task is None:
+        return None
+    return task_of_run(stream.run, f"--from_run {stream.run.folder}", TASK in stream.readouts, stream.kinds)
+
+
+def _changing(
+    config: Mapping[str, Any], stream: Stream, ranked: Any, reads: tuple[Mapping[str, Any], Any], source: Any,
+    corpus: Any, split_seed: int,
+) -> Callable[[], Any]:  # fmt: skip
+    """Read what is needed to change neurons, and return what measures what is lost.
+
+    Args:
+        config: The resolved options.
+        stream: The neurons.
+        ranked: The same by layer.
+        reads: The data of what is read, by name, and the run's task if it is another than position.
+        source: The model.
+        corpus: The text.
+        split_seed: Seed of the split.
+    """
+    from probing.interventions.probed_task import frozen_of_run
+    from probing.interventions.subject import Subject
+    from probing.runs.places import texts_of
+    from probing.studies.geometry.neurons.interchange import Couples, check_later, survey_couples, survey_words
+    from probing.studies.geometry.neurons.sets import Asked
+    from probing.studies.geometry.neurons.survey import survey
+    from probing.text import GroupBy, read_couples, splits_of
+
+    split_by: GroupBy = "sentence" if stream.run is None else stream.run.split_by
+    if stream.run is not None and stream.run.config["test_corpus"] is not None:
+        corpora, splits, _ = texts_of(stream.run, [config["corpus"], *stream.run.moved], source.say)
+    else:
+        corpora, splits = [corpus], [splits_of(corpus, split_seed, split_by)]
+    whole = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
+    frozen = None
+    if stream.run is not None and config["pairs"] is not None and TASK in stream.readouts:
+        frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, (), "from_run")
+        check_later(frozen, ranked, f"--from_run {stream.run.folder}")
+    elif stream.run is not None and config["pairs"] is None:
+        later = range(min(ranked) + 1, source.config.num_hidden_layers + 1)
+        frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, later, "from_run")
+    subject = Subject(whole, corpora, splits, split_seed, frozen, *reads)
+    subject.model.check_layers(stream.typed, "changes what enters a layer", source.model.name)
+    stores = subject.read()
+    asked = Asked(
+        ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"],
+        stream.own_task,
+    )  # fmt: skip
+    if WORDS in stream.readouts:
+        texts, typed = read_couples(config["pairs"]), f"--pairs {config['pairs']}"
+        return lambda: survey_words(subject, stores[-1], texts, typed, asked, source.say)
+    if frozen is not None and config["pairs"] is not None:
+        couples = Couples.read(config["pairs"])
+        return lambda: survey_couples(subject, couples, frozen, asked, source.say)
+    return lambda: survey(subject, stores, asked)
+
+
+def _extremes(source: Any, corpus: Any, store: Any, seed: int) -> Callable[[Any], Any]:
+    """Read the attention of a sample, and return what measures large values and sinks, given the survey."""
+    from probing.studies.geometry.extremes.survey import measure_extremes, read_attention
+
+    attentions = read_attention(source, corpus, store, seed)
+    return lambda found: measure_extremes(source, store, attentions, found.clipped, found.outliers, seed)
+
+
+def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:
+    """Return the problems with these numbers that are known without the model."""
+    return [
+        *out_of_range("draws", draws, 0, 1000),
+        *out_of_range("components", components, 1),
+        *out_of_range("shrinkage", shrinkage, 0, 1),
+    ]
+
+
+def _check_corpora(corpus: Source, fit_corpus: Source | None) -> None:
+    if fit_corpus == corpus == "-":
+        raise UserError("`--fit_corpus -`: standard input can be read only once; give one of the two as a file.")
+
+
+def _check_inside(source: Any, inside: Mapping[str, bool]) -> None:
+    """Refuse a model in which the requested quantities cannot be measured, before its activations are extracted."""
+    from probing.studies.geometry.inside.stream import check
+
+    check(source.model, inside["norms"], inside["path"])
+
+
+def _size_problems(components: int | None, top: int | None, d_model: int) -> list[str]:
+    """Return the problems with numbers of directions in a space of this width."""
+    return out_of_range("components", components, 1, d_model) + out_of_range("top", top, 0, d_model - 1)
+
+
+def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """Return the corpus that is measured, and the activations of each corpus, that of `--fit_corpus` last."""
+    from probing.activations.source import say_what_was_left_out
+    from probing.studies.geometry.position.survey import check_position
+    from probing.studies.geometry.survey import check_tokens
+    from probing.text import load_corpus
+
+    def check(tokens: Any) -> None:
+        check_tokens(tokens, config["special_tokens"])
+        if config["position"]:
+            check_position(tokens, config["special_tokens"])
+
+    corpora = [load_corpus(config["corpus"])]
+    if config["fit_corpus"] is not None:
+        corpora.append(load_corpus(config["fit_corpus"], "--fit_corpus"))
+    checks = [check, partial(check_tokens, special_tokens=config["special_tokens"])]
+    stores = source.read(corpora, checks[: len(corpora)])
+    say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
+    return corpora[0], stores
+
+
+def _measured(
+    folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, inside: Mapping[str, bool],
+    changing: Callable[[], Any] | None,
+) -> Any:  # fmt: skip
+    """Survey the model, from inside too where that is asked for; return the `probing.studies.geometry.figures.Found`.
+
+    Args:
+        folder: The run's folder.
+        source: The `probing.activations.source.ActivationSource`; types that need torch are not imported here.
+        corpus: The corpus that is measured.
+        stores: Activations that are measured, and those that transforms are fitted on.
+        plan: What is surveyed and how.
+        inside: What is measured inside the model, by name.
+        changing: Measures what is lost without neurons of the stream, if some are to be changed.
+    """
+    from probing.models import load_encoder, load_tokenizer
+    from probing.studies.geometry.figures import Found
+    from probing.studies.geometry.inside.stream import Subject, measure_inside
+    from probing.studies.geometry.survey import survey
+
+    model, seed, say = source.model, plan.seed, source.say
+    # The model, whose parameters are measured, and its tokenizer, which tells punctuation.
+    encoder, tokenizer = load_encoder(model, source.random_weights_seed), load_tokenizer(model)
+    surveyed = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, plan)
+    if missing := surveyed.not_applicable:
+        say(f"{model.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
+    subject = Subject(
+        model, encoder, tokenizer, stores[0], corpus, surveyed.clipped, plan.special_tokens == "include",
+        source.random_weights_seed is None, plan.n_draws, seed, say,
+    )  # fmt: skip
+    tables = measure_inside(folder, subject, inside)
+    if changing is None:
+        return Found(surveyed, tables)
+    with stage("what is lost without neurons"):
+        found = changing()
+    own = {"neuron_interventions": found.interventions, "neuron_draws": found.draws}
+    return Found(surveyed, {**tables, **own}, found.summary)
+
 
 # The tables of what is measured inside the model.
 _INSIDE = ("smoothing", "interventions", "norms", "norm_changes", "path", "first_row")
@@ -26,7 +674,7 @@ class Geometry(Study):
     """Outlier dimensions, anisotropy, the similarity of tokens, and what the model does with its neurons."""
 
     name, kind, title = "geometry", "geometry", "Geometry"
-    function = "probing.studies.geometry.command:geometry"
+    function = "probing.studies.geometry:geometry"
     in_several_processes = True
     schemas = SCHEMAS
     page = "geometry.md"
@@ -37,7 +685,7 @@ class Geometry(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the measurements."""
-        from probing.studies.geometry.inside.report import inside_tables
+        from probing.studies.geometry.inside import inside_tables
 
         own = [*tables.tables(made), *first_token_tables(made.first_token)]
         own += extremes.tables(made.by_name)
@@ -46,7 +694,7 @@ class Geometry(Study):
 
     def conclusions(self, made: Result) -> list[str]:
         """Return what the measurements say, a sentence for each question."""
-        from probing.studies.geometry.inside.report import inside_conclusions
+        from probing.studies.geometry.inside import inside_conclusions
 
         clipped = {int(layer): neurons for layer, neurons in made.results["clipped"].items()}
         lines = [*tables.conclusions(made, clipped), *first_token_conclusions(made.first_token)]
@@ -78,4 +726,4 @@ def _inside(made: Result) -> list[Table]:
     return [made.by_name[name] for name in _INSIDE]
 
 
-GEOMETRY = Geometry()
+STUDY = Geometry()

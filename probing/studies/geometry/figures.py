@@ -9,9 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.cache import ActivationStore
+from probing.activations import ActivationStore
 from probing.data.labelling import origin
-from probing.figures.style import (
+from probing.interventions import measure_of
+from probing.probes import transforms
+from probing.runs.call import Measured
+from probing.statistics import label
+from probing.studies.geometry.extremes import NAMES as EXTREMES
+from probing.studies.geometry.extremes import write_extremes_figures
+from probing.studies.geometry.inside import write_inside_figures
+from probing.studies.geometry.neurons import groups_of, has, kind_of, name_of, readouts_of
+from probing.studies.geometry.position import SCHEMAS as POSITION
+from probing.studies.geometry.position.spectrum import write_position_figures
+from probing.studies.geometry.survey import Rows, Survey
+from probing.studies.geometry.tables import layers_of, most_named
+from probing.tables.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -26,18 +38,6 @@ from probing.figures.style import (
     side_by_side,
     write_drawings,
 )
-from probing.probes import transforms
-from probing.readouts.names import measure_of
-from probing.runs.call import Measured
-from probing.statistics.sample_size import label
-from probing.studies.geometry.extremes.report import write_extremes_figures
-from probing.studies.geometry.extremes.tables import NAMES as EXTREMES
-from probing.studies.geometry.inside.report import write_inside_figures
-from probing.studies.geometry.neurons.tables import groups_of, has, kind_of, name_of, readouts_of
-from probing.studies.geometry.position.spectrum import write_position_figures
-from probing.studies.geometry.position.tables import SCHEMAS as POSITION
-from probing.studies.geometry.survey import Rows, Survey
-from probing.studies.geometry.tables import layers_of, most_named
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.tokens import Tokens
 from probing.data.examples import Activations, pool_words
 from probing.probes.transforms import Transform
 from probing.statistics.chance import (
@@ -41,6 +40,7 @@ from probing.statistics.moments import (
     outliers_of,
     pooled,
 )
+from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
 # Anisotropy, how unevenly vectors fill the directions of their space: mean cosines, IsoScore, partition function.

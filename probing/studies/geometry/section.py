@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from probing.page.lines import Line, line_chart
+from probing.page.charts import Line, line_chart
 from probing.page.terms import ACCURACY, TRANSFORMS
-from probing.results.rows import Html, as_in_terminal, element, table
-from probing.results.schema import Row, ends, in_brackets, interval
-from probing.runs.study import Result, Terms
-from probing.statistics.sample_size import label, size_lines
-from probing.studies.geometry.extremes import tables as extremes
-from probing.studies.geometry.extremes.tables import (
+from probing.results import Html, Row, as_in_terminal, element, ends, in_brackets, interval, table
+from probing.runs import Result, Terms
+from probing.statistics import label, size_lines
+from probing.studies.geometry import extremes
+from probing.studies.geometry import neurons as neuron_interventions
+from probing.studies.geometry.extremes import (
     COURSE_COLUMNS,
     HELD_OUTLIERS,
     MASSIVE,
@@ -20,9 +20,8 @@ from probing.studies.geometry.extremes.tables import (
     SINK_COLUMNS,
     SINKS,
 )
-from probing.studies.geometry.inside.report import inside_conclusions, inside_tables
-from probing.studies.geometry.neurons import tables as neuron_interventions
-from probing.studies.geometry.position.tables import position_conclusions, position_tables
+from probing.studies.geometry.inside import inside_conclusions, inside_tables
+from probing.studies.geometry.position import position_conclusions, position_tables
 from probing.studies.geometry.tables import MORE_TEXT
 from probing.tables.heads import first_token_conclusions, first_token_tables
 

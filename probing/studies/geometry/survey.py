@@ -13,16 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from probing.cache.tokens import Tokens
 from probing.data.examples import Activations
 from probing.errors import UserError
 from probing.models.anatomy import examine
 from probing.probes.transforms import Fitting, Kind, Transform, fit_transform, identity, random_neurons
-from probing.results.schema import ALL_LAYERS, layers_named
+from probing.results import ALL_LAYERS, layers_named
 from probing.runtime.progress import stage
-from probing.statistics import moments
+from probing.statistics import moments, size_columns
 from probing.statistics.moments import Definition, Outlier
-from probing.statistics.sample_size import size_columns
 from probing.studies.geometry.inside.changed_norms import find_parameters, not_applicable, parameter_rows
 from probing.studies.geometry.layers import (
     Estimator,
@@ -34,6 +32,7 @@ from probing.studies.geometry.layers import (
     look,
     measure,
 )
+from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
 # The share of a neuron's variance explained by position, frequency, frequent tokens, punctuation and special tokens.

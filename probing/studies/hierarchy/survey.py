@@ -13,17 +13,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import ActivationStore
-from probing.cache.source import ActivationSource
-from probing.cache.tokens import Tokens
+from probing.activations import ActivationStore
+from probing.activations.source import ActivationSource
 from probing.cli.options import ProbeOptions
-from probing.corpus import Corpus, from_words
 from probing.data.examples import Activations, Examples, Sides
 from probing.data.examples import read as read_examples
 from probing.data.labelling import origin
 from probing.data.module import layer_moments
 from probing.errors import UserError
-from probing.figures.style import (
+from probing.probes.training import LayerFit, penalised, train_probes
+from probing.results import layers_named
+from probing.runs.call import Measured
+from probing.runtime.progress import stage
+from probing.statistics import accuracy_interval, difference_interval
+from probing.studies.hierarchy.tables import ITSELF, LINEAR, controls_of, named, of_model, tasks_of
+from probing.tables.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -36,12 +40,8 @@ from probing.figures.style import (
     joined,
     name_layers,
 )
-from probing.probes.training import LayerFit, penalised, train_probes
-from probing.results.schema import layers_named
-from probing.runs.call import Measured
-from probing.runtime.progress import stage
-from probing.statistics.intervals import accuracy_interval, difference_interval
-from probing.studies.hierarchy.tables import ITSELF, LINEAR, controls_of, named, of_model, tasks_of
+from probing.text import Corpus, from_words
+from probing.text.tokens import Tokens
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from probing.data.control_names import CONTROLS as OF_FIT
-from probing.page.lines import Line, line_chart
-from probing.results.rows import Html, element
-from probing.results.schema import (
+from probing.data import CONTROLS as OF_FIT
+from probing.page.charts import Line, line_chart
+from probing.results import (
     Column,
+    Html,
     Row,
     Schema,
+    element,
     ends,
     in_brackets,
     interval,
@@ -23,7 +24,7 @@ from probing.results.schema import (
     text,
     whole,
 )
-from probing.runs.study import Result, framed, section_of
+from probing.runs import Result, framed, section_of
 from probing.tables.schema import layer_column
 
 _TASK = text("task", "What the probe looks for: main_auxiliary or subject_noun.")

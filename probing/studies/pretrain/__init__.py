@@ -2,17 +2,263 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar
 
-from probing.results.rows import Html
-from probing.runs.study import Result, SectionPlace, Study, Terms
+from probing.cli.commandline import configured
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Source, Wandb, chosen
+from probing.cli.options import WandbOptions
+from probing.errors import out_of_range
+from probing.page.charts import BY_LAYER, BY_STEP, LOOKS, SHARES, Across, Line, Up, line_chart
+from probing.page.terms import ACCURACY, BY_TOKEN
+from probing.results import Html, element, table
+from probing.runs import Result, SectionPlace, Study, Terms, framed, section_of, study_of
+from probing.runs.call import Call, Measured
+from probing.runs.folder import check_several, continuable, folder_of_trainings, free_name
+from probing.runtime import quiet_libraries
+from probing.runtime.processes import is_main_process
 from probing.studies.pretrain import tables
-from probing.studies.pretrain.tables import ARMS, LENGTHS, LOSSES
+from probing.studies.pretrain.tables import (
+    ARMS,
+    BETTER_THAN_NONE,
+    BETTER_THAN_UNIGRAM,
+    FREQUENCIES,
+    LENGTHS,
+    LOSSES,
+    NEXT_FREQUENCIES,
+    OUTLIER,
+    PRETRAINING_ARMS,
+    SEEDS,
+    EncoderGroup,
+    EncoderOptions,
+    Row,
+    Size,
+    TrainingGroup,
+    TrainingOptions,
+    chosen_recipe,
+    frequencies_of,
+    is_outlier,
+    last_rows,
+    predicted_in,
+    recipe_problems,
+    row_multiples,
+    trainings_of,
+)
+from probing.text import load_corpus
+from probing.tracking import Tracker
 
-# --------------------------------------------------------------------------------------------------------------------
-# The study of `pretrain`.
-# --------------------------------------------------------------------------------------------------------------------
+
+@configured
+def pretrain(
+    config: dict[str, Any],
+    corpus: Source = "builtin", arms: str | list[str] = "learned,none", seeds: int = 1, size: Size = "tiny",
+    sentences: int = 1000, lengths: int | list[int] | str | None = None, seed: int = 0, runs: str = "runs",
+    name: str | None = None, cache: str | None = None, quiet: bool = False, trainer: dict[str, Any] | None = None,
+    encoder: EncoderGroup = EncoderOptions(), training: TrainingGroup = TrainingOptions(),
+    wandb: Wandb = WandbOptions(), figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result | None:  # fmt: skip
+    """Pretrain encoders that differ only in what tells them positions, and measure outliers in their checkpoints.
+
+    Args:
+        corpus: Text to learn from; a tenth of its documents is held out, or a tenth of its sentences if it marks fewer
+            than 20 documents. Given as builtin, a file (.txt with one sentence per line, .conllu, .conll, .tsv, .csv,
+            .jsonl; also as .gz), hf:NAME?config=C&split=S&column=T, or - for standard input.
+        arms: How the encoder is given positions: all, or some of learned (a table of embeddings), none, constant (every
+            token is given the same position), causal (as none, but each token attends only to itself and earlier
+            tokens), sinusoidal (a table of sines that is not trained), rotary (queries and keys rotated by the
+            position), alibi (scores of attention that fall with the distance), relative (a trained number for each
+            distance and head, as in T5), disentangled (trained embeddings of distances, as in DeBERTa), causal_lm (as
+            causal, and the next token is predicted in place of masked ones), pre_norm (learned, with norms before the
+            parts of a block, where all others have them behind), plain_norm (learned, with norms without gain and
+            bias).
+        seeds: Number of trainings of each arm, with the seeds from --seed on.
+        size: Shape of the encoder and its training, which --encoder and --training change: tiny trains in minutes on a
+            processor, base is that of Luo, Kulmizev & Mao (2021).
+        sentences: Maximum number of held-out sentences on which checkpoints are measured.
+        lengths: Lengths of rows that each arm reads after the last step, in lengths of the rows of its training,
+            such as 1,2,4; none by default.
+        seed: Seed of the division of the text, of what is drawn to measure, and first seed of the trainings: initial
+            weights, order of the text, masks.
+        name: Name of this run; pretrain-SIZE-YYYYMMDD-HHMMSS by default. A killed run of this name goes on where it
+            stopped.
+        cache: Folder of activations while a checkpoint is measured; $PROBING_CACHE or RUNS/cache by default.
+        trainer: Arguments of Lightning's Trainer, such as --trainer.devices 2, --trainer.precision bf16-mixed or
+            --trainer.accumulate_grad_batches 4.
+        encoder: Shape of the encoder and of its input, where it is not that of the size.
+        training: How the encoder is trained, where it is not as the size says.
+
+    Returns:
+        The tables of the run; None on ranks other than the first.
+    """
+    shape, recipe = chosen_recipe(size, encoder, training)
+    numbers = [*out_of_range("seeds", seeds, 1, 1000), *out_of_range("sentences", sentences, 10)]
+    multiples, problems = row_multiples(lengths)
+    config |= {"encoder": asdict(shape), "training": asdict(recipe)}
+    # An unfinished run of the name is continued, so that whether the name is taken is found later.
+    call = Call.of(study_of("pretrain"), config, None, wandb, [*numbers, *problems, *recipe_problems(shape, recipe)])
+    wanted = chosen("--arms", arms, PRETRAINING_ARMS)
+    text = load_corpus(corpus)
+    with quiet_libraries():
+        from probing.runtime.trainer import Places, check_trainer_options
+        from probing.studies.pretrain.results import measured
+        from probing.studies.pretrain.training import Asked, Job, measure_all, measure_lengths, packed_text, train_all
+
+        check_trainer_options(trainer or {}, "pretraining")
+        check_several(trainer or {}, name is not None)
+        named = name or free_name(call.place, f"pretrain-{size}")
+        folder = folder_of_trainings(call.place, named, config, {"corpus": text})
+        jobs = [Job(arm, number) for number in range(seed, seed + seeds) for arm in wanted]
+        asked = Asked(jobs, shape, recipe, sentences, seed, trainer or {})
+        first = is_main_process()
+        call.expect(len(jobs) + 2 + bool(multiples))
+        written = Places(folder.path, first)
+        with continuable(folder, first):
+            rows = packed_text(text, asked, written)
+
+            def measure(tracker: Tracker | None) -> Measured | None:
+                logger = tracker.logger if tracker else None
+                losses = train_all(rows, asked, written, logger)
+                layers = measure_all(rows, asked, written, call.cached, losses, call.say)
+                tables = {"arms": layers, "losses": losses}
+                if multiples:
+                    tables["lengths"] = measure_lengths(rows, asked, multiples, written, call.cached)
+                return measured(tables, text, config["corpus"], rows) if first else None
+
+            return call.carry_out(folder if first else None, measure)
+
+
+PRETRAINING: Terms = {
+    "arm": "What tells the encoder positions: learned (a table that is trained), none, constant (every token is told "
+    "the same position), causal (none, but attention to earlier tokens alone), sinusoidal (a fixed table), rotary, "
+    "alibi (scores fall with the distance), relative (a trained number for each distance) or disentangled (trained "
+    "embeddings of distances). causal_lm is as causal and predicts the next token; pre_norm and plain_norm are as "
+    "learned, with norms before the parts of a block, and with norms without gain and bias.",
+    "seed": "Seed of the initial weights, the order of the text and the masks, the same for all arms.",
+    "steps": "Number of steps of the optimiser.",
+    "loss at first": "The loss before the first step.",
+    "loss": "Mean cross-entropy of masked tokens in held-out text (causal_lm: of the next), in nats, after the last "
+    "step.",
+    FREQUENCIES: "The loss of a model that knows how often each token occurs and nothing else.",
+    NEXT_FREQUENCIES: "The same loss of next tokens, which are not only the masked ones.",
+    "tokens": "Number of tokens in a row; the first length is usually that of the training.",
+    "below it": "How many nats the loss is below that.",
+    "verdict": f"On the last checkpoints. Not testable unless learned is better than none by {BETTER_THAN_NONE:g} nats "
+    f"and than the frequencies of tokens by {BETTER_THAN_UNIGRAM:g}, for every seed; refuted if none or constant has "
+    f"an outlier above the embeddings; confirmed if learned has one for every seed, of at least {SEEDS}; not testable "
+    "if learned has none; otherwise unclear.",
+    "layer": ACCURACY["layer"],
+    "farthest mean, sd": "How far the mean of the farthest neuron is from the mean of all neurons' means, in standard "
+    "deviations of these.",
+    "outlier": f"The neuron with that mean, if it is beyond {OUTLIER:g} sd.",
+    "an outlier is beyond": f"The limit of {OUTLIER:g} sd.",
+    "largest in": "Share of the tokens in whose hidden state this neuron is the largest.",
+    "smallest in": "Share of the tokens in whose hidden state it is the smallest.",
+    "position accuracy": "Share of the test tokens whose position a linear probe predicts correctly.",
+    "by the token alone": BY_TOKEN,
+    "equivariance": "Largest difference between the states of a token in a row that is read as it is and permuted, in "
+    "root mean squares of the layer's states: 0, up to rounding, where nothing tells positions.",
+}
+
+
+def pretraining_section(made: Result, anchor: str) -> Html:
+    """Return what the experiment found, its losses, and outliers and positions by layer after the last step.
+
+    Args:
+        made: The results of `pretrain`.
+        anchor: What the section is linked by.
+    """
+    end = last_rows(made.arms)
+    return section_of(
+        made,
+        anchor,
+        _losses(made),
+        element("div", _means(end), _positions(end), class_="panels"),
+        *framed(made.tables()),
+        element("details", element("summary", "Every arm, seed and layer after the last step"), _every_layer(end)),
+    )
+
+
+def _losses(made: Result) -> Html:
+    """Return the held-out loss over the steps, drawn and as numbers, beside that of the frequencies of tokens."""
+    lines, body, unigrams = [], [], {}
+    for (arm, seed), rows in trainings_of(made.arms).items():
+        losses = {row["step"]: row["loss"] for row in rows}
+        steps = sorted(losses)
+        lines.append(Line(arm, steps, [losses[step] for step in steps], which=f"seed {seed}"))
+        first, last, unigram = losses[steps[0]], losses[steps[-1]], rows[0]["unigram_loss"]
+        unigrams[frequencies_of(arm)] = unigram
+        body.append([arm, seed, steps[-1], *(f"{loss:.3f}" for loss in (first, last, unigram, unigram - last))])
+    steps = sorted({row["step"] for row in made.arms})
+    references = [Line(name, steps, [loss] * len(steps)) for name, loss in unigrams.items()]
+    size = made.results["n_vocabulary"]
+    title = (
+        f"Loss of {predicted_in(made.arms)} in held-out text, in nats, a line for each seed; a uniform guess has ln "
+    )
+    title += f"{size:,} = {math.log(size):.2f}"
+    head = ["arm", "seed", "steps", "loss at first", "loss", FREQUENCIES, "below it"]
+    charts = _charts(lines, references, title, BY_STEP, _up([*lines, *references]))
+    return element("figure", element("figcaption", title), *charts, table(head, body))
+
+
+def _up(lines: Sequence[Line], from_zero: bool = False) -> Up:
+    return Up.of((value for line in lines for value in line.values), from_zero)
+
+
+def _charts(
+    lines: Sequence[Line], references: Sequence[Line], title: str, across: Across = BY_LAYER, up: Up = SHARES
+) -> list[Html]:  # fmt: skip
+    """Return one chart, or several with the same axes where there are more arms than looks of lines."""
+    arms = list(dict.fromkeys(line.label for line in lines))
+    most = LOOKS - len(references)
+    groups = [arms[first : first + most] for first in range(0, len(arms), most)]
+    return [
+        line_chart([*(line for line in lines if line.label in group), *references], title, across, up)
+        for group in groups
+    ]
+
+
+def _means(end: Sequence[Row]) -> Html:
+    """Return the farthest mean by layer, beside the distance beyond which it is an outlier."""
+    layers = sorted({row["layer"] for row in end})
+    lines, limit = _by_layer(end, "max_mean_sd"), Line("an outlier is beyond", layers, [OUTLIER] * len(layers))
+    title = "Farthest mean of a neuron after the last step, in sd, by layer"
+    charts = _charts(lines, [limit], title, up=_up([*lines, limit], from_zero=True))
+    return element("figure", element("figcaption", title), *charts)
+
+
+def _positions(end: Sequence[Row]) -> Html:
+    """Return how well positions are read off by layer."""
+    title = "Accuracy of position by a linear probe after the last step, by layer"
+    return element("figure", element("figcaption", title), *_charts(_by_layer(end, "position_accuracy"), [], title))
+
+
+def _by_layer(end: Sequence[Row], column: str) -> list[Line]:
+    """Return a line for each arm and seed."""
+    return [
+        Line(arm, [row["layer"] for row in rows], [row[column] for row in rows], which=f"seed {seed}")
+        for (arm, seed), rows in trainings_of(end).items()
+    ]
+
+
+def _every_layer(end: Sequence[Row]) -> Html:
+    """Return a table of outliers, positions and equivariance."""
+    head = [
+        "arm", "seed", "layer", "farthest mean, sd", "outlier", "largest in", "smallest in", "position accuracy",
+        "by the token alone", "equivariance",
+    ]  # fmt: skip
+    body: list[list[Any]] = [
+        [
+            arm, seed, row["layer"], f"{row['max_mean_sd']:.2f}",
+            f"neuron {row['outlier_neuron']}" if is_outlier(row) else "none",
+            *(f"{row[name]:.3f}" for name in ("argmax_share", "argmin_share", "position_accuracy", "token_accuracy")),
+            f"{row['equivariance']:.1e}",
+        ]
+        for (arm, seed), rows in trainings_of(end).items()
+        for row in rows
+    ]  # fmt: skip
+    return table(head, body)
 
 
 class Pretrain(Study):
@@ -20,7 +266,7 @@ class Pretrain(Study):
 
     name, kind = "pretrain", "pretraining with and without positions"
     title = "Encoders with and without positions"
-    function = "probing.studies.pretrain.command:pretrain"
+    function = "probing.studies.pretrain:pretrain"
     in_several_processes = True
     schemas = ARMS, LOSSES, LENGTHS
     page = "pretraining.md"
@@ -43,15 +289,11 @@ class Pretrain(Study):
 
     def section(self, made: Result, place: SectionPlace) -> Html:
         """Return the losses, and outliers and positions by layer after the last step."""
-        from probing.studies.pretrain.section import pretraining_section
-
         return pretraining_section(made, place.anchor)
 
     def terms(self, made: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        from probing.studies.pretrain.section import PRETRAINING
-
         return {self.title: PRETRAINING}
 
 
-PRETRAIN = Pretrain()
+STUDY = Pretrain()

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import stdtrit
 
-from probing.corpus import Corpus
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PAGE, PURPLE, USUAL, from_zero, name_layers, write_drawings
 from probing.runs.call import Measured
-from probing.statistics.intervals import LEVEL
+from probing.statistics import LEVEL
 from probing.studies.pretrain.batches import PackedText
 from probing.studies.pretrain.tables import (
     CAUSAL_LM,
@@ -28,6 +26,19 @@ from probing.studies.pretrain.tables import (
     predicted_in,
     trainings_of,
 )
+from probing.tables.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PAGE,
+    PURPLE,
+    USUAL,
+    from_zero,
+    name_layers,
+    write_drawings,
+)
+from probing.text import Corpus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from probing.cli.options import as_options
 from probing.errors import out_of_range
-from probing.results.schema import Schema, in_brackets, number, text, whole
+from probing.results import Schema, in_brackets, number, text, whole
 from probing.tables.schema import layer_column
 
 # --------------------------------------------------------------------------------------------------------------------

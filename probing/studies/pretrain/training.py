@@ -16,40 +16,42 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from probing.cache.source import ActivationSource
+from probing.activations.source import ActivationSource
 from probing.cli.options import ProbeOptions
-from probing.corpus import Corpus, from_sentences
-from probing.corpus.splits import Split, side_of, split_key
-from probing.data.controls import token_identity
 from probing.data.labelling import read_sides
-from probing.data.module import layer_moments
+from probing.data.module import layer_moments, token_identity
 from probing.errors import UserError, as_clause
 from probing.models import load_encoder
 from probing.models.source import ModelSource
 from probing.probes.training import CONTROL_TOLERANCE, Training, train_controls, train_probes, training_of
-from probing.results.schema import count
-from probing.runtime.arithmetic import generator_of
+from probing.results import count
 from probing.runtime.files import parse_json, read_text, replacing
 from probing.runtime.processes import interrupts_pass, is_main_process, sum_over_ranks
 from probing.runtime.progress import remark, stage, steps_counted
 from probing.runtime.terminal import silence
-from probing.runtime.trainer import ContinuedModule, KeptTraining, Places, build_trainer, share_of_rate
+from probing.runtime.trainer import ContinuedModule, KeptTraining, Places, build_trainer, generator_of, share_of_rate
 from probing.statistics.moments import Profile, ProfileAccumulator, by_mean_profile
-from probing.studies.pretrain.arms import (
+from probing.studies.pretrain.batches import (
     LEARNED_TABLES,
+    Batch,
+    PackedRows,
+    PackedText,
+    as_fast,
     build,
     checkpoint_folder,
     checkpoint_steps,
     class_of,
     fill_table,
     head_of,
+    packed,
     position_table,
+    prepare,
     save_checkpoint,
     told,
 )
-from probing.studies.pretrain.batches import Batch, PackedRows, PackedText, as_fast, packed, prepare
 from probing.studies.pretrain.tables import CAUSAL_LM, Encoder, Recipe
-from probing.tasks import load_task
+from probing.text import Corpus, Split, from_sentences, side_of, split_key
+from probing.text.tasks import load_task
 
 # --------------------------------------------------------------------------------------------------------------------
 # The LightningModule of language modelling, and its curves.

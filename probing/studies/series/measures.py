@@ -15,14 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from probing.cache import job_lock
-from probing.cache.source import ActivationSource
-from probing.cache.store import ActivationStore, DamagedCache, PassStore, fingerprint, leftovers, remove, remove_unused
+from probing.activations import job_lock
+from probing.activations.source import ActivationSource
+from probing.activations.store import (
+    ActivationStore,
+    DamagedCache,
+    PassStore,
+    fingerprint,
+    leftovers,
+    remove,
+    remove_unused,
+)
 from probing.cli.options import ProbeOptions
-from probing.corpus import Corpus
-from probing.corpus.splits import Split
-from probing.data.controls import control_sides
 from probing.data.labelling import read_sides
+from probing.data.module import control_sides
 from probing.errors import UserError
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
@@ -31,15 +37,16 @@ from probing.heads.subject import Asked as AskedOfHeads
 from probing.heads.subject import Subject
 from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
-from probing.runs.measuring import Asked, measure
+from probing.runs.finished import Asked, measure
 from probing.runs.results import Measured
+from probing.runtime import Stopwatch
 from probing.runtime.files import parse_json, read_text
-from probing.runtime.machine import Stopwatch
 from probing.runtime.terminal import silence
 from probing.statistics.moments import deviations_of
 from probing.studies.geometry.survey import Plan, check_tokens, survey
 from probing.tables.heads import SPECIAL, of_measure
-from probing.tasks import load_task
+from probing.text import Corpus, Split
+from probing.text.tasks import load_task
 
 # What a command measured of one checkpoint, as JSON has it.
 Document = dict[str, Any]

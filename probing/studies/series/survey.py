@@ -14,27 +14,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probing.cache.source import ActivationSource
+from probing.activations.source import ActivationSource
 from probing.errors import UserError, about_option
-from probing.figures.style import (
-    BLUE,
-    GREY,
-    ORANGE,
-    USUAL,
-    coordinates,
-    from_zero,
-    labels,
-    name,
-    spaced_layers,
-    write_drawings,
-)
 from probing.models import load_encoder, load_tokenizer
 from probing.models.examination import add_tensor, tokenizer_behaviour
 from probing.models.loading import NOT_OF_THE_MODEL
-from probing.results.schema import count
+from probing.results import count
 from probing.runs.call import Measured
+from probing.runtime import drop_garbage
 from probing.runtime.files import most_text, open_file, parse_json, read_text
-from probing.runtime.machine import drop_garbage
 from probing.runtime.progress import remark, stage
 from probing.studies.series.measures import MEASURES, Document, How, Rows, Text, kept, key_of, without_new_entries
 from probing.studies.series.tables import (
@@ -48,6 +36,18 @@ from probing.studies.series.tables import (
     first_rows,
     layers_of,
     panels,
+)
+from probing.tables.figures import (
+    BLUE,
+    GREY,
+    ORANGE,
+    USUAL,
+    coordinates,
+    from_zero,
+    labels,
+    name,
+    spaced_layers,
+    write_drawings,
 )
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probing.results.schema import Schema, interval, number, text, whole
+from probing.results import Schema, interval, number, text, whole
 from probing.tables.schema import layer_column, value
 
 Row = Mapping[str, Any]

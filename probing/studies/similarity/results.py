@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from probing.cache import ActivationStore
+from probing.activations import ActivationStore
 from probing.data.labelling import origin
-from probing.downstream.names import WORDS
+from probing.downstream import WORDS
 from probing.downstream.sentence_vectors import Vectors, defined
-from probing.figures.style import (
+from probing.results import Row
+from probing.runs.call import Measured
+from probing.statistics import label
+from probing.tables.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -25,9 +28,6 @@ from probing.figures.style import (
     joined,
     name_layers,
 )
-from probing.results.schema import Row
-from probing.runs.call import Measured
-from probing.statistics.sample_size import label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

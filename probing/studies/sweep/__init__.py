@@ -2,27 +2,520 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import io
+import itertools
+import json
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from probing.results.rows import read_trials
-from probing.runs.folder import read_json
-from probing.runs.study import Result, Study
-from probing.studies.sweep import tables as schemas
-from probing.studies.sweep.tables import best_table
+from probing.cli.arguments import OptionSource, as_mapping, checked, read_yaml
+from probing.cli.commandline import command
+from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, defaults, figure_formats, option_problems
+from probing.cli.options import WandbOptions, as_options, with_shared_help
+from probing.data import chosen_controls
+from probing.errors import UserError, as_clause, out_of_range, refuse
+from probing.models import layer_numbers
+from probing.page.charts import option_words
+from probing.results import Schema, Type, count, interval, read_trials, text, write_csv
+from probing.runs import Result, Study, refuse_several, study_of
+from probing.runs.call import places, say_results
+from probing.runs.folder import PARTIAL, ResumableFolder, read_json
+from probing.runs.run import load_fit
+from probing.runtime import quiet_libraries, started_as
+from probing.runtime.files import parse_json, read_text
+from probing.runtime.processes import interrupt_behind
+from probing.runtime.progress import BRIEF, Advance, expect, hush, messages, remark, stage
+from probing.runtime.terminal import plain_table
+from probing.studies.fit import fit as fit_command
+from probing.studies.sweep.definition import (
+    LIGHT,
+    Parameter,
+    Sweep,
+    Trial,
+    alike,
+    column_of,
+    is_stacked,
+    parse_sweep,
+    stacks,
+    trial_name,
+)
+from probing.tables.schema import ACCURACY, NUMBERS
+from probing.text.tasks import SentenceTask, load_task, predicts_numbers
+from probing.tracking import Tracker, one_service, resolve_mode
 
-# --------------------------------------------------------------------------------------------------------------------
-# The study of `sweep`.
-# --------------------------------------------------------------------------------------------------------------------
+BEST = 10
+
+
+def best_table(rows: Sequence[Mapping[str, Any]], varied: Sequence[str], metric: str | None, goal: str) -> Any:
+    """Return the best rows, one for each trial and layer, as a rich table.
+
+    Args:
+        rows: A row for each trial and layer.
+        varied: Names of the options that differ between trials.
+        metric: Metric by which trials are ranked, as W&B names it.
+        goal: `minimize` or `maximize` the metric.
+    """
+    column = (column_of(metric) if metric else None) or "accuracy"
+    column = column if rows and column != "layer" and column in rows[0] else "accuracy"
+    sign = 1 if column != "accuracy" and goal == "minimize" else -1
+    ranked = sorted(rows, key=lambda row: (sign * row[column], row.get("cross_entropy", 0)))[:BEST]
+    shown = list(dict.fromkeys([*varied, "layer"]))
+    extra = [name for name in dict.fromkeys([column, "cross_entropy"]) if name != "accuracy" and name in rows[0]]
+    table = plain_table(f"The best {len(ranked)} of {len(rows)} rows by {column}")
+    for name in ("trial", *shown, "accuracy", "95% interval", *extra):
+        table.add_column(name.replace("_", " ") if "." not in name else name, justify="right")
+    for row in ranked:
+        table.add_row(
+            row["trial"].partition("-")[0], *(str(row[name]) for name in shown), f"{row['accuracy']:.3f}",
+            interval(row, "accuracy"), *(f"{row[name]:.3f}" for name in extra),
+        )  # fmt: skip
+    return table
+
+
+def _option(name: str) -> Type | None:
+    """Return the type of an option that a sweep varies, or of the agreement with runs that differ in it."""
+    return float if name.endswith(("_spearman", "_overlap")) else str
+
+
+SWEEP = Schema("sweep", "a row per trial and layer: the options that vary, and the columns of accuracy.csv", (
+    text("trial", "Name of the trial."),
+    *{column.name: column for column in (*ACCURACY.columns, *NUMBERS.columns)}.values(),
+), further=_option)  # fmt: skip
+
+# Options that the sweep sets for its trials; a value that the file gives for all trials is the sweep's own default.
+DECIDED = ("name", "runs", "cache", "quiet", "verbose", "wandb")
+
+
+class TrialOptions:
+    """Turns points into keyword arguments of `fit`; a value that occurs in many points is checked once.
+
+    Args:
+        command: The function `fit`, which does one trial.
+        sweep: The sweep that is searched.
+        file: Name of the sweep file, for messages.
+        over: Options of `fit` that hold for all trials and override the file.
+
+    Raises:
+        UserError: If options do not exist, or values are of the wrong type; the message names them all.
+    """
+
+    def __init__(self, command: Callable[..., Any], sweep: Sweep, file: str, over: Mapping[str, Any]) -> None:
+        self.command = command
+        checked(self.command, over, "fit", OptionSource("--fit."))
+        refuse([f"`--fit.{name}` cannot be set: the sweep's own `--{name}` decides" for name in over if _decided(name)])
+        self.place = OptionSource("", ": ", f" in {file}")
+        varied = [p for p in sweep.parameters if p.varies and p.name not in over]
+        problems = [f"`{p.name}` in {file} cannot vary: the sweep decides it" for p in varied if _decided(p.name)]
+        constant = {**as_mapping(sweep.command), **{p.name: p.values()[0] for p in sweep.parameters if not p.varies}}
+        if "name" in constant:
+            problems.append(f"`name` in {file} cannot be set: trials are named by the sweep")
+        self.own = {name: value for name, value in constant.items() if _decided(name)}
+        fixed = {**LIGHT, **{name: value for name, value in constant.items() if not _decided(name)}, **over}
+        self.varied = [p.name for p in varied]
+        self.known: dict[tuple[str, str], Mapping[str, Any]] = {}
+        for name, value in ((p.name, value) for p in varied for value in _some_values(p)):
+            try:
+                self._checked(name, value)
+            except UserError as error:
+                problems.append(str(error).rstrip("."))
+        try:
+            self.base = checked(self.command, fixed, "fit", self.place)
+        except UserError as error:
+            problems.append(str(error).rstrip("."))
+        refuse(problems)
+
+    def of(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of a trial.
+
+        Raises:
+            UserError: If they are invalid for every model and corpus.
+        """
+        options = dict(self.base)
+        for name, value in self.varied_of(point).items():
+            top, _, inner = name.partition(".")
+            given = self._checked(name, value)[top]
+            options[top] = _put(options[top], inner, given) if inner else given
+        refuse(
+            option_problems(
+                options["probe"], options["seed"], options["max_length"], options["batch_tokens"], options["replicates"]
+            )
+        )
+        layer_numbers(options["layer"])
+        task = load_task(options["task"], options["task_args"] or {})
+        if predicts_numbers(task):
+            raise UserError(
+                f"`task {options['task']}`: it predicts numbers, "
+                "and a sweep compares accuracies of classes; use `fit`, whose ridge probe has no options to search."
+            )
+        chosen_controls(options["controls"], task.ordinal, isinstance(task, SentenceTask))
+        return options
+
+    def varied_of(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of a point that vary between trials."""
+        return {name: value for name, value in point.items() if name in self.varied}
+
+    def _checked(self, name: str, value: Any) -> Mapping[str, Any]:
+        key = (name, repr(value))
+        if key not in self.known:
+            self.known[key] = checked(self.command, {name: value}, "fit", self.place)
+        return self.known[key]
+
+
+def _decided(name: str) -> bool:
+    return name.partition(".")[0] in DECIDED
+
+
+def _some_values(parameter: Parameter) -> list[Any]:
+    """Return some values of a parameter, enough to check its types."""
+    if parameter.distribution.startswith("categorical"):
+        return parameter.values()
+    return [parameter.settings[end] for end in ("min", "max") if end in parameter.settings and _is_range(parameter)]
+
+
+def _is_range(parameter: Parameter) -> bool:
+    return parameter.distribution in ("uniform", "q_uniform", "int_uniform", "log_uniform_values")
+
+
+def _put(options: Any, inner: str, given: Any) -> Any:
+    """Return a group of options with one option replaced by that of another such group."""
+    if is_dataclass(options) and not isinstance(options, type):
+        return replace(options, **{inner: getattr(given, inner)})
+    return {**(options or {}), inner: given[inner]}
+
+
+class SweepFolder(ResumableFolder):
+    """The folder of a sweep that is new or continued.
+
+    Args:
+        runs: The folder of runs.
+        name: Name of the sweep.
+        definition: Everything that decides which trials there are; a sweep with another definition is another sweep.
+
+    Raises:
+        UserError: If the name is taken by something else, or the folder cannot be made.
+    """
+
+    what, other = "sweep", "another sweep, or to another version of this file"
+    work = "trials"
+    temporary = ("progress.safetensors",)
+
+    def __init__(self, runs: Path, name: str, definition: Mapping[str, Any]) -> None:
+        super().__init__(runs, name, definition)
+        self.trials = self.path / self.work
+
+    @contextmanager
+    def claimed(self) -> Iterator[list[str]]:
+        """Lock the folder against other processes, and yield the names of the finished trials.
+
+        Raises:
+            UserError: If another process is running the sweep, or the folder cannot be made.
+        """
+        with self.locked():
+            for torn in self.trials.glob(f"*{PARTIAL}"):
+                shutil.rmtree(torn)
+            yield sorted(trial.name for trial in self.trials.iterdir())
+
+
+@command
+@with_shared_help
+def sweep(
+    file: str | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    fit: dict[str, Any] | None = None,
+    runs: str = "runs",
+    name: str | None = None,
+    cache: str | None = None,
+    quiet: bool = False,
+    wandb: Wandb = WandbOptions(),
+    figure_format: FigureFormat = FIGURE_FORMAT,
+) -> Result:
+    """Run the trials of a W&B sweep file here; train those that differ in layer, seed or penalty together.
+
+    Args:
+        file: Sweep file whose trials are runs of fit; may be given without `--file`.
+        trials: Maximum number of trials; by default all of a grid, otherwise run_cap of the file.
+        seed: Seed of random and Bayesian search; the seed of the split is an option of the trials.
+        fit: Options of fit that hold for all trials and override the file, such as --fit.corpus text.txt.
+        runs: Folder of runs, in which the sweep is written too.
+        name: Name of the sweep, that of the file by default; an unfinished sweep of this name is continued.
+        wandb: Where and how to track the trials, as one group, in Weights & Biases.
+
+    Returns:
+        The finished sweep.
+    """
+    wandb = as_options(WandbOptions, wandb, "wandb")
+    typed = {
+        "trials": trials, "seed": seed, "fit": _flat(fit or {}), "runs": runs, "name": name, "cache": cache,
+        "quiet": quiet, "wandb": asdict(wandb), "figure_format": figure_format,
+    }  # fmt: skip
+    refuse_several("sweep")
+    if file is None:
+        raise UserError("`sweep` takes a sweep file, such as conf/sweeps/layers.yaml.")
+    content = read_yaml(file, "sweep")
+    over = _flat(fit or {})
+    definition = parse_sweep(content, file).without(over)
+    refuse(out_of_range("trials", trials, 1) + out_of_range("seed", seed, 0))
+    options = TrialOptions(fit_command, definition, file, over)
+    runs, cache, quiet, wandb = _own_defaults(options.own, definition, runs, cache, quiet, wandb)
+    name = name or Path(file).stem
+    mode, formats = resolve_mode(wandb.mode), figure_formats(figure_format)
+    cached, place = places(cache, runs, None)
+    n_trials = _number_of_trials(definition, trials, file)
+    settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": over}
+    folder = SweepFolder(place, name, settings)
+    if quiet:
+        hush()
+    say = messages(quiet)
+    with quiet_libraries(), folder.claimed() as whole, one_service(mode):
+        start = time.perf_counter()
+        runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say)
+        try:
+            expect([None, BRIEF])
+            with stage(count(n_trials, "trial"), n_trials, len(whole)) as runner.advance:
+                made = runner.run()
+            with stage("tables and figures"):
+                _conclude(folder.path, definition, options, made, wandb, name, say, start, formats)
+        except BaseException as error:
+            left = f"{_command_line(file, typed)} continues the sweep"
+            if interrupt := interrupt_behind(error):
+                raise type(interrupt)(f"the unfinished sweep is {folder.path}, and {left}") from None
+            if isinstance(error, OSError):
+                raise UserError(
+                    f"`--runs {runs}` cannot be written ({as_clause(error)}); make room: {left}."
+                ) from error
+            raise
+    finished = study_of("sweep").read(folder.finish())
+    say_results(finished, None, quiet)
+    return finished
+
+
+def _command_line(file: str, options: Mapping[str, Any]) -> str:
+    """Return the command that was typed, with every option that is not at its default."""
+    usual = {**defaults(sweep), "fit": {}, "wandb": asdict(WandbOptions())}
+    words = [word for name, value in options.items() for word in option_words(name, value, usual.get(name))]
+    return shlex.join([*started_as().split(), "sweep", file, *words])
+
+
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options by their dotted names; groups of options, as Python gives them, are flattened."""
+    groups = {name: value for name, value in options.items() if isinstance(value, Mapping)}
+    inner = {f"{name}.{key}": value for name, group in groups.items() for key, value in group.items()}
+    return {**{name: value for name, value in options.items() if name not in groups}, **inner}
+
+
+def _own_defaults(
+    own: Mapping[str, Any], definition: Sweep, runs: str, cache: str | None, quiet: bool, wandb: WandbOptions
+) -> tuple[str, str | None, bool, WandbOptions]:
+    """Return the sweep's own options: those of the command line, or else what the file says for all trials."""
+    usual = WandbOptions()
+    said: dict[str, Any] = {"project": definition.project, "entity": definition.entity}
+    said |= {name.removeprefix("wandb."): value for name, value in own.items() if name.startswith("wandb.")}
+    told = {name: value for name, value in said.items() if value and getattr(wandb, name) == getattr(usual, name)}
+    return (
+        own.get("runs", runs) if runs == "runs" else runs, cache or own.get("cache"), quiet or own.get("quiet", False),
+        replace(wandb, **told),
+    )  # fmt: skip
+
+
+def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
+    """Return the number of trials.
+
+    Raises:
+        UserError: If nothing limits their number, or the search cannot be done here.
+    """
+    from probing.studies.sweep.definition import check_metric
+    from probing.studies.sweep.search import check_installed, n_points
+
+    refuse([problem] if (problem := check_metric(definition.metric)) else [])
+    cap = min((n for n in (trials, definition.run_cap) if n), default=None)
+    if definition.method == "grid":
+        return min(n_points(definition), cap or n_points(definition))
+    if cap is None:
+        raise UserError(f"`method: {definition.method}` in {file} never ends; give `run_cap` there, or --trials.")
+    if definition.method == "bayes":
+        check_installed()
+    return cap
+
+
+class _Runner:
+    """Runs the trials that are not finished yet.
+
+    Args:
+        definition: The sweep that is searched.
+        options: Turns points of the search into the options of trials.
+        folder: Folder of the sweep.
+        whole: Names of the trials that are finished.
+        n_trials: Number of trials of the sweep.
+        seed: Seed of random and Bayesian search.
+        cache: Folder of cached activations.
+        wandb: Where and how trials are tracked.
+        say: Function that takes one-line messages.
+    """
+
+    def __init__(
+        self, definition: Sweep, options: TrialOptions, folder: SweepFolder, whole: Sequence[str], n_trials: int,
+        seed: int, cache: Path, wandb: WandbOptions, say: Any,
+    ) -> None:  # fmt: skip
+        self.definition, self.options, self.folder, self.whole = definition, options, folder, set(whole)
+        self.n_trials, self.seed, self.cache, self.say = n_trials, seed, cache, say
+        self.advance: Advance  # is called with the number of trials that have finished
+        self.wandb = replace(wandb, group=wandb.group or folder.final.name, name=None)  # the name is the sweep's
+
+    def run(self) -> list[Trial]:
+        """Run what is left and return all trials."""
+        if self.whole:
+            remark(f"{len(self.whole)} of {self.n_trials} trials are finished already")
+        if self.definition.program:
+            self.say(f"`program: {self.definition.program}` is ignored: here every trial is a run of `probing fit`")
+        if self.definition.stops_early:
+            self.say("early_terminate applies to the agents of W&B only: here every trial runs to its end")
+        if self.definition.method == "bayes":
+            return self._search()
+        trials = [self._trial(number, point) for number, point in enumerate(self._points())]
+        self._check(trials)
+        for stack in stacks(trials):
+            self._run(stack)
+        return trials
+
+    def _points(self) -> Iterator[Mapping[str, Any]]:
+        from probing.studies.sweep.search import draw, grid
+
+        if self.definition.method == "grid":
+            return itertools.islice(grid(self.definition), self.n_trials)
+        return (draw(self.definition, number, self.seed) for number in range(self.n_trials))
+
+    def _search(self) -> list[Trial]:
+        """Run a Bayesian search: each trial's point is suggested by the metrics of the trials before it."""
+        from probing.studies.sweep.search import metric_of, not_measured, outcome, suggest
+
+        trials: list[Trial] = []
+        finished: list[tuple[dict[str, Any], float]] = []
+        for number in range(self.n_trials):
+            point = suggest(self.definition, finished, self.seed)
+            trials.append(self._trial(number, point))
+            self._check(trials[-1:])
+            self._run(trials[-1:])
+            made = outcome(trials[-1].name, point, load_fit(self.folder.trials / trials[-1].name))
+            finished.append((point, metric_of(made, self.definition.metric)))
+            if problem := not_measured([made], self.definition.metric):
+                raise UserError(f"{problem}; search by one of these.")
+        return trials
+
+    def _trial(self, number: int, point: Mapping[str, Any]) -> Trial:
+        varied = self.options.varied_of(point)
+        options = {**self.options.of(point), "cache": str(self.cache), "wandb": self.wandb}
+        return Trial(trial_name(number, self.n_trials, varied), varied, options)
+
+    def _check(self, trials: Sequence[Trial]) -> None:
+        """Refuse what the model or the training cannot do, before any work."""
+        from probing.models import load_config, parse_layers, resolve_model
+        from probing.runtime.trainer import check_trainer_options
+        from probing.studies.sweep.definition import check_layer
+
+        for same in {alike(trial): trial for trial in trials}.values():
+            trainer = same.options["trainer"] or {}
+            if {"strategy", "num_nodes"} & set(trainer) or trainer.get("devices", 1) != 1:
+                raise UserError(
+                    "`trainer.strategy`, `trainer.devices` and `trainer.num_nodes`: a sweep runs in one process; "
+                    "`wandb agent` runs its trials on any number of hosts."
+                )
+            check_trainer_options(trainer, same.probe.solver)
+            if same.options["corpus"] == "-":
+                raise UserError("`corpus: -`: a sweep reads its corpus more than once; give it as a file.")
+        depth: dict[tuple[str, str | None], int] = {}
+        layers: set[int] = set()
+        for trial in trials:
+            model, revision = trial.options["model"], trial.options["revision"]
+            if (model, revision) not in depth:
+                depth[model, revision] = load_config(resolve_model(model, revision)).num_hidden_layers
+            layers.update(parse_layers(trial.options["layer"], depth[model, revision], model))
+        refuse([problem] if (problem := check_layer(self.definition.metric, sorted(layers))) else [])
+
+    def _run(self, stack: Sequence[Trial]) -> None:
+
+        todo = [trial for trial in stack if trial.name not in self.whole]
+        if not todo:
+            return
+        if not is_stacked(todo[0]):
+            self._fit(todo[0])
+            return
+        from probing.studies.sweep.stacked_trials import StackContext, run_stack
+
+        done = [trial for trial in stack if trial.name in self.whole]
+        context = StackContext(self.folder.trials, self.cache, self.wandb, self.say, self._finished)
+        run_stack(todo, done, context)
+
+    def _fit(self, trial: Trial) -> None:
+        """Run a trial that asks for more than a probe as a `fit` of its own."""
+        import yaml
+
+        with contextlib.redirect_stdout(io.StringIO()):  # its tables are on disk
+            made = fit_command(**{**trial.options, "runs": str(self.folder.trials), "name": trial.name, "quiet": True})
+        assert made is not None  # of one process the first rank
+        config = {**made.config, "runs": trial.options["runs"], "quiet": trial.options["quiet"]}
+        (made.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        self._finished(trial)
+
+    def _finished(self, trial: Trial) -> None:
+        before = len(self.whole)
+        self.whole.add(trial.name)
+        self.advance(1)
+        tenth = max(1, self.n_trials // 10)
+        if before // tenth != len(self.whole) // tenth or len(self.whole) == self.n_trials:
+            remark(f"{len(self.whole)} of {self.n_trials} trials")
+
+
+def _conclude(
+    folder: Path, definition: Sweep, options: TrialOptions, trials: Sequence[Trial], wandb: WandbOptions, name: str,
+    say: Any, start: float, formats: Sequence[str],
+) -> None:  # fmt: skip
+    """Write the results of all trials, with what the terminal says of them, and log them."""
+    import yaml
+
+    from probing.runtime import versions
+    from probing.studies.sweep import search as table
+    from probing.studies.sweep.search import write_sweep_figure
+
+    outcomes = [table.outcome(trial.name, trial.point, load_fit(folder / "trials" / trial.name)) for trial in trials]
+    rows = table.rows(outcomes, options.varied)
+    problem = table.not_measured(outcomes, definition.metric)
+    metric = None if problem else definition.metric
+    best = table.best(outcomes, metric, definition.goal)
+    (folder / "figures").mkdir(exist_ok=True)
+    figures = write_sweep_figure(folder / "figures" / "sweep", rows, options.varied, formats)
+    write_csv(folder / "sweep.csv", rows, SWEEP)
+    settings = parse_json(read_text(folder / "definition.json", folder))
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(settings["sweep"], sort_keys=False), encoding="utf-8")
+    summary = {
+        "kind": "sweep", "versions": versions(), **{key: settings[key] for key in ("trials", "seed", "fit")},
+        "best": {"trial": best.name, **best.point, "metric": table.metric_of(best, metric)},
+        "timings": {"total_s": time.perf_counter() - start},
+        "said": [
+            *([f"{problem}; so trials are ranked by their accuracy."] if problem else []),
+            *table.conclusion(rows, outcomes, options.varied, metric, definition.goal),
+        ],
+    }  # fmt: skip
+    (folder / "results.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    files = [folder / file for file in ("sweep.csv", "sweep.yaml", "results.json")]
+    tracker = Tracker(replace(wandb, group=wandb.group or name), folder, name, {**settings, **asdict(wandb)}, say)
+    tracker.log_results([], [], figures, files, {"sweep": rows}, kind="sweep")
+    tracker.finish()
 
 
 class SweepStudy(Study):
     """Many runs of `fit`. Its trials, in `folder / "trials"`, are runs of their own."""
 
     name, kind, title = "sweep", "sweep", "Sweep"
-    function = "probing.studies.sweep.command:sweep"
-    schemas = (schemas.SWEEP,)
+    function = "probing.studies.sweep:sweep"
+    schemas = (SWEEP,)
     page = "sweeps.md"
     files: ClassVar[Mapping[str, str]] = {
         "trials/": "A run of `fit` for each trial.",
@@ -42,9 +535,9 @@ class SweepStudy(Study):
 
     def read(self, folder: Path) -> Result:
         """Read a sweep, whose configuration is what decides which trials there are."""
-        rows = read_trials(folder / "sweep.csv", schemas.SWEEP)
+        rows = read_trials(folder / "sweep.csv", SWEEP)
         config, results = read_json(folder / "definition.json"), read_json(folder / "results.json")
         return Result(self, folder, config, results, {"sweep": rows})
 
 
-SWEEP = SweepStudy()
+STUDY = SweepStudy()

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from probing.errors import UserError, as_clause
-from probing.figures.style import BLUE, GREY, USUAL, drawing, forms_of, name_layers, spaced_layers
-from probing.results.schema import count
+from probing.results import count
 from probing.runs.run import Run
-from probing.statistics.rank_similarity import neuron_ranks, spearman, top_overlap
+from probing.statistics import neuron_ranks, spearman, top_overlap
 from probing.studies.sweep.definition import BEST_ACCURACY, Parameter, Sweep, rows_of, value_of
-from probing.tables.columns import UNINFORMATIVE
+from probing.tables import UNINFORMATIVE
+from probing.tables.figures import BLUE, GREY, USUAL, drawing, forms_of, name_layers, spaced_layers
 from probing.tracking.client import summary_of
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from probing.heads.position import OFFSETS
 from probing.heads.subject import PositionRun
 from probing.models import load_tokenizer, resolve_model
 from probing.runs.loading import load_run
-from probing.studies.attention.command import FUSION
+from probing.studies.attention import FUSION
 from probing.tables.change import change_conclusions, change_table, fusion_lines
 from probing.tables.position_heads import conclusions
 from rendering import rendered

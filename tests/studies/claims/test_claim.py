@@ -27,11 +27,11 @@ from planted_claims import (
 )
 from probing.cli.commandline import converted, unchecked
 from probing.cli.option_types import defaults
-from probing.corpus import from_sentences
 from probing.errors import UserError
 from probing.models import resolve_model
+from probing.runs import study_of
 from probing.runs.loading import load_run
-from probing.runs.study import study_of
+from probing.studies.claims import DATA
 from probing.studies.claims import claim as module
 from probing.studies.claims.claim import (
     KINDS_OF_MODELS,
@@ -44,12 +44,12 @@ from probing.studies.claims.claim import (
     papers,
     read_paper,
 )
-from probing.studies.claims.command import DATA
 from probing.studies.claims.measures import MEASURES
 from probing.studies.claims.planning import KINDS, Given, Model, given_data, rows_of
 from probing.studies.claims.session import carry_out, plan
 from probing.studies.claims.verdict import Measured, Range, judge
-from probing.studies.geometry.command import geometry
+from probing.studies.geometry import geometry
+from probing.text import from_sentences
 
 FILES = sorted((ROOT / "conf" / "claims").glob("*.yaml"))
 

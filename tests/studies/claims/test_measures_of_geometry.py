@@ -11,10 +11,10 @@ import pytest
 from scipy.stats import linregress, rankdata, spearmanr
 
 from planted_claims import with_interval
-from probing.results.rows import Table
+from probing.results import Table
+from probing.runs import Result
 from probing.runs.run import Run
-from probing.runs.study import Result
-from probing.studies.claims.measures import layers
+from probing.studies.claims import measures as layers
 from probing.studies.claims.measures import position as measures
 from probing.studies.claims.measures.position import (
     _wilson,

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from planted_claims import classes, with_interval
-from probing.results.rows import Table
-from probing.runs.study import Result
+from probing.results import Table
+from probing.runs import Result
+from probing.studies.claims import measures as layers_measures
 from probing.studies.claims.measures import heads as measures
-from probing.studies.claims.measures import layers as layers_measures
 from probing.studies.claims.measures.heads import heads_idle_at_first_token
 from probing.studies.claims.measures.registry import NotMeasurable, Subject
 from written import results_of

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from planted_claims import disabled, pruned, tuned, tuned_runs_of
-from probing.results.rows import Table
+from probing.results import Table
+from probing.runs import Result
 from probing.runs.run import Run
-from probing.runs.study import Result
+from probing.studies.claims import measures as tuned_measures
 from probing.studies.claims.measures import heads as measures
-from probing.studies.claims.measures import layers as tuned_measures
 from probing.studies.claims.measures import position as pretrained_measures
 from probing.studies.claims.measures import registry as order_measures
 from probing.studies.claims.measures.heads import least_lead_of_pooling

@@ -13,17 +13,16 @@ import pytest
 import yaml
 
 from planted_claims import paper
-from probing.cache import Request
-from probing.cache.source import Reading, Speed
+from probing.activations import Request
+from probing.activations.source import Reading, Speed
 from probing.cli.arguments import parse
 from probing.cli.commandline import unchecked
 from probing.cli.option_types import defaults
-from probing.corpus import Corpus, from_sentences, load_corpus
 from probing.errors import UserError
 from probing.models import load_config, resolve_model
 from probing.models.loading import Blocks
-from probing.runs.study import study_of
-from probing.studies.attention.command import attention
+from probing.runs import study_of
+from probing.studies.attention import attention
 from probing.studies.claims.claim import read_paper
 from probing.studies.claims.measures import MEASURES
 from probing.studies.claims.planning import (
@@ -39,11 +38,12 @@ from probing.studies.claims.planning import (
 )
 from probing.studies.claims.session import Plan, Planned, _compares, carry_out, plan, seconds
 from probing.studies.cloze.predictor import BUILTIN, fingerprint_of, read_pairs
-from probing.studies.finetune.options import TuningOptions
-from probing.studies.fit.command import fit
-from probing.studies.geometry.command import geometry
-from probing.studies.pretrain.command import pretrain
+from probing.studies.finetune.tables import TuningOptions
+from probing.studies.fit import fit
+from probing.studies.geometry import geometry
+from probing.studies.pretrain import pretrain
 from probing.studies.pretrain.tables import EncoderOptions, TrainingOptions, chosen_recipe
+from probing.text import Corpus, from_sentences, load_corpus
 
 DEFAULTS = {"fit": defaults(fit), "geometry": defaults(geometry), "pretrain": defaults(pretrain)}
 PRINTS = Fingerprints("m1", "c1")

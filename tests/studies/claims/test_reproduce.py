@@ -17,7 +17,7 @@ from probing import Result, report, reproduce
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.runs.loading import load_run
-from probing.studies.geometry import command as geometry_module
+from probing.studies import geometry as geometry_module
 from tiny_models import other_queries, tuned
 
 NO_WANDB: Any = {"mode": "disabled"}

@@ -19,8 +19,8 @@ from probing import compare, fit, load_run
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.models.layers import aligned
-from probing.runs.study import Result
+from probing.models import aligned
+from probing.runs import Result
 from wandb_stand_in import read_offline_runs
 from written import read_csv
 

@@ -18,10 +18,10 @@ from conftest import make_sentences
 from probing import UserError, compare, finetune, load_run, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.results.rows import write_csv
-from probing.runs.study import Result
-from probing.runs.tuned import checkpoint_name
-from probing.runs.tuned_answers import ANSWERS
+from probing.results import write_csv
+from probing.runs import Result
+from probing.runs.loading import checkpoint_name
+from probing.studies.finetune.results import ANSWERS
 from probing.studies.finetune.tables import TUNINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -298,7 +298,7 @@ def test_kept_answers_are_those_of_each_sentence(made: Callable[[str], Result]) 
     """Against transformers alone, sentence by sentence."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from probing.corpus import load_corpus
+    from probing.text import load_corpus
 
     learns = made("nothing")
     name = checkpoint_name(learns.tunings[0])

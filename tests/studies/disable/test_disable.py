@@ -19,16 +19,14 @@ from families import make_tokenizer, masked_lm, save_at_random
 from probing import Result, WandbOptions, disable, fit, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.disabling.probed_task import Job, Passes, PassStore
 from probing.errors import UserError
+from probing.interventions.forward import Forward, LaterBlocks, Readers, Readout
+from probing.interventions.frozen_probes import ProbeReadout, probe_loss
+from probing.interventions.probed_task import Job, Passes, PassStore
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import hidden_states
-from probing.readouts.forward import Forward, Readers, Readout
-from probing.readouts.frozen_probes import ProbeReadout, probe_loss
-from probing.readouts.later_blocks import LaterBlocks
 from probing.runs.loading import load_run
-from probing.studies.disable.schema import DISABLED
-from probing.studies.disable.tables import conclusions
+from probing.studies.disable.tables import DISABLED, conclusions
 from probing.studies.disable.weights import (
     N_RANDOM,
     Cumulative,
@@ -138,7 +136,7 @@ def test_a_killed_run_goes_on_with_the_next_unit_and_ends_with_the_same_numbers(
     with pytest.raises(KeyboardInterrupt):
         disabled(tmp_path, checkpoints["bert"], corpus_file, name="all")
     first = list(seen)
-    monkeypatch.setattr("probing.disabling.probed_task.train_probes", None)  # they are stored, too
+    monkeypatch.setattr("probing.interventions.probed_task.train_probes", None)  # they are stored, too
     again = disabled(tmp_path, checkpoints["bert"], corpus_file, name="again")
     assert seen[7] == first[6]
     assert len(seen) == 42 + 1

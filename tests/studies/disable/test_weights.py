@@ -10,14 +10,12 @@ import pytest
 import torch
 
 from probing import WandbOptions, disable
-from probing.cache import Request, activations
-from probing.cache.store import PassStore
-from probing.corpus import Corpus
+from probing.activations import Request, activations
+from probing.activations.store import PassStore
+from probing.interventions.forward import LaterBlocks, Readers, Text, padded
+from probing.interventions.pair_cosines import TunedHead, TunedScore
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.loading import load_tuned, load_with_head
-from probing.readouts.forward import Readers, Text, padded
-from probing.readouts.later_blocks import LaterBlocks
-from probing.readouts.pair_cosines import TunedHead, TunedScore
 from probing.runs.loading import load_run
 from probing.studies.disable.survey import (
     N_DRAWS,
@@ -44,6 +42,7 @@ from probing.studies.disable.weights import (
     smallest,
     weight_rows,
 )
+from probing.text import Corpus
 
 pytestmark = [
     pytest.mark.numeric,

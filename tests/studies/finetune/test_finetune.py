@@ -29,8 +29,8 @@ from probing.models.examination import examination_inputs
 from probing.models.examination import run as lower_run
 from probing.models.loading import load_with_head
 from probing.runs.loading import load_run
-from probing.studies.finetune.examples import Side
 from probing.studies.finetune.tables import _thinned, finetuning_section
+from probing.studies.finetune.training import Side
 from typed import assert_same_files, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -104,8 +104,7 @@ def score_of_plain_model(folder: Path, planted: str) -> float:
     """Return the accuracy of a checkpoint on the test sentences, read one by one by transformers alone."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from probing.corpus import load_corpus
-    from probing.corpus.splits import splits_of
+    from probing.text import load_corpus, splits_of
 
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     corpus = load_corpus(planted)

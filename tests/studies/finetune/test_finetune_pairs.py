@@ -17,22 +17,21 @@ from rich.console import Console
 
 from probing import compare, finetune
 from probing.__main__ import COMMANDS
-from probing.cache import Request, tokens_of
-from probing.cache.tokens import Tokens
+from probing.activations import Request, tokens_of
 from probing.cli.commandline import run
-from probing.corpus.splits import compared
 from probing.data.examples import read
 from probing.data.labelling import IGNORED, is_target, label_sides
+from probing.downstream import read_sts
 from probing.downstream.labelled_pairs import PairText, groups_of, pair_text, read_parts, task_of
 from probing.downstream.sentence_vectors import spearman
-from probing.downstream.sts_dataset import read_sts
 from probing.errors import UserError
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.residual_stream import word_table
+from probing.runs import study_of
 from probing.runs.loading import load_run
-from probing.runs.study import study_of
-from probing.studies.finetune.examples import Side, TokenTable, labelled, static_pairs
-from probing.studies.finetune.training import TuningData, epoch_of
+from probing.studies.finetune.training import Side, TokenTable, TuningData, epoch_of, labelled, static_pairs
+from probing.text import compared
+from probing.text.tokens import Tokens
 from small_data import entailment_of, marked_pairs, sentence_pairs, word_pairs, write_benchmark, write_sick
 from small_data import write_wic as written_wic
 from typed import assert_same_files, processes_of

@@ -17,28 +17,27 @@ import torch
 import probing
 from conftest import BARE_ARGS
 from probing import Run, WandbOptions, fit
+from probing import results as csv_files
+from probing import runtime as memory
 from probing.__main__ import COMMANDS
-from probing.cache import Request, activations
-from probing.cache.source import Reading, Size, Speed
+from probing.activations import Request, activations
+from probing.activations.source import Reading, Size, Speed
 from probing.cli.commandline import run
 from probing.cli.options import ProbeOptions
-from probing.corpus import from_sentences
-from probing.corpus.splits import assign_splits
 from probing.errors import UserError
-from probing.figures.probes import error_bars
 from probing.models import resolve_model
 from probing.models.loading import Blocks
-from probing.page.lines import Line, line_chart
-from probing.results import rows as csv_files
-from probing.results.schema import Column, Schema, ends, in_brackets, interval, without_nan
-from probing.runtime import machine as memory
+from probing.page.charts import Line, line_chart
+from probing.results import Column, Schema, ends, in_brackets, interval, without_nan
 from probing.runtime.progress import duration
-from probing.statistics.intervals import MIN_SENTENCES
+from probing.statistics import MIN_SENTENCES
 from probing.studies.fit import estimate
 from probing.studies.fit.estimate import Estimate, Probes
-from probing.tables.columns import centred_of
+from probing.tables import centred_of
 from probing.tables.conclusions import conclusion
+from probing.tables.probe_figures import error_bars
 from probing.tables.probes import result_line
+from probing.text import assign_splits, from_sentences
 from synthetic import LIGHTNING_WARNINGS
 
 

@@ -24,12 +24,12 @@ from transformers import AutoModel, AutoTokenizer
 from conftest import BARE, BARE_ARGS
 from probing import ProbeOptions, Run, WandbOptions, fit, load_run, report
 from probing.__main__ import COMMANDS
-from probing.cache.tokens import Tokens
 from probing.cli.commandline import run as main_run
 from probing.errors import UserError
-from probing.studies.fit.command import extract
+from probing.studies.fit import extract
 from probing.tables import probes
 from probing.tables.schema import ACCURACY, NEURONS
+from probing.text.tokens import Tokens
 from rendering import rendered
 from typed import PROGRAM
 from wandb_stand_in import WandbServer, read_offline_runs
@@ -139,8 +139,7 @@ def test_tables_have_a_row_for_every_layer_and_neuron(run: Run) -> None:
 
 def test_stored_probe_and_ranking_agree_with_the_plain_forward_pass(run: Run) -> None:
     """The table is recomputed sentence by sentence from the untouched model and `probe.safetensors` alone."""
-    from probing.corpus import load_corpus
-    from probing.corpus.splits import assign_splits
+    from probing.text import assign_splits, load_corpus
 
     encoder = AutoModel.from_pretrained(run.config["model"]).eval()
     tokenizer = AutoTokenizer.from_pretrained(run.config["model"])
@@ -203,7 +202,7 @@ def test_a_second_run_takes_its_activations_from_the_cache(run: Run, monkeypatch
     def refuse(*args: Any) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr("probing.cache.load_encoder", refuse)
+    monkeypatch.setattr("probing.activations.load_encoder", refuse)
     assert again(run, layer=[1], name="cached").neurons == run.top(1, 1000)
 
 

@@ -22,18 +22,16 @@ from conftest import BARE
 from families import untouched
 from probing import Run, compare, fit, rank, report, sweep
 from probing.__main__ import COMMANDS
-from probing.cache import Request, activations
-from probing.cache.store import entries
+from probing.activations import Request, activations
+from probing.activations.store import entries
 from probing.cli.commandline import run as main_run
-from probing.corpus import load_corpus
-from probing.corpus.splits import read_corpora
 from probing.errors import UserError
-from probing.models import load_tokenizer, resolve_model
-from probing.models.layers import NEURON, SiteName
-from probing.probes.objective import centre_over_classes
-from probing.rankings.methods import neuron_contributions
+from probing.models import NEURON, SiteName, load_tokenizer, resolve_model
+from probing.probes.rankings import neuron_contributions
+from probing.probes.solvers import centre_over_classes
 from probing.runs.loading import load_run
-from probing.studies.fit.command import extract
+from probing.studies.fit import extract
+from probing.text import load_corpus, read_corpora
 from synthetic import LIGHTNING_WARNINGS
 from written import read_csv
 
@@ -507,7 +505,7 @@ def test_only_the_most_active_features_of_a_wide_dictionary_are_read_and_keep_th
     dictionary: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("probing.cache.source", "probing.data.labelling"):
+    for module in ("probing.activations.source", "probing.data.labelling"):
         monkeypatch.setattr(f"{module}.MOST_FEATURES", 10)
     said: list[str] = []
     monkeypatch.setattr("probing.runtime.progress.say", said.append)

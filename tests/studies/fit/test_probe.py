@@ -15,12 +15,12 @@ from scipy.stats import pearsonr
 
 import probing
 from probing import Run, fit, probe
-from probing.cache.store import cache_folder
+from probing.activations.store import cache_folder
 from probing.cli.options import WandbOptions
 from probing.data.examples import read
 from probing.data.module import ActivationDataModule
 from probing.errors import UserError
-from probing.statistics.intervals import difference_interval
+from probing.statistics import difference_interval
 from wandb_stand_in import read_offline_runs
 
 FAST: Mapping[str, Any] = {"probe": {"l2": 1e-2}, "replicates": 0, "evidence": "none"}
@@ -126,7 +126,7 @@ def test_labels_of_groups_are_compared_between_groups(grouped: bool) -> None:
     # By the definition, among means of groups: the share's distribution under relabelling is that of a t statistic.
     from scipy.stats import ttest_ind
 
-    train = {row for row in range(n_groups) if probing.corpus.splits.side_of(str(row), 0) == "train"}
+    train = {row for row in range(n_groups) if probing.text.side_of(str(row), 0) == "train"}
     kept = sorted(train)
     means = np.stack([X[groups == group].mean(0) for group in kept])
     own = labels[kept]
@@ -168,7 +168,7 @@ def test_of_numbers_too_a_given_value_is_told_from_the_number() -> None:
     assert rows[CARRIER]["given_eta_squared"] > 2 * rows[CARRIER]["eta_squared"]
     assert rows[CARRIER]["given_p"] < 1e-20
     # By the definition: the squared partial correlation within values, where the number varies by what it is alone.
-    train = {row for row in range(1200) if probing.corpus.splits.side_of(str(row), 0) == "train"}
+    train = {row for row in range(1200) if probing.text.side_of(str(row), 0) == "train"}
     kept = np.array(sorted(train))
     within = np.stack([X[kept, CARRIER], 0.5 * own[kept]], axis=1).astype(np.float64)
     for value in range(30):
@@ -335,7 +335,7 @@ def test_a_planted_number_is_found_and_shuffled_numbers_find_nothing(measured: A
     assert "carries size" in page
     assert "accuracy of" not in page.split('id="terms"')[0]
     assert not (run.folder / "classes.csv").exists()
-    test = np.array([probing.corpus.splits.side_of(str(group), 0) == "test" for group in groups])
+    test = np.array([probing.text.side_of(str(group), 0) == "test" for group in groups])
     predicted = run.results["numbers"]["mean"] + X[test].astype(np.float64) @ run.weight[0, 0].numpy()
     centre = run.results["numbers"]["mean"]
     assert row["r2"] == pytest.approx(1 - ((y[test] - predicted) ** 2).sum() / ((y[test] - centre) ** 2).sum())
@@ -348,7 +348,7 @@ def test_a_planted_number_is_found_and_shuffled_numbers_find_nothing(measured: A
 def test_contributions_add_up_to_the_prediction(measured: Any) -> None:
     X, y, _ = measured
     run = probe(X, y, replicates=0, evidence="none", controls="none")
-    test = np.array([probing.corpus.splits.side_of(str(row), 0) == "test" for row in range(len(X))])
+    test = np.array([probing.text.side_of(str(row), 0) == "test" for row in range(len(X))])
     terms = X[test].astype(np.float64) * run.weight[0, 0].numpy()
     shown = {row["neuron"]: row["contribution"] for row in run.neurons}
     np.testing.assert_allclose([shown[i] for i in range(12)], np.abs(terms).mean(0))

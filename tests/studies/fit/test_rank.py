@@ -21,7 +21,7 @@ from probing import Rankings, WandbOptions, fit, load_run, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.rankings.methods import METHODS
+from probing.probes.rankings import METHODS
 from probing.runs.loading import tracked_like
 from probing.runs.run import Run, load_fit
 from probing.runtime.terminal import render
@@ -253,12 +253,12 @@ def test_the_linear_judge_is_right_as_often_as_sklearn_says(plain: Path, monkeyp
     from sklearn.linear_model import LogisticRegression
 
     from probing.data.labelling import load
+    from probing.probes import evaluation
+    from probing.probes.evaluation import Chosen, linear
+    from probing.probes.rankings import read_layer
     from probing.probes.solvers import Penalty
-    from probing.rankings import evaluation
-    from probing.rankings.evaluation import Chosen, linear
-    from probing.rankings.methods import read_layer
     from probing.runs.finished import Extraction, open_runs, sides_of
-    from probing.runtime.machine import quiet_libraries
+    from probing.runtime import quiet_libraries
 
     own = load_run(plain)
     (finished,) = open_runs([own], "index")

@@ -12,18 +12,15 @@ import pytest
 import torch
 
 from families import masked_lm
-from probing.cache import Request, activations
-from probing.cache.source import ActivationSource
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus, from_words, load_corpus
-from probing.corpus.splits import Couple
-from probing.disabling.probed_task import Frozen, ProbedTask
-from probing.disabling.subject import Subject
+from probing.activations import Request, activations
+from probing.activations.source import ActivationSource
 from probing.errors import UserError
+from probing.interventions import WORDS
+from probing.interventions.forward import Text, draw_text
+from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
+from probing.interventions.probed_task import Frozen, ProbedTask
+from probing.interventions.subject import Subject
 from probing.models import resolve_model
-from probing.readouts.forward import Text, draw_text
-from probing.readouts.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
-from probing.readouts.names import WORDS
 from probing.studies.geometry.neurons.interchange import (
     Couples,
     Exchanged,
@@ -39,7 +36,9 @@ from probing.studies.geometry.neurons.interchange import (
 )
 from probing.studies.geometry.neurons.sets import Asked, Found
 from probing.studies.geometry.neurons.survey import ProbedClasses
-from probing.tasks import Labels, Task, load_task
+from probing.text import Corpus, Couple, from_words, load_corpus
+from probing.text.tasks import Labels, Task, load_task
+from probing.text.tokens import Tokens
 from synthetic import LIGHTNING_WARNINGS
 
 pytestmark = [pytest.mark.numeric, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

@@ -17,18 +17,18 @@ from torch import Tensor
 from families import make_checkpoint, untouched
 from probing import WandbOptions
 from probing.__main__ import COMMANDS
-from probing.cache import Request, load, tokens_of
+from probing.activations import Request, load, tokens_of
 from probing.cli.commandline import run
-from probing.corpus import Corpus, from_sentences
 from probing.heads.accumulation import Attention, AttentionReader, Batch, accumulate, attention_of
 from probing.heads.position_controls import NEAREST
 from probing.heads.subject import Attended
 from probing.models import load_tokenizer, resolve_model
 from probing.models.attention_heads import OutputProjection, QueryKey
-from probing.results.schema import ALL_LAYERS
-from probing.runs.study import Result
-from probing.studies.attention.command import attention
-from probing.studies.geometry.command import geometry
+from probing.results import ALL_LAYERS
+from probing.runs import Result
+from probing.studies.attention import attention
+from probing.studies.geometry import geometry
+from probing.studies.geometry.extremes import ALL, DEFINITIONS, EXTREMES, NAMES
 from probing.studies.geometry.extremes.held import (
     DRAWS,
     FREQUENT,
@@ -53,7 +53,7 @@ from probing.studies.geometry.extremes.survey import (
     massive_rows,
     median_magnitude,
 )
-from probing.studies.geometry.extremes.tables import ALL, DEFINITIONS, EXTREMES, NAMES
+from probing.text import Corpus, from_sentences
 from synthetic import LIGHTNING_WARNINGS, make_store, make_tokens
 from written import read_csv
 

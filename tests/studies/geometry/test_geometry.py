@@ -12,22 +12,22 @@ import pytest
 import torch
 import yaml
 
-import probing.studies.geometry.command as command
+import probing.studies.geometry as command
 from probing import ProbeOptions, Run, WandbOptions, fit, rank
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.corpus import load_corpus
 from probing.errors import UserError
 from probing.probes import transforms
+from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.runs.run import load_fit
-from probing.runs.study import Result
 from probing.statistics import moments
 from probing.studies.geometry import figures as geometry_figures
-from probing.studies.geometry.command import geometry
+from probing.studies.geometry import geometry
 from probing.studies.geometry.section import GEOMETRY, MEASURES
 from probing.studies.geometry.survey import Regressors, _explained
 from probing.tables.probes import transform_lines
+from probing.text import load_corpus
 from synthetic import make_store, make_tokens
 from wandb_stand_in import read_offline_runs
 from written import read_csv

@@ -17,12 +17,12 @@ from probing import WandbOptions, fit, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
+from probing.runs import Result
 from probing.runs.loading import load_run
-from probing.runs.study import Result
-from probing.studies.geometry.command import geometry
+from probing.studies.geometry import geometry
+from probing.studies.geometry.neurons import conclusions, tables
 from probing.studies.geometry.neurons.sets import NeuronPasses, NeuronSet
-from probing.studies.geometry.neurons.tables import conclusions, tables
-from probing.studies.geometry.schema import NEURON_INTERVENTIONS
+from probing.studies.geometry.tables import NEURON_INTERVENTIONS
 from small_data import sentence_pairs, word_pairs, write_semeval, write_wic
 from wandb_stand_in import read_offline_runs
 from written import read_csv
@@ -174,7 +174,7 @@ def test_neurons_at_random_cost_no_more_than_others_and_a_killed_run_goes_on(
     options |= {"neurons": [4, 12, 33], "layer": 2, "kind": "zero", "at": "everywhere", "draws": 4}
     with pytest.raises(KeyboardInterrupt):
         measured(place, **options)
-    monkeypatch.setattr("probing.disabling.probed_task.train_probes", None)  # they are stored, too
+    monkeypatch.setattr("probing.interventions.probed_task.train_probes", None)  # they are stored, too
     found = measured(place, **options)
     assert seen[6] == seen[5]
     assert len(seen) == 1 + 3 + 3 * 8 + 1

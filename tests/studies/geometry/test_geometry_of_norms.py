@@ -16,10 +16,10 @@ from probing import WandbOptions
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.readouts import model_output as readouts
-from probing.runs.study import Result
-from probing.studies.geometry.command import geometry
-from probing.studies.geometry.inside.report import inside_conclusions
+from probing.interventions import model_output as readouts
+from probing.runs import Result
+from probing.studies.geometry import geometry
+from probing.studies.geometry.inside import inside_conclusions
 from synthetic import LIGHTNING_WARNINGS
 from wandb_stand_in import read_offline_runs
 from written import read_csv
@@ -186,10 +186,10 @@ def test_too_few_sentences_for_a_probe_are_refused_and_nothing_is_left(bent: Pat
 def test_a_randomly_initialised_model_is_never_read_by_a_head_that_means_nothing(
     place: Path, sentences: list[str]
 ) -> None:
-    from probing.cache import Request, activations
-    from probing.corpus import from_sentences
+    from probing.activations import Request, activations
     from probing.models import load_encoder, load_tokenizer, resolve_model
     from probing.studies.geometry.inside.changed_norms import interventions
+    from probing.text import from_sentences
 
     source = resolve_model(str(masked_lm(place / "twin", "bert", sentences)))
     corpus = from_sentences("made up", sentences)

@@ -16,9 +16,9 @@ from families import make_checkpoint, masked_lm
 from probing import WandbOptions, fit, load_run, probe
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
-from probing.runs.study import Result
-from probing.studies.geometry.command import geometry
-from probing.studies.geometry.neurons.tables import conclusions, tables
+from probing.runs import Result
+from probing.studies.geometry import geometry
+from probing.studies.geometry.neurons import conclusions, tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*LeafSpec.*:FutureWarning")
 

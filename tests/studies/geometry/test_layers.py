@@ -12,8 +12,7 @@ import torch
 from sklearn.linear_model import LinearRegression
 from torch import Tensor
 
-from probing.cache.store import ActivationStore
-from probing.cache.tokens import Tokens
+from probing.activations.store import ActivationStore
 from probing.probes import transforms
 from probing.statistics import chance as redraws
 from probing.statistics import moments
@@ -37,6 +36,7 @@ from probing.studies.geometry.layers import (
 )
 from probing.studies.geometry.survey import SOURCES, ExplainedAccumulator, Regressors, explained_rows, is_punctuation
 from probing.tables.heads import first_token_conclusions
+from probing.text.tokens import Tokens
 from synthetic import make_store, make_tokens
 
 pytestmark = pytest.mark.numeric

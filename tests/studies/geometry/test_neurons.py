@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from probing.cache import ActivationStore, Request, activations
-from probing.corpus import Corpus
+from probing.activations import ActivationStore, Request, activations
+from probing.interventions.forward import Readers, Text, draw_text
+from probing.interventions.frozen_probes import ProbeReadout, Probes
 from probing.models import load_encoder, load_tokenizer, resolve_model
 from probing.models.anatomy import examine, hidden_states
-from probing.readouts.forward import Readers, Text, draw_text
-from probing.readouts.frozen_probes import ProbeReadout, Probes
+from probing.studies.geometry.neurons import conclusions, tables
 from probing.studies.geometry.neurons.sets import (
     KINDS,
     Line,
@@ -32,7 +32,7 @@ from probing.studies.geometry.neurons.sets import (
     effect_rows,
     sizes_up_to,
 )
-from probing.studies.geometry.neurons.tables import conclusions, tables
+from probing.text import Corpus
 
 N_CLASSES = 9
 

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from families import D_MODEL, FAMILIES
-from probing.cache.tokens import Tokens
+from probing.interventions.forward import SentenceSums
+from probing.interventions.model_output import sum_by_sentence
 from probing.models import load_encoder, resolve_model
 from probing.models.anatomy import examine
 from probing.models.residual_stream import Site, find_norms, find_path
-from probing.readouts.later_blocks import Read
-from probing.readouts.model_output import sum_by_sentence
 from probing.statistics.moments import by_mean_profile
+from probing.studies.geometry.inside import course, followed
 from probing.studies.geometry.inside.changed_norms import (
     Norm,
     Parameters,
@@ -32,7 +32,6 @@ from probing.studies.geometry.inside.changed_norms import (
     parameter_rows,
     see_layers,
 )
-from probing.studies.geometry.inside.report import course, followed
 from probing.studies.geometry.inside.smoothing_bound import (
     changes_conclusions,
     changes_tables,
@@ -42,6 +41,7 @@ from probing.studies.geometry.inside.smoothing_bound import (
     terms_conclusion,
 )
 from probing.studies.geometry.inside.stream import NormMeans, groups_of, norm_means, norm_rows, path_means, path_rows
+from probing.text.tokens import Tokens
 from tiny_models import D_MODEL as TERMS_D_MODEL
 from tiny_models import N_LAYERS, each_alone, make_wide, make_wide_tokens
 
@@ -285,11 +285,11 @@ class Reader:
         self.norms = [norm for norms in modules_of(encoder).values() for norm in norms]
         self.gains: list[Any] = []
 
-    def __call__(self) -> tuple[Read, NDArray[np.float64]]:
+    def __call__(self) -> tuple[SentenceSums, NDArray[np.float64]]:
         self.gains.append([norm.weight.detach().clone() for norm in self.norms])
         seen = see_layers(self.encoder, self.anatomy, self.tokens, ~self.tokens.special, 0)
         sums = sum_by_sentence(self.tokens, seen.last.double().mean(1).numpy())
-        return Read({"mlm_loss": sums}, {"mlm_loss": self.tokens.lengths.astype(np.int64)}), seen.deviations
+        return SentenceSums({"mlm_loss": sums}, {"mlm_loss": self.tokens.lengths.astype(np.int64)}), seen.deviations
 
 
 def planted(where: str, neuron: int = CHANGES_K) -> Any:

@@ -18,11 +18,11 @@ from probing import WandbOptions, fit, report
 from probing.__main__ import COMMANDS
 from probing.cli.commandline import run
 from probing.errors import UserError
+from probing.runs import Result
 from probing.runs.loading import load_run
-from probing.runs.study import Result
-from probing.statistics.two_way import TwoWaySums
-from probing.statistics.two_way_design import Design
-from probing.studies.geometry.command import geometry
+from probing.statistics.two_way import Design, TwoWaySums
+from probing.studies.geometry import geometry
+from probing.studies.geometry.position import SCALES, Found, position_conclusions, position_tables
 from probing.studies.geometry.position.spectrum import Folds, oriented, overlap, principal, random_subspace, spectrum
 from probing.studies.geometry.position.survey import (
     ROTATIONS,
@@ -31,7 +31,6 @@ from probing.studies.geometry.position.survey import (
     concentration,
     read_positions,
 )
-from probing.studies.geometry.position.tables import SCALES, Found, position_conclusions, position_tables
 from probing.studies.geometry.section import POSITION
 from synthetic import N_SENTENCES, NEURONS, D, Tables, helix, make_store, make_tokens, planted, rotation, surveyed
 from wandb_stand_in import read_offline_runs

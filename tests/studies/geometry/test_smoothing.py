@@ -16,8 +16,7 @@ from scipy.optimize import minimize
 from scipy.special import erf, softmax
 
 from families import untouched
-from probing.cache.store import Plan, divide
-from probing.cache.tokens import Tokens
+from probing.activations.store import Plan, divide
 from probing.models.anatomy import examine
 from probing.models.residual_stream import find_blocks, largest_slope
 from probing.statistics.chance import MeanOverSentences, normalise, weights
@@ -33,6 +32,7 @@ from probing.studies.geometry.inside.smoothing_bound import (
     least_deviation,
 )
 from probing.studies.geometry.layers import Smoothness, smoothness, sum_by_sentence
+from probing.text.tokens import Tokens
 from synthetic import make_tokens
 
 pytestmark = pytest.mark.numeric

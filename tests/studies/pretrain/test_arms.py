@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from conftest import ROOT, make_sentences
-from probing.corpus import from_sentences
 from probing.models import load_masked_lm, resolve_model
 from probing.models.attention_heads import AlibiBertConfig, AlibiBertModel, linear_bias
 from probing.runtime.trainer import Places
-from probing.studies.pretrain.arms import (
+from probing.studies.pretrain.batches import (
     LEARNED_TABLES,
     build,
     common_parameters,
@@ -27,11 +26,12 @@ from probing.studies.pretrain.arms import (
     position_table,
     save_checkpoint,
     told,
+    train_tokenizer,
 )
-from probing.studies.pretrain.batches import train_tokenizer
 from probing.studies.pretrain.tables import PRETRAINING_ARMS as ARMS
 from probing.studies.pretrain.tables import Encoder, Recipe, conclusions, lengths_read, row_multiples
 from probing.studies.pretrain.training import Asked, Job, measure_lengths, packed_text, passages, stretched, train_all
+from probing.text import from_sentences
 
 SHAPE = Encoder(2, 16, 2, 32, 100, True, 16, 0.3, 0.0)
 TOKENIZER = train_tokenizer(make_sentences(100), SHAPE.vocabulary, True, SHAPE.row_length)

@@ -19,22 +19,24 @@ import pytorch_lightning as pl
 import torch
 
 from conftest import ROOT, make_sentences
-from probing.corpus import from_sentences
 from probing.errors import UserError
-from probing.runtime.arithmetic import generator_of, seed_of
-from probing.runtime.trainer import Places, share_of_rate
+from probing.runtime.trainer import Places, generator_of, seed_of, share_of_rate
 from probing.statistics.moments import ProfileAccumulator
-from probing.studies.pretrain.arms import build, checkpoint_folder, checkpoint_steps, position_table, save_checkpoint
 from probing.studies.pretrain.batches import (
     Batch,
     Masking,
     NextTokens,
     PackedRows,
     PackedText,
+    build,
+    checkpoint_folder,
+    checkpoint_steps,
     is_held_out,
     order_of_rows,
     packed,
+    position_table,
     prepare,
+    save_checkpoint,
     train_tokenizer,
 )
 from probing.studies.pretrain.results import growth_of
@@ -51,6 +53,7 @@ from probing.studies.pretrain.training import (
     packed_text,
     train_all,
 )
+from probing.text import from_sentences
 
 SENTENCES = make_sentences(300)
 

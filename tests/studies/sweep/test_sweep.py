@@ -19,14 +19,14 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-import probing.studies.sweep.stacks as stacked_trials
+import probing.studies.sweep.stacked_trials as stacked_trials
 from conftest import BARE
 from probing import fit, load_run, sweep
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import parse
 from probing.cli.commandline import run
 from probing.errors import UserError
-from probing.studies.sweep.command import _flat
+from probing.studies.sweep import _flat
 from probing.studies.sweep.definition import check_metric
 from probing.studies.sweep.search import metric_of, outcome
 from wandb_stand_in import read_offline_runs
@@ -160,7 +160,7 @@ def test_what_is_whole_is_not_done_again(tmp_path: Path, data: dict[str, Any], m
 def test_a_stack_that_is_killed_goes_on_from_the_points_it_had_reached(
     tmp_path: Path, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probing.studies.sweep.stacks.EVERY_S", 0.0)
+    monkeypatch.setattr("probing.studies.sweep.stacked_trials.EVERY_S", 0.0)
     file, passes = str(write(tmp_path / "s.yaml", points={"probe.l2": [1e-5], "layer": [1]})), []
     real = stacked_trials.train_problems
 

@@ -38,7 +38,7 @@ from probing.studies.sweep.definition import (
     trial_name,
 )
 from probing.studies.sweep.search import draw, grid, n_points
-from probing.tasks import load_task
+from probing.text.tasks import load_task
 from probing.tracking.wandb_run import PROJECT
 from wandb_stand_in import WandbServer, read_offline_runs
 

@@ -1,9 +1,620 @@
 """What is measured of claims: functions of finished runs that return one number each."""
 
-from probing.studies.claims.measures import (
-    heads,  # noqa: F401  importing them registers what they measure
-    layers,  # noqa: F401  importing them registers what they measure
-    position,  # noqa: F401  importing them registers what they measure
-    registry,  # noqa: F401  importing them registers what they measure
-)
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import NormalDist, median
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from probing.interventions import TUNED, TUNED_R2
+from probing.runs import Result
+from probing.statistics import spearman
+from probing.studies.claims.measures.heads import gained
+from probing.studies.claims.measures.position import above_embeddings
 from probing.studies.claims.measures.registry import MEASURES as MEASURES
+from probing.studies.claims.measures.registry import (
+    NotMeasurable,
+    Role,
+    Subject,
+    difference,
+    from_row,
+    magnitude,
+    measure,
+)
+from probing.studies.claims.verdict import Measured
+from probing.studies.disable.tables import MAGNITUDE, MEAN, RANDOM, at_last_layer, is_head
+from probing.studies.finetune.tables import CONSTANT, MAJORITY, PRETRAINED, SHUFFLED
+from probing.studies.finetune.tables import RANDOM as RANDOM_START
+
+Rows = Mapping[int, Mapping[str, Any]]
+
+
+@measure("geometry")
+def growth(subject: Subject, of: str) -> Measured:
+    """Return Spearman's correlation of a measure with the number of the layer.
+
+    Args:
+        subject: The model.
+        of: The measure, such as `mean_cosine`.
+    """
+    rows = by_layer(subject.run("geometry"), of)
+    if len({row["value"] for row in rows.values()}) < 3:
+        raise NotMeasurable(f"fewer than three layers have a {of.replace('_', ' ')} of their own")
+    layers, values = (rankdata(found) for found in (list(rows), [row["value"] for row in rows.values()]))
+    return Measured.exact(float(spearman(layers, values)))
+
+
+@measure("geometry")
+def least_mean_cosine(subject: Subject, first_layer: int = 1) -> Measured:
+    """Return the least mean cosine over the layers from `first_layer` on; the control is the mean cosine of layer 0."""
+    every = by_layer(subject.run("geometry"), "mean_cosine")
+    control = every[0]["value"] if 0 in every else None
+    return _least([from_row(row, control=control) for row in _from(every, first_layer).values()])
+
+
+@measure("geometry")
+def clipped_mean_cosine(subject: Subject) -> Measured:
+    """Return the largest mean cosine with outliers clipped, over the layers above the embeddings that have outliers.
+
+    The control is the largest change of the mean cosine in these layers when as many random neurons are clipped.
+    """
+    geometry: Result = subject.run("geometry")
+    clipped, plain = _clipped(geometry, "mean_cosine"), by_layer(geometry, "mean_cosine")
+    random = by_layer(geometry, "mean_cosine", "clip_random")
+    changes = [abs(random[layer]["value"] - plain[layer]["value"]) for layer in clipped if layer in random]
+    control = max(changes) if changes else None
+    return max((from_row(row, control=control) for row in clipped.values()), key=lambda one: one.value)
+
+
+@measure("geometry")
+def least_clipped_mean_cosine(subject: Subject) -> Measured:
+    """Return the least mean cosine with outliers clipped, over the layers above the embeddings that have outliers."""
+    return _least([from_row(row) for row in _clipped(subject.run("geometry"), "mean_cosine").values()])
+
+
+@measure("geometry")
+def share_removed_by_clipping(subject: Subject) -> Measured:
+    """Return the share of the mean cosine that clipping takes away: the median over the layers above the embeddings.
+
+    A layer without an outlier counts as 0. The interval of a layer's share follows from that of the clipped mean
+    cosine. The control is the median of the shares that clipping random neurons takes away.
+    """
+    geometry: Result = subject.run("geometry")
+    plain = _from(by_layer(geometry, "mean_cosine"), 1)
+    clipped, random = (by_layer(geometry, "mean_cosine", kind) for kind in ("clip", "clip_random"))
+    _clipped(geometry, "mean_cosine")  # refuses models without outliers
+
+    def removed(layer: int) -> Measured:
+        if layer not in clipped:
+            return Measured.exact(0.0)
+        left, whole = from_row(clipped[layer]), plain[layer]["value"]
+        return Measured(1 - left.value / whole, 1 - left.high / whole, 1 - left.low / whole)
+
+    found = [removed(layer) for layer in plain]
+    others = [1 - random[layer]["value"] / plain[layer]["value"] if layer in random else 0.0 for layer in plain]
+    value, low, high = (median(getattr(one, end) for one in found) for end in ("value", "low", "high"))
+    return Measured(value, low, high, median(others))
+
+
+@measure("geometry")
+def least_removed_by_clipping(subject: Subject, first_layer: int = 1) -> Measured:
+    """Return by how much clipping lowers the mean cosine: the least over the layers from `first_layer` on.
+
+    A layer without an outlier counts as 0. The covariance of the two means is not known, so that the interval is wider
+    than one of paired differences.
+    """
+    geometry: Result = subject.run("geometry")
+    plain, clipped = by_layer(geometry, "mean_cosine"), _clipped(geometry, "mean_cosine")
+    return _least([
+        difference(from_row(row), from_row(clipped[layer])) if layer in clipped else Measured.exact(0.0)
+        for layer, row in _from(plain, first_layer).items()
+    ])  # fmt: skip
+
+
+@measure("geometry")
+def least_gain_of_self_similarity(subject: Subject) -> Measured:
+    """Return how much clipping adds to the adjusted self-similarity: the least over the layers above the embeddings.
+
+    A layer without an outlier counts as 0. The covariance of the two means is not known, so that the interval is wider
+    than one of paired differences.
+    """
+    geometry: Result = subject.run("geometry")
+    plain = _from(by_layer(geometry, "self_similarity_adjusted"), 1)
+    clipped = _clipped(geometry, "self_similarity_adjusted")
+    return _least([
+        difference(from_row(clipped[layer]), from_row(row)) if layer in clipped else Measured.exact(0.0)
+        for layer, row in plain.items()
+    ])  # fmt: skip
+
+
+@measure("geometry")
+def rank_in_cosines(subject: Subject, roles: list[Role] | None = None) -> Measured:
+    """Return the rank of an outlier by its share of the mean cosine: the worst over the layers above the embeddings.
+
+    If there are several outliers, the one that ranks first in a layer counts there.
+    """
+    chosen = set(subject.outliers(roles).values())
+    shares: dict[int, list[tuple[float, int]]] = {}
+    for row in above_embeddings(subject.run("geometry").dimensions):
+        shares.setdefault(row["layer"], []).append((-row["cosine_share"], row["neuron"]))
+    ranks = [1 + min(i for i, (_, neuron) in enumerate(sorted(found)) if neuron in chosen) for found in shares.values()]
+    return Measured.exact(max(ranks), neurons=tuple(sorted(chosen)))
+
+
+@measure("geometry")
+def variation_of_outlier(subject: Subject, roles: list[Role] | None = None) -> Measured:
+    """Return the standard deviation of an outlier over tokens divided by its absolute mean: the largest over layers.
+
+    The control is the smallest such ratio of any other neuron in any layer above the embeddings.
+    """
+    chosen = set(subject.outliers(roles).values())
+    rows = [row for row in above_embeddings(subject.run("geometry").dimensions) if row["mean"]]
+    shares = [(row["neuron"] in chosen, row["sd"] / abs(row["mean"])) for row in rows]
+    return Measured.exact(
+        max(share for is_outlier, share in shares if is_outlier),
+        control=min(share for is_outlier, share in shares if not is_outlier),
+        neurons=tuple(sorted(chosen)),
+    )
+
+
+@measure("held_out")
+def largest_whitened_mean_cosine(subject: Subject) -> Measured:
+    """Return the largest magnitude of the mean cosine of whitened states over the layers above the embeddings.
+
+    Whitening was fitted on a different corpus from the one that is measured.
+    """
+    rows = _from(by_layer(subject.run("held_out"), "mean_cosine", "whiten"), 1)
+    return max((magnitude(from_row(row)) for row in rows.values()), key=lambda one: one.value)
+
+
+def by_layer(geometry: Result, name: str, transform: str = "none") -> dict[int, Mapping[str, Any]]:
+    """Return the row of a measure in each layer, by ascending layers."""
+    rows = [row for row in geometry.geometry if (row["transform"], row["measure"]) == (transform, name)]
+    return {row["layer"]: row for row in sorted(rows, key=lambda row: row["layer"])}
+
+
+def _from(rows: Rows, first_layer: int) -> dict[int, Mapping[str, Any]]:
+    found = {layer: row for layer, row in rows.items() if layer >= first_layer}
+    if not found:
+        raise NotMeasurable(f"nothing was measured in layers from {first_layer} on")
+    return found
+
+
+def _clipped(geometry: Result, name: str) -> dict[int, Mapping[str, Any]]:
+    """Return the rows of clipped states above the embeddings.
+
+    Raises:
+        NotMeasurable: If there are none.
+    """
+    found = {layer: row for layer, row in by_layer(geometry, name, "clip").items() if layer}
+    if not found:
+        raise NotMeasurable("no layer above the embeddings has an outlier that could be clipped")
+    return found
+
+
+def _least(found: list[Measured], key: Callable[[Measured], float] = lambda one: one.value) -> Measured:
+    """Return the least value, with the interval of the layer that has it."""
+    if not found:
+        raise NotMeasurable("nothing was measured in these layers")
+    return min(found, key=key)
+
+
+@measure("attention")
+def least_similarity_of_maps(subject: Subject, from_depth: float) -> Measured:
+    """Return the cosine of the maps of two consecutive layers: the least in the layers from a depth of the model on.
+
+    The control is the same without special tokens, whose columns make any two maps alike.
+
+    Args:
+        subject: The model.
+        from_depth: The least depth of the first of the two layers, as a share of the number of blocks.
+    """
+    run: Result = subject.run("attention")
+    found = []
+    for name in ("cosine", "cosine_without_special"):
+        rows = [row for row in run.similarity if row["measure"] == name]
+        depth = max((row["other_layer"] for row in rows), default=0)
+        upper = [from_row(row) for row in rows if row["layer"] >= from_depth * depth]
+        if not upper:
+            raise NotMeasurable("two consecutive layers")
+        found.append(min(upper, key=lambda one: one.value))
+    as_published, without = found
+    return Measured(as_published.value, as_published.low, as_published.high, without.value)
+
+
+@measure("change")
+def lead_of_change_in_last_layers(subject: Subject, n_layers: int) -> Measured:
+    """Return by how much less alike the maps of two checkpoints are in each of the last layers than in any lower one.
+
+    The value is the least cosine of the maps (mean over heads) in the lower layers minus the largest in the last ones.
+    The control is the least Jensen-Shannon divergence of the maps' rows in the last layers minus the largest in the
+    lower ones; unlike the cosine, the divergence does not make any two maps look alike.
+
+    Args:
+        subject: The model.
+        n_layers: Number of last layers.
+    """
+    by_cosine, by_divergence = (lead_of_last(subject.run("change"), n_layers, name) for name in _LIKENESS)
+    return Measured(by_cosine.value, by_cosine.low, by_cosine.high, by_divergence.value)
+
+
+# How alike the maps of two checkpoints are, and the sign of a measure that is larger where they are more alike.
+_LIKENESS: Mapping[str, int] = MappingProxyType({"cosine": 1, "jensen_shannon": -1})
+
+
+def lead_of_last(run: Result, n_layers: int, name: str = "cosine") -> Measured:
+    """Return by how much more the maps of each of the last layers change than those of any lower one.
+
+    Args:
+        run: A survey of a model beside another checkpoint.
+        n_layers: Number of last layers.
+        name: By which measure: `cosine` or `jensen_shannon`.
+    """
+    sign = _LIKENESS[name]
+    rows = [row for row in run.change if (row["measure"], row["of"]) == (name, "same") and not row.get("head")]
+    rows.sort(key=lambda row: row["layer"])
+    if len(rows) <= n_layers:
+        raise NotMeasurable("more layers than these")
+    lower, last = rows[:-n_layers], rows[-n_layers:]
+    ends = min(lower, key=lambda row: sign * row["value"]), max(last, key=lambda row: sign * row["value"])
+    return difference(*(from_row(row) for row in (ends if sign > 0 else ends[::-1])))
+
+
+@measure("fusion")
+def least_gain_by_fusion(subject: Subject, fusion: str) -> Measured:
+    """Return what a fusion of layers adds to the accuracy of a probe on the last layer, the least over tasks.
+
+    The control is what it adds to the layer that is best on validation sentences: if the last layer is not the best
+    one, choosing a better layer is a gain, too.
+
+    Args:
+        subject: The model.
+        fusion: The fusion, such as `gate`.
+    """
+    rows = [row for row in _fused(subject, fusion) if row["measure"] == "difference"]
+    least = {
+        against: min((row for row in rows if row["against"] == against), key=lambda row: row["value"])
+        for against in ("last layer", "best layer")
+    }
+    return from_row(least["last layer"], control=least["best layer"]["value"])
+
+
+@measure("fusion")
+def similarity_after_fusion(subject: Subject, fusion: str) -> Measured:
+    """Return how much more alike the tokens of a sentence are in a fusion than in the last layer: largest over tasks.
+
+    The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
+    control is the same difference for the plain mean of the layers, which has no learned weights.
+
+    Args:
+        subject: The model.
+        fusion: The fusion, such as `gate`.
+    """
+    run: Result = subject.run("fusion")
+    fused = [from_row(row) for row in _fused(subject, fusion) if row["measure"] == "cosine"]
+    others = [row for row in run.fusion if row["measure"] == "cosine"]
+    last = from_row(max((row for row in others if row["fusion"] == "layer"), key=lambda row: row["layer"]))
+    (mean,) = (row["value"] for row in others if row["fusion"] == "equal")
+    found = difference(max(fused, key=lambda one: one.value), last)
+    return Measured(found.value, found.low, found.high, mean - last.value)
+
+
+def _fused(subject: Subject, fusion: str) -> list[Mapping[str, Any]]:
+    run: Result = subject.run("fusion")
+    rows: list[Mapping[str, Any]] = [row for row in run.fusion if row["fusion"] == fusion]
+    if not rows:
+        raise NotMeasurable("a task whose labels the corpus has")
+    return rows
+
+
+SIMILARITY = "token_similarity"
+
+_Z = NormalDist().inv_cdf(0.975)
+
+_LEAST_SENTENCES = 20
+
+_NO_BLOCKS = "post-LN blocks, which the bound is about"
+
+
+@measure("geometry")
+def last_token_similarity(subject: Subject) -> Measured:
+    """Return the mean cosine of two tokens of a sentence in the last layer.
+
+    The control is Spearman's correlation of this cosine with the number of the layer.
+    """
+    rows = by_layer(subject.run("geometry"), SIMILARITY)
+    return from_row(rows[max(rows)], control=_growth([row["value"] for row in rows.values()]))
+
+
+@measure("geometry")
+def growth_of_token_similarity(subject: Subject) -> Measured:
+    """Return Spearman's correlation of the mean cosine of two tokens of a sentence with the number of the layer.
+
+    The control is the same with outliers clipped, in the layers that have any: tokens that share one large neuron are
+    alike whatever else they have.
+    """
+    geometry: Result = subject.run("geometry")
+    plain, clipped = (by_layer(geometry, SIMILARITY, transform) for transform in ("none", "clip"))
+    left = [clipped.get(layer, row)["value"] for layer, row in plain.items()]
+    return Measured.exact(_growth([row["value"] for row in plain.values()]), control=_growth(left))
+
+
+@measure("geometry")
+def least_share_within_bound(subject: Subject, bound: str) -> Measured:
+    """Return the share of sentences whose distance to equal rows is within a bound, the least over blocks.
+
+    The control is the largest share of the bound that any sentence reaches: far below 1, the bound says little.
+
+    Args:
+        subject: The model.
+        bound: The bound, such as `bound_per_matrix`, as a column of `smoothing_sentences.csv`.
+    """
+    geometry: Result = subject.run("geometry")
+    shares = [from_row(row) for row in geometry.smoothing if row["measure"] == f"share_within_{bound}"]
+    reached = [
+        row["distance_after"] / (row[bound] * row["distance_before"])
+        for row in geometry.smoothing_sentences
+        if row["distance_before"] > 0
+    ]
+    if not shares or not reached:
+        raise NotMeasurable(_NO_BLOCKS)
+    least = min(shares, key=lambda one: one.value)
+    return Measured(least.value, least.low, least.high, max(reached))
+
+
+@measure("geometry")
+def largest_reach_of_attention(subject: Subject) -> Measured:
+    """Return the largest share of its bound in Lemma 1 that the attention of a head reaches, over blocks and sentences.
+
+    Above 1, the lemma would not hold; six decimals are kept, because the model computes in float32.
+    """
+    found = [row.get("attention_reach") for row in subject.run("geometry").smoothing_sentences]
+    if not found:
+        raise NotMeasurable(_NO_BLOCKS)
+    if None in found:
+        raise NotMeasurable("a run of a later version of this program: name another folder by `--runs`")
+    return Measured.exact(round(max(reach for reach in found if not math.isnan(reach)), 6))
+
+
+@measure("geometry")
+def norms_and_smoothing(subject: Subject) -> Measured:
+    """Return Spearman's correlation over sentences of the last block's norm divisors with the distance that it leaves.
+
+    The divisors are the product of the least standard deviations of tokens that enter the block's two LayerNorms. The
+    distance that it leaves is the distance to equal rows after the block, divided by that before it. The interval is
+    that of Bonett & Wright (2000). The control is the partial correlation given the length of sentences: in a longer
+    sentence, the minimum over more tokens is lower.
+    """
+    rows = [row for row in subject.run("geometry").smoothing_sentences if row["distance_before"] > 0]
+    n_blocks = max((row["layer"] for row in rows), default=0)
+    last = [row for row in rows if row["layer"] == n_blocks]
+    if len(last) < _LEAST_SENTENCES:
+        raise NotMeasurable(f"at least {_LEAST_SENTENCES} sentences of several tokens" if last else _NO_BLOCKS)
+    products = _ranks([row["sigma_1"] * row["sigma_2"] for row in last])
+    left = _ranks([row["distance_after"] / row["distance_before"] for row in last])
+    lengths = _ranks([row["n_tokens"] for row in last])
+    found = float(spearman(products, left))
+    with_lengths = [float(spearman(ranks, lengths)) for ranks in (products, left)]
+    return Measured(found, *_interval(found, len(last)), control=_partial(found, *with_lengths))
+
+
+def _growth(values: list[float]) -> float:
+    if len(set(values)) < 3:
+        raise NotMeasurable("at least three layers")
+    return float(spearman(_ranks(range(len(values))), _ranks(values)))
+
+
+def _ranks(values: Any) -> NDArray[np.float64]:
+    ranks: NDArray[np.float64] = rankdata(values)
+    return ranks
+
+
+def _interval(correlation: float, n: int) -> tuple[float, float]:
+    """Return the interval of Spearman's correlation of n pairs by Fisher's transform (Bonett & Wright 2000)."""
+    if abs(correlation) >= 1:
+        return correlation, correlation
+    half = _Z * math.sqrt((1 + correlation**2 / 2) / (n - 3))
+    low, high = (math.tanh(math.atanh(correlation) + sign * half) for sign in (-1, 1))
+    return low, high
+
+
+def _partial(correlation: float, one: float, other: float) -> float | None:
+    """Return a partial correlation given a third quantity, with which the two have the correlations `one` and `other`.
+
+    The correlation is returned unchanged if the third quantity is constant, as where all sentences are equally long. It
+    is None if the third quantity determines one of the two.
+    """
+    if math.isnan(one) or math.isnan(other):
+        return correlation
+    left = (1 - one**2) * (1 - other**2)
+    return (correlation - one * other) / math.sqrt(left) if left > 0 else None
+
+
+# By which order heads are pruned.
+_IMPORTANCE = "importance"
+
+_MORE_SENTENCES = "a labelled text with more sentences"
+
+
+@measure("tuned")
+def least_gain_by_tuning(subject: Subject) -> Measured:
+    """Return what tuning adds to the constant answer, or pretraining to a tuned random start: the lesser of the two.
+
+    The constant answer is the most frequent class, or the mean of numbers, which is what a head tells that was never
+    trained. Intervals are over seeds, orders and test sentences. The control is what tuning on shuffled labels adds to
+    the constant answer, as a share of what tuning on the true ones adds.
+    """
+    run: Result = subject.run("tuned")
+    rows = {(row["answer"], row["against"]): row for row in run.differences}
+    constant = MAJORITY if (PRETRAINED, MAJORITY) in rows else CONSTANT
+    pairs = {against: rows.get((PRETRAINED, against)) for against in (constant, RANDOM_START)}
+    if None in pairs.values() or (SHUFFLED, constant) not in rows:
+        raise NotMeasurable("a run of `finetune` with all starts")
+    gains = {against: from_row(row, "difference") for against, row in pairs.items() if row is not None}
+    least = min(gains.values(), key=lambda one: one.value)
+    return replace(least, control=_share(rows[SHUFFLED, constant]["difference"], gains[constant].value))
+
+
+@measure("tuned_change", "shuffled_change")
+def lead_of_change_by_tuning(subject: Subject, n_layers: int) -> Measured:
+    """Return by how much less alike tuning leaves the maps in each of the last layers than in any lower one.
+
+    A tuned model is compared with its start, by the least cosine of the maps (mean over heads) in the lower layers
+    minus the largest in the last ones. The control is the same lead of a model that was tuned on shuffled labels, as a
+    share of this one: what they cause too is not the task's.
+
+    Args:
+        subject: The model.
+        n_layers: Number of last layers.
+    """
+    found, shuffled = (lead_of_last(subject.run(name), n_layers) for name in ("tuned_change", "shuffled_change"))
+    return replace(found, control=_share(shuffled.value, found.value))
+
+
+def _share(part: float, whole: float) -> float | None:
+    """Return what a part that is above 0 is of a whole; None if there is no such whole."""
+    return max(part, 0.0) / whole if whole > 0 else None
+
+
+@measure("disabled_task")
+def gain_for_task(subject: Subject) -> Measured:
+    """Return how much better a tuned model is without some head.
+
+    The head is the one whose removal gains most on one half of the test sentences; the gain is measured on the other
+    half. The control is by how much this is above the mean gain of all heads: what a random head gives.
+    """
+    run: Result = subject.run("disabled_task")
+    rows = [row for row in run.better_without if row["readout"] in (TUNED, TUNED_R2) and row["units"] == "heads"]
+    heads = [gained(row, row["readout"]).value for row in _without(run) if is_head(row)]
+    if not rows or not heads:
+        raise NotMeasurable(_MORE_SENTENCES)
+    gain = gained(rows[0], rows[0]["readout"])
+    return replace(gain, control=gain.value - sum(heads) / len(heads))
+
+
+@measure("disabled_task")
+def gain_without_layer(subject: Subject, layer: int) -> Measured:
+    """Return how much better a tuned model is without the heads of a layer.
+
+    The control is by how much this is above the mean gain of the other layers: what a random layer gives.
+
+    Args:
+        subject: The model.
+        layer: The layer.
+    """
+    rows = _without(subject.run("disabled_task"))
+    gains = {row["unit"]: gained(row, row["readout"]) for row in rows if not is_head(row)}
+    own = gains.pop(str(layer), None)
+    if own is None or not gains:
+        raise NotMeasurable(f"a model with a layer {layer} and others")
+    return replace(own, control=own.value - sum(one.value for one in gains.values()) / len(gains))
+
+
+def _without(run: Result) -> list[Mapping[str, Any]]:
+    """Return what a tuned model's task loses without each unit."""
+    return [row for name in (TUNED, TUNED_R2) for row in at_last_layer(run.by_name, name)]
+
+
+@measure("pruned_task")
+def heads_pruned_together(subject: Subject, at_most: float) -> Measured:
+    """Return the share of heads that a tuned model can do without together, the least important first: see `_pruned`.
+
+    The order is estimated on one half of the test sentences, and the loss is that of the other half.
+    """
+    run: Result = subject.run("pruned_task")
+    rows = [row for row in run.pruning if row["units"] == "heads" and row["readout"] in (TUNED, TUNED_R2)]
+    return _pruned(rows, _IMPORTANCE, RANDOM, at_most)
+
+
+@measure("pruned_task")
+def weights_pruned(subject: Subject, at_most: float) -> Measured:
+    """Return the share of the weights that a tuned model can do without, the smallest first: see `_pruned`."""
+    run: Result = subject.run("pruned_task")
+    rows = [row for row in run.weight_pruning if row["readout"] in (TUNED, TUNED_R2)]
+    return _pruned(rows, MAGNITUDE, MEAN, at_most)
+
+
+def _pruned(rows: Sequence[Mapping[str, Any]], order: str, random: str, at_most: float) -> Measured:
+    """Return the largest share that can be pruned so that neither it nor any smaller one costs more than a little.
+
+    The lower end of the interval is the share up to which the whole interval of the loss is within `at_most`, the upper
+    end that up to which a part of it is: up to there, no larger loss is resolved. The control is by how much the share
+    is larger than that of random pruning, by the mean loss of its draws.
+
+    Args:
+        rows: Rows of `pruning.csv` or of `weight_pruning.csv`.
+        order: The order that is measured.
+        random: The order of the control.
+        at_most: The largest loss that counts as little, in units of the readout.
+    """
+    own, drawn = ([row for row in rows if row["order"] == one and row["share"] > 0] for one in (order, random))
+    if not own or not drawn:
+        raise NotMeasurable("a run of `disable --prune all`")
+    gains = {row["share"]: gained(row, row["readout"]) for row in own}
+    of_draws: dict[float, list[float]] = {}
+    for row in drawn:
+        of_draws.setdefault(row["share"], []).append(gained(row, row["readout"]).value)
+    by_chance = {share: sum(found) / len(found) for share, found in of_draws.items()}
+    value, low, high = (
+        _share_kept({share: getattr(gain, end) for share, gain in gains.items()}, at_most)
+        for end in ("value", "low", "high")
+    )
+    return Measured(value, low, high, value - _share_kept(by_chance, at_most))
+
+
+def _share_kept(gains: Mapping[float, float], at_most: float) -> float:
+    """Return the largest share up to which no gain is below minus `at_most`."""
+    kept = 0.0
+    for share in sorted(gains):
+        if gains[share] < -at_most:
+            break
+        kept = share
+    return kept
+
+
+# Runs of `finetune` with the head on the last layer and on those below it, each with one of the checkpoint's geometry.
+_LAST, _LOWER = "on_last", ("1_below", "2_below", "3_below")
+
+_RUNS = [f"{what}_{on}" for what in ("head", "similarity") for on in (_LAST, *_LOWER)]
+
+
+@measure(*_RUNS)
+def lead_of_lower_head(subject: Subject, n_below: int) -> Measured:
+    """Return how much better a tuned model is with its head some layers below the last one than on any other layer.
+
+    The other layers are the last one and the three below it. Intervals are over seeds, orders and test sentences; the
+    covariance of two runs is not known, so that the interval of a difference is the widest that both allow. The control
+    is by how much less alike the tokens of a sentence are in the layer under this head than under any other one.
+
+    Args:
+        subject: The model.
+        n_below: How many layers below the last one.
+    """
+    scores = {on: _score(subject.run(f"head_{on}")) for on in (_LAST, *_LOWER)}
+    alike = {on: _similarity(subject.run(f"similarity_{on}")) for on in scores}
+    own = _LOWER[n_below - 1]
+    leads = [difference(scores[own], score) for on, score in scores.items() if on != own]
+    control = min(_others(alike, own)) - alike[own]
+    return replace(min(leads, key=lambda one: one.value), control=control)
+
+
+def _others(values: Mapping[str, float], own: str) -> Iterable[float]:
+    return (value for on, value in values.items() if on != own)
+
+
+def _score(run: Result) -> Measured:
+    row = next(row for row in run.scores if row["answer"] == PRETRAINED)
+    return from_row(row, "score", "overall")
+
+
+def _similarity(run: Result) -> float:
+    """Return how alike the tokens of a sentence are in the last layer."""
+    rows = by_layer(run, SIMILARITY)
+    return float(rows[max(rows)]["value"])

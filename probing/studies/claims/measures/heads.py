@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.readouts.names import MLM, POSITION, measure_of
-from probing.results.schema import ends
+from probing.interventions import MLM, POSITION, measure_of
+from probing.results import ends
+from probing.runs import Result
 from probing.runs.run import Run
-from probing.runs.study import Result
-from probing.statistics.intervals import ENDS
+from probing.statistics import ENDS
 from probing.studies.claims.measures.position import above_embeddings
 from probing.studies.claims.measures.registry import NotMeasurable, Subject, difference, from_row, magnitude, measure
 from probing.studies.claims.verdict import Measured

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from probing.runs import Result
 from probing.runs.run import Run
-from probing.runs.study import Result
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
 from probing.studies.claims.measures.registry import (
     SIGNS,

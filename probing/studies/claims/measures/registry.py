@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from probing.results.schema import ends
-from probing.runs.study import Result
+from probing.results import ends
+from probing.runs import Result
 from probing.studies.claims.verdict import Measured
 from probing.studies.cloze.tables import INTACT
 from probing.studies.hierarchy.tables import ITSELF, LINEAR, of_model
@@ -126,7 +126,7 @@ def from_row(
     Args:
         row: The row.
         value: Column of the value.
-        interval: What the columns of the interval begin with, as for `probing.tables.columns.ends`.
+        interval: What the columns of the interval begin with, as for `probing.tables.ends`.
         control: The value of the control.
         neurons: The neurons that it is about.
 

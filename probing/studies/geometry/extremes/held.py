@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
 from probing.data.examples import Activations
 from probing.heads.change import row_divergences
 from probing.heads.position_controls import HeldScores, matched_sets
 from probing.heads.subject import PUNCTUATION, types_of
 from probing.models.attention_heads import QueryKey
-from probing.results.schema import ALL_LAYERS
+from probing.results import ALL_LAYERS
 from probing.statistics.chance import holm, rank_p
 from probing.statistics.moments import ProfileAccumulator
-from probing.studies.geometry.extremes.tables import FIRST, OTHER
+from probing.studies.geometry.extremes import FIRST, OTHER
+from probing.text import Corpus
+from probing.text.tokens import Tokens
 
 Array = NDArray[np.float64]
 Rows = list[dict[str, Any]]

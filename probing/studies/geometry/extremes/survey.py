@@ -11,23 +11,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import Request, load, tokens_of
-from probing.cache.source import ActivationSource
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
+from probing.activations import Request, load, tokens_of
+from probing.activations.source import ActivationSource
 from probing.data.examples import Activations
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import Accumulator, Attention, AttentionReader, Batch, Kept, SumsStore, accumulate
 from probing.heads.rows import Means, Sentences
 from probing.heads.subject import Attended, fingerprint_of, members_of
+from probing.interventions.model_output import draw_sentences
 from probing.models import load_tokenizer
 from probing.models.anatomy import examine
 from probing.models.attention_heads import QueryKey, find_query_keys
-from probing.readouts.model_output import draw_sentences
-from probing.results.schema import ALL_LAYERS, layers_named
-from probing.runtime.arithmetic import to_float64
+from probing.results import ALL_LAYERS, layers_named
 from probing.runtime.progress import counted, stage
+from probing.runtime.trainer import to_float64
 from probing.statistics.moments import ROWS
+from probing.studies.geometry.extremes import ABSOLUTE, ALL, DEFINITIONS, DEVIATIONS, OTHER, RELATIVE, Definition
+from probing.studies.geometry.extremes import MOST_TOKENS as MOST_MASSIVE_TOKENS
 from probing.studies.geometry.extremes.held import (
     TOKENS,
     Compared,
@@ -40,8 +40,8 @@ from probing.studies.geometry.extremes.held import (
     compare,
     held_rows,
 )
-from probing.studies.geometry.extremes.tables import ABSOLUTE, ALL, DEFINITIONS, DEVIATIONS, OTHER, RELATIVE, Definition
-from probing.studies.geometry.extremes.tables import MOST_TOKENS as MOST_MASSIVE_TOKENS
+from probing.text import Corpus
+from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
 # Values of hidden states that are far larger than others, by three definitions, streamed layer by layer.

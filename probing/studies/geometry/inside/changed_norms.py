@@ -14,17 +14,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache import ActivationStore
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
+from probing.activations import ActivationStore
 from probing.errors import UserError
-from probing.models import ModelSource, load_masked_lm
-from probing.models.anatomy import Anatomy, examine, hidden_states
-from probing.models.examination import run, vectors_given, vectors_in, vectors_of_tokens
-from probing.models.residual_stream import NotPostNorm, find_blocks, is_norm, word_table
-from probing.probes.transforms import random_neurons
-from probing.readouts.later_blocks import Condition, Read, Where, among, conditions, effect_rows, intervene, replaced
-from probing.readouts.model_output import (
+from probing.interventions.forward import (
+    Condition,
+    SentenceSums,
+    Where,
+    among,
+    conditions,
+    effect_rows,
+    intervene,
+    replaced,
+)
+from probing.interventions.model_output import (
     BATCH_TOKENS,
     MLM_TOKENS,
     PROBE_TOKENS,
@@ -35,12 +37,19 @@ from probing.readouts.model_output import (
     last_hidden_states,
     token_batches,
 )
-from probing.runtime.machine import give_back_memory
+from probing.models import ModelSource, load_masked_lm
+from probing.models.anatomy import Anatomy, examine, hidden_states
+from probing.models.examination import run, vectors_given, vectors_in, vectors_of_tokens
+from probing.models.residual_stream import NotPostNorm, find_blocks, is_norm, word_table
+from probing.probes.transforms import random_neurons
+from probing.runtime import give_back_memory
 from probing.runtime.progress import counted, note
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
 from probing.studies.geometry.inside.smoothing_bound import Summary, constants, measure
-from probing.studies.geometry.schema import FIRST_ROW, SMOOTHING_SENTENCES
-from probing.tasks import load_task
+from probing.studies.geometry.tables import FIRST_ROW, SMOOTHING_SENTENCES
+from probing.text import Corpus
+from probing.text.tasks import load_task
+from probing.text.tokens import Tokens
 
 # Numbers of the norms of a block that are changed.
 PLACES: Mapping[Where, tuple[int, ...]] = {"first": (1,), "second": (2,), "both": (1, 2)}
@@ -107,7 +116,7 @@ def change_norms(
     norms: Mapping[int, Sequence[nn.Module]],
     outliers: Mapping[int, Sequence[int]],
     chosen: Sequence[Condition],
-    read: Callable[[], tuple[Read, Array]],
+    read: Callable[[], tuple[SentenceSums, Array]],
     n_tokens: int,
     say: Callable[[str], None] = lambda message: None,
 ) -> list[dict[str, Any]]:
@@ -130,7 +139,7 @@ def change_norms(
     named = sorted({neuron for those in outliers.values() for neuron in those})
     say("the intact model")
     intact, before = read()
-    reads: dict[Condition, Read] = {}
+    reads: dict[Condition, SentenceSums] = {}
     deviations: dict[Condition, Array] = {}
     for condition in chosen:
         words = {"outliers": "outliers", "random": f"random neurons {condition.draw}"}[condition.kind]

@@ -35,15 +35,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache.extraction import padded_index
-from probing.cache.store import Plan, batches
-from probing.cache.tokens import Tokens
-from probing.figures.style import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars
+from probing.activations.extraction import padded_index
+from probing.activations.store import Plan, batches
 from probing.models.residual_stream import Block, run_with_attention
-from probing.results.schema import in_brackets, interval, listed
-from probing.runtime.arithmetic import float64_device, on_float64_device, to_float64
+from probing.results import in_brackets, interval, listed
+from probing.runtime.trainer import float64_device, on_float64_device, to_float64
 from probing.statistics.chance import MeanOverSentences, weights
 from probing.statistics.moments import MEAN_DEVIATIONS
+from probing.tables.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, error_bars
+from probing.text.tokens import Tokens
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,16 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from probing.cache import ActivationStore
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
+from probing.activations import ActivationStore
 from probing.errors import UserError
+from probing.interventions.forward import SentenceSums
+from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, Batch, draw_sentences, token_batches
 from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import Anatomy, examine
 from probing.models.residual_stream import BlockNorm, NotFound, Seen, Site, Tap, find_norms, find_path, watching
 from probing.probes.transforms import random_neurons
-from probing.readouts.later_blocks import Read
-from probing.readouts.model_output import BATCH_TOKENS, PROBE_TOKENS, Batch, draw_sentences, token_batches
 from probing.runtime.progress import note, stage
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
 from probing.studies.geometry.inside.changed_norms import (
@@ -36,6 +34,8 @@ from probing.studies.geometry.inside.changed_norms import (
     see_layers,
     smoothing,
 )
+from probing.text import Corpus
+from probing.text.tokens import Tokens
 
 # What an outlier may come from, in the order in which ties are broken.
 SOURCES = ("input", "gain", "bias")
@@ -410,11 +410,11 @@ def measure_norms(subject: Subject) -> tuple[Rows, Rows]:
     )
     words = masked_words(source, model, encoder, subject.tokenizer, subject.store, subject.seed, subject.say)
 
-    def read() -> tuple[Read, NDArray[np.float64]]:
+    def read() -> tuple[SentenceSums, NDArray[np.float64]]:
         seen = see_layers(encoder, anatomy, tokens, counts, subject.pad_token_id)
         reads = [position.of(seen.last), *(words([()]) if words else [])]
         sums, n_tokens = ({k: v for one in reads for k, v in part(one).items()} for part in _PARTS)
-        return Read(sums, n_tokens), seen.deviations
+        return SentenceSums(sums, n_tokens), seen.deviations
 
     modules = {n: [encoder.get_submodule(one.name) for one in norms if one.number == n] for n in PLACES["both"]}
     chosen = chosen_conditions(named, d_model, subject.n_draws, subject.seed)
@@ -422,7 +422,7 @@ def measure_norms(subject: Subject) -> tuple[Rows, Rows]:
     return terms, changes
 
 
-_PARTS: tuple[Callable[[Read], dict[str, Any]], ...] = (lambda read: read.sums, lambda read: read.n_tokens)
+_PARTS: tuple[Callable[[SentenceSums], dict[str, Any]], ...] = (lambda read: read.sums, lambda read: read.n_tokens)
 
 
 def measure_path(subject: Subject) -> Rows:

@@ -16,18 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import ActivationStore
-from probing.cache.tokens import Tokens
-from probing.corpus import Corpus
-from probing.corpus.splits import Couple, read_couples
-from probing.disabling.probed_task import Frozen, fingerprint_of, opened, run_unfinished
-from probing.disabling.subject import Subject
+from probing.activations import ActivationStore
 from probing.errors import UserError
+from probing.interventions import INTERCHANGED, TASK
+from probing.interventions.forward import Padded, ReadableText, padded_batches
+from probing.interventions.frozen_probes import ProbeReadout, Probes, at_tokens, means, standing_for
+from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
+from probing.interventions.probed_task import Frozen, fingerprint_of, opened, run_unfinished
+from probing.interventions.subject import Subject
 from probing.models import check_ids, length_limits
-from probing.readouts.forward import Padded, ReadableText, padded_batches
-from probing.readouts.frozen_probes import ProbeReadout, Probes, at_tokens, means, standing_for
-from probing.readouts.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
-from probing.readouts.names import INTERCHANGED, TASK
 from probing.runs.predictions import labelled_tokens
 from probing.studies.geometry.neurons.sets import (
     DRAWN,
@@ -46,7 +43,9 @@ from probing.studies.geometry.neurons.sets import (
     drawn_sets,
     effect_rows,
 )
-from probing.tasks import SentenceTask, TokenTask
+from probing.text import Corpus, Couple, read_couples
+from probing.text.tasks import SentenceTask, TokenTask
+from probing.text.tokens import Tokens
 
 # Increased whenever the meaning of what is stored changes.
 FORMAT = 2

@@ -12,17 +12,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.tokens import Tokens
-from probing.data.controls import shuffled_labels
-from probing.disabling.subject import tested
+from probing.data.module import shuffled_labels
 from probing.heads.position_controls import matched_sets, random_sets
+from probing.interventions import Measure, measure_of
+from probing.interventions.forward import (
+    Forward,
+    LaterBlocks,
+    Padded,
+    ReadableText,
+    Readers,
+    Reading,
+    Text,
+    draw_others,
+)
+from probing.interventions.frozen_probes import PositionHead, means
+from probing.interventions.subject import tested
 from probing.probes.transforms import Eraser, ErasureAccumulator
-from probing.readouts.forward import Forward, Padded, ReadableText, Readers, Reading, Text, draw_others
-from probing.readouts.frozen_probes import PositionHead, means
-from probing.readouts.later_blocks import LaterBlocks
-from probing.readouts.names import Measure, measure_of
 from probing.statistics.chance import percentile_of, rank_p
 from probing.statistics.label_scores import LabelCodes
+from probing.text.tokens import Tokens
 
 Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
 Source = Literal["chosen", "random", "matched"]
@@ -424,7 +432,7 @@ class NeuronsChanged:
 
 
 class Read(Protocol):
-    """A readout of later layers: a `probing.readouts.forward.Readout`, or one that gives several rows for a layer."""
+    """A readout of later layers: a `probing.interventions.forward.Readout`, or one with several rows for a layer."""
 
     def layers(self, block: int) -> list[int]:
         """Return the layers whose hidden states are needed when this block is the first one that is changed."""

@@ -13,9 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache import ActivationStore
-from probing.cache.store import PassStore
-from probing.disabling.probed_task import (
+from probing.activations import ActivationStore
+from probing.activations.store import PassStore
+from probing.errors import UserError, as_clause
+from probing.interventions import AGAIN, POSITION, PROBED, TRANSLATED
+from probing.interventions.forward import ReadableText, Readout, Text, draw_text
+from probing.interventions.frozen_probes import PositionHeads, ProbeReadout, Probes, find_position_heads, spread
+from probing.interventions.probed_task import (
     OF_CLASSES,
     Labelled,
     ProbedTask,
@@ -24,12 +28,8 @@ from probing.disabling.probed_task import (
     retrained,
     run_unfinished,
 )
-from probing.disabling.subject import Subject
-from probing.errors import UserError, as_clause
+from probing.interventions.subject import Subject
 from probing.models.attention_heads import find_query_keys
-from probing.readouts.forward import ReadableText, Readout, Text, draw_text
-from probing.readouts.frozen_probes import PositionHeads, ProbeReadout, Probes, find_position_heads, spread
-from probing.readouts.names import AGAIN, POSITION, PROBED, TRANSLATED
 from probing.studies.geometry.neurons.sets import (
     DRAWN,
     Asked,
@@ -46,7 +46,7 @@ from probing.studies.geometry.neurons.sets import (
     drawn_sets,
     effect_rows,
 )
-from probing.tasks import Labels
+from probing.text.tasks import Labels
 
 # --------------------------------------------------------------------------------------------------------------------
 # The classes that probes read of texts while neurons are changed, and between which examples are moved.

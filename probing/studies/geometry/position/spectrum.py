@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.figures.style import (
+from probing.statistics.two_way import Design, Solution, TwoWaySums
+from probing.studies.geometry.position import NEURONS, ORDERS, RAW, STANDARDISED, Found
+from probing.tables.figures import (
     BLUE,
     GREEN,
     GREY,
@@ -32,9 +34,6 @@ from probing.figures.style import (
     name_layers,
     write_drawings,
 )
-from probing.statistics.two_way import TwoWaySums
-from probing.statistics.two_way_design import Design, Solution
-from probing.studies.geometry.position.tables import NEURONS, ORDERS, RAW, STANDARDISED, Found
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

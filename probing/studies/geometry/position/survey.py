@@ -12,16 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.cache.tokens import Tokens
 from probing.data.examples import Activations
 from probing.errors import UserError
-from probing.results.schema import count, layers_named, without_nan
+from probing.results import count, layers_named, without_nan
 from probing.runtime.progress import stage
+from probing.statistics import accuracy_interval
 from probing.statistics.chance import random_rotation
-from probing.statistics.intervals import accuracy_interval
-from probing.statistics.two_way import ALONE, PARTS, TwoWaySums, jackknife_interval
-from probing.statistics.two_way_design import MOST_POSITIONS, Design
+from probing.statistics.two_way import ALONE, MOST_POSITIONS, PARTS, Design, TwoWaySums, jackknife_interval
 from probing.studies.geometry.layers import Sampled, SpecialTokens
+from probing.studies.geometry.position import RAW, SCALES, STANDARDISED, SUFFIX
 from probing.studies.geometry.position.spectrum import (
     Folds,
     Spectrum,
@@ -33,7 +32,7 @@ from probing.studies.geometry.position.spectrum import (
     random_subspace,
     spectrum,
 )
-from probing.studies.geometry.position.tables import RAW, SCALES, STANDARDISED, SUFFIX
+from probing.text.tokens import Tokens
 
 # --------------------------------------------------------------------------------------------------------------------
 # Whether position is in neurons or in directions: how few neurons have the position part, beside random directions.

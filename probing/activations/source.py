@@ -1,0 +1,466 @@
+"""Reads corpora by a model into the cache, and estimates beforehand the time and disk space that this takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from probing.activations import Request, activations, batch_tokens_of, entry_folder, tokens_of
+from probing.activations.store import SHARD_BYTES, ActivationStore, DamagedCache, NewerCache
+from probing.errors import UserError
+from probing.models import (
+    PREFIX,
+    Layout,
+    ModelSource,
+    SiteName,
+    find_model,
+    folder_of,
+    is_dictionary,
+    layout_at,
+    load_config,
+    load_encoder,
+    load_tokenizer,
+    parse_layers,
+)
+from probing.models.loading import Blocks, weight_bytes
+from probing.results import layers_named
+from probing.runtime import undisturbed_rate, without_logger
+from probing.runtime.progress import stage
+from probing.runtime.terminal import silence
+from probing.runtime.trainer import check_trainer_options
+from probing.text import Corpus
+from probing.text.tokens import Tokens, count_words, is_visible
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from probing.models.sites import Dictionary
+
+
+@dataclass(frozen=True)
+class ActivationSource:
+    """A model with the settings of its forward pass, and the cache of its activations.
+
+    Args:
+        model: The model's files.
+        layers: Layer numbers, ascending.
+        cache: The cache folder.
+        dtype: Dtype of the forward pass and of the cached activations, by its name in torch.
+        max_length: Number of tokens at which sentences are cut; None for the model's own limit.
+        batch_tokens: Padded tokens in one forward pass; None chooses by the machine.
+        random_weights_seed: Seed of a randomly initialised model; None for the trained model.
+        permuted_tokens_seed: Seed by which each sentence's tokens are permuted; see `probing.activations.Request`.
+        trainer: Arguments of Lightning's Trainer.
+        say: Called with one-line messages.
+        site: Where in the model the neurons are, or `sae:FOLDER` for the features of a dictionary.
+        without_first: Whether the first token of each sentence is set aside. The cache holds it in any case.
+        kept: Numbers of the features that are read; None for all.
+    """
+
+    model: ModelSource
+    layers: Sequence[int]
+    cache: Path
+    dtype: str = "float32"
+    max_length: int | None = None
+    batch_tokens: int | None = None
+    random_weights_seed: int | None = None
+    permuted_tokens_seed: int | None = None
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    say: Callable[[str], None] = silence
+    site: str = "residual"
+    without_first: bool = False
+    kept: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        revision: str | None,
+        layer: int | Sequence[int] | str,
+        trainer: Mapping[str, Any] | None,
+        solver: str = "lbfgs",
+        tokenizer: Any = None,
+        **how: Any,
+    ) -> ActivationSource:
+        """Return the source that options ask for.
+
+        Args:
+            model: Alias, hub id or folder of the model, or the model itself.
+            revision: Branch, tag or commit of the model on the hub.
+            layer: Layers, as typed.
+            trainer: Arguments of Lightning's Trainer.
+            solver: The solver for which the Trainer's arguments are checked, `lbfgs` or `adam`.
+            tokenizer: Tokenizer of a model that is an object.
+            how: Further fields of the source.
+
+        Raises:
+            UserError: If the Trainer's arguments cannot be honoured, or the model or one of its layers is not there.
+        """
+        check_trainer_options(trainer or {}, solver)
+        found = find_model(model, revision, tokenizer)
+        n_layers = load_config(found).num_hidden_layers
+        layers = parse_layers(layer, n_layers, found.name, how.get("site", "residual"))
+        made = cls(found, layers, trainer=without_logger(trainer), **how)
+        made.dictionary  # noqa: B018  # one that does not fit is refused before a text is read
+        return made
+
+    @cached_property
+    def config(self) -> Any:
+        """The model's configuration, with `hidden_size` and `num_hidden_layers`."""
+        return load_config(self.model)
+
+    @cached_property
+    def dictionary(self) -> Dictionary | None:
+        """The dictionary whose features are the neurons; None where these are the model's own.
+
+        Raises:
+            UserError: If it cannot be read, or is not of the model's hidden states of the layer.
+        """
+        if not is_dictionary(self.site):
+            return None
+        from probing.models.sites import load_dictionary
+
+        layout = layout_at(self.site, self.layers, self.model.name, self.config.num_hidden_layers)
+        check_place(layout, self.model)
+        return load_dictionary(layout)
+
+    @property
+    def n_features(self) -> int | None:
+        """Number of features that probes read; None without a dictionary."""
+        if self.kept is not None or self.dictionary is None:
+            return None if self.kept is None else len(self.kept)
+        return min(self.dictionary.n_features, MOST_FEATURES)
+
+    def blocks(self, typed: Sequence[int] | None) -> list[int]:
+        """Return the layers that are blocks, which have heads.
+
+        Args:
+            typed: The layers that the user asked for; None for all.
+
+        Raises:
+            UserError: If the user asked for the embeddings.
+        """
+        blocks = [layer for layer in self.layers if layer > 0]
+        if typed is not None and len(blocks) < len(self.layers):
+            raise UserError(
+                f"`--layer {','.join(map(str, typed))}`: heads are in blocks, and {self.model.name} has blocks 1 to "
+                f"{self.config.num_hidden_layers}; the embeddings, layer 0, have none."
+            )
+        return blocks
+
+    def request(self, corpus: Corpus) -> Request:
+        """Return what is asked of the model on a corpus."""
+        return Request(
+            self.model, corpus, self.layers, self.dtype, self.max_length, self.random_weights_seed,
+            self.permuted_tokens_seed, self.batch_tokens,
+            "residual" if is_dictionary(self.site) else cast(SiteName, self.site),
+        )  # fmt: skip
+
+    def read(self, corpora: Sequence[Corpus], checks: Sequence[Callable[[Tokens], None]] = ()) -> list[ActivationStore]:
+        """Return the activations of each corpus, extracting what is not cached.
+
+        Args:
+            corpora: The corpora.
+            checks: For each corpus, a function that checks its tokens before the model reads them, and raises an error.
+        """
+        stores = []
+        with stage(f"hidden states of {layers_named(self.layers)}"):
+            for corpus, check in zip(corpora, checks or [lambda tokens: None] * len(corpora), strict=True):
+                check = _without_first(check) if self.without_first else check
+                stores.append(activations(self.request(corpus), self.cache, self.trainer, self.say, check=check))
+        if self.without_first:
+            stores = [store.without_first() for store in stores]
+        return self._encoded(stores)
+
+    def _encoded(self, stores: list[ActivationStore]) -> list[ActivationStore]:
+        """Return stores of the dictionary's features in the place of hidden states, if there is a dictionary."""
+        if (dictionary := self.dictionary) is None:
+            return stores
+
+        return [FeatureStore(store, dictionary, folder_of(self.site), self.kept) for store in stores]
+
+
+def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:
+    return lambda tokens: check(tokens.without_first())
+
+
+def say_what_was_left_out(corpora: Sequence[Corpus], tables: Sequence[Tokens], say: Callable[[str], None]) -> None:
+    """Report how many sentences or pairs were repeated, empty or cut, and how many words have no token of their own."""
+    for corpus, tokens in zip(corpora, tables, strict=True):
+        if corpus.n_without_text:
+            say(f"{corpus.name}: {corpus.n_without_text} rows without text were left out")
+        if corpus.n_repeated:
+            say(f"{corpus.name}: {corpus.n_repeated} repeated {corpus.unit} were left out")
+        if n_truncated := tokens.n_truncated:
+            say(f"{corpus.name}: {n_truncated} {corpus.unit} were longer than the model accepts and were cut")
+        counts = count_words(tokens, corpus)
+        if counts and counts.n_left_out:
+            say(
+                f"{corpus.name}: {counts.n_left_out:,} of {counts.n_words:,} words have no token of their own "
+                f"({_examples(counts.examples)}) and are left out"
+            )
+
+
+def _examples(words: Sequence[str], most: int = 3) -> str:
+    """Return the first words in quotes; characters that cannot be seen are written as escapes."""
+    shown = [repr(word) if is_visible(word) else ascii(word) for word in words[:most]]
+    return ", ".join([*shown, *(["..."] if len(words) > most else [])])
+
+
+# Share of the time of reading a text that is spent in matrix products. The rest is GELU, attention, norms, padding and
+# writing. (`make bench` measures .42 to .46 for the built-in model; for wider models the share is larger.)
+PRODUCTS = 0.5
+
+# Most rows of the products that are timed: on a processor they take a millisecond.
+ROWS_CPU = 256
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a model reads of a text, and what is cached of it.
+
+    Args:
+        n_tokens: Number of tokens.
+        token_pairs: Sum over the sentences of their squared lengths.
+        n_layers: Number of layers that are read off.
+        width: Number of neurons of each.
+        itemsize: Bytes of an activation.
+    """
+
+    n_tokens: int
+    token_pairs: int
+    n_layers: int
+    width: int
+    itemsize: int = 4
+
+    @classmethod
+    def of(cls, lengths: NDArray[np.int32], request: Request) -> Size:
+        """Return the size of a request whose sentences have these lengths in tokens, shape (n_sentences,)."""
+        wide = lengths.astype(np.int64)
+        sizes = Blocks.of(load_config(request.source))
+        width = sizes.d_mlp if request.site == "mlp" else sizes.d_model
+        itemsize = getattr(torch, request.dtype).itemsize
+        return cls(int(wide.sum()), int((wide**2).sum()), len(request.layers), width, itemsize)
+
+    @property
+    def n_activations(self) -> int:
+        """Number of activations in all layers."""
+        return self.n_tokens * self.n_layers * self.width
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the activations on disk."""
+        return self.n_activations * self.itemsize
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast this machine computes the products of a model's blocks.
+
+    Args:
+        blocks: Sizes of the blocks.
+        rates: Rate of each of their matrices by its name, in floating-point operations per second.
+    """
+
+    blocks: Blocks
+    rates: Mapping[str, float]
+
+    @classmethod
+    def measure(cls, request: Request, trainer: Mapping[str, Any] | None = None) -> Speed:
+        """Measure the rates with nothing else on the machine, in a fraction of a second.
+
+        Args:
+            request: The request, with the model and the dtype.
+            trainer: Arguments of Lightning's Trainer, which may choose the processor where there is a GPU.
+        """
+        is_on_gpu = torch.cuda.is_available() and (trainer or {}).get("accelerator", "auto") not in ("cpu", "mps")
+        blocks = Blocks.of(load_config(request.source))
+        device, rows = ("cuda", batch_tokens_of(request)) if is_on_gpu else ("cpu", ROWS_CPU)
+        return cls(blocks, blocks.rates(rows, request.dtype, partial(undisturbed_rate, device=device), device))
+
+    def forward_s(self, size: Size) -> float:
+        """Return about how many seconds a forward pass through all blocks takes, with the caching of what it gives."""
+        return self.blocks.seconds(size.n_tokens, size.token_pairs, self.rates) / PRODUCTS
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A request, and how much of it is not cached yet.
+
+    Args:
+        request: The request.
+        tokens: The table of its tokens.
+        missing: Share of its activations that is not cached, from 0 to 1.
+    """
+
+    request: Request
+    tokens: Tokens
+    missing: float
+
+    @classmethod
+    def of(cls, request: Request, cache: Path) -> Reading:
+        """Return what is left of a request, given the folder of the cache.
+
+        Raises:
+            UserError: If the model has no tokenizer, or does not take sentences of the requested length.
+        """
+        try:
+            store = ActivationStore(entry_folder(request, cache)).of_corpus(request.corpus)
+            left = sum(len(layers) for layers in store.missing(request.layers).values())
+            return cls(request, store.tokens, left / (len(request.layers) * len(store.plan.shards)))
+        except (DamagedCache, NewerCache):
+            return cls(request, tokens_of(request, load_tokenizer(request.source)), 1.0)
+
+    @property
+    def size(self) -> Size:
+        """What the model reads."""
+        return Size.of(self.tokens.lengths, self.request)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes of activations that are not cached yet."""
+        return round(self.missing * self.size.n_bytes)
+
+    def seconds(self, speed: Speed) -> float:
+        """Return about how many seconds it takes to read what is missing."""
+        blocks = speed.blocks.n_blocks
+        through = max(self.request.layers, default=0) / blocks if blocks else 0.0
+        return self.missing * through * speed.forward_s(self.size)
+
+    def memory_bytes(self) -> int:
+        """Return about how many bytes of memory reading takes: the weights, and two shards, one of which is written."""
+        if not self.missing:
+            return 0
+        return weight_bytes(load_config(self.request.source), self.size.itemsize) + 2 * SHARD_BYTES
+
+
+# Most features that probes read: the time and the memory of a probe grow with the square of their number, its
+# preconditioner with the cube. Of a wider dictionary, those are kept that are active on the most training tokens.
+MOST_FEATURES = 4096
+
+# Bytes of what is active that a store keeps.
+KEPT_BYTES = 2**30
+
+
+class FeatureStore(ActivationStore):
+    """The activations of a dictionary's features on the hidden states of a store.
+
+    Args:
+        states: The store of the hidden states.
+        dictionary: The dictionary.
+        folder: The dictionary's folder as the user typed it, for results.
+        kept: Numbers of the features that are read, ascending; None for all.
+    """
+
+    def __init__(
+        self, states: ActivationStore, dictionary: Dictionary, folder: Path, kept: Sequence[int] | None = None
+    ) -> None:
+        self.__dict__.update(states.__dict__)
+        self.states, self.dictionary, self.dictionary_folder, self.kept = states, dictionary, folder, kept
+        width = dictionary.n_features if kept is None else len(kept)
+        self.plan = replace(states.plan, d_model=width, dtype="float32")
+        about: dict[str, Any] = {"folder": str(folder), "n_features": dictionary.n_features}
+        about |= {} if kept is None else {"kept": list(kept)}
+        key = {**states.plan.key, "site": f"{PREFIX}{dictionary.fingerprint}"}
+        self.header = {**states.header, "key": key, "site": about}
+        self._active: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._active_bytes = 0
+
+    def keeping(self, kept: Sequence[int]) -> FeatureStore:
+        """Return the store of some features, ascending."""
+        return FeatureStore(self.states, self.dictionary, self.dictionary_folder, kept)
+
+    def active(self, layer: int, shard: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return row in the shard, column and activation of whatever is not 0 in a shard; each of shape (n_active,)."""
+        import torch
+
+        if (known := self._active.get((layer, shard))) is not None:
+            return known
+        rows, columns, values = self.dictionary.active(self.states.read(layer, shard))
+        if self.kept is not None:
+            column_of = torch.full((self.dictionary.n_features,), -1)
+            column_of[torch.tensor(self.kept, dtype=torch.int64)] = torch.arange(len(self.kept))
+            there = column_of[columns] >= 0
+            rows, columns, values = rows[there], column_of[columns[there]], values[there]
+        found = rows.int(), columns.int(), values
+        if self._active_bytes + (size := sum(one.nbytes for one in found)) <= KEPT_BYTES:
+            self._active[layer, shard] = found
+            self._active_bytes += size
+        return found
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the feature activations of one layer and shard, shape (n_tokens_in_shard, n_features), float32."""
+        import torch
+
+        rows, columns, values = self.active(layer, shard)
+        dense = torch.zeros(self.plan.shards[shard].n_tokens, self.plan.d_model)
+        dense.view(-1)[rows.long() * self.plan.d_model + columns] = values
+        return dense
+
+    def n_active(self, layer: int, taken: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return on how many tokens each feature is active.
+
+        Args:
+            layer: Layer number.
+            taken: The tokens that count, shape (n_tokens,).
+
+        Returns:
+            Shape (n_features,).
+        """
+        counts = np.zeros(self.plan.d_model, dtype=np.int64)
+        for shard in self.plan.shards:
+            rows, columns, _ = self.active(layer, shard.index)
+            own = taken[self.shard_tokens(shard)][rows.numpy()]
+            counts += np.bincount(columns.numpy()[own], minlength=len(counts))
+        return counts
+
+
+def most_active(store: FeatureStore, layer: int, sentences: Sequence[int]) -> tuple[list[int], int]:
+    """Return the features that are active on the most tokens, `MOST_FEATURES` of them, ascending.
+
+    Args:
+        store: The store of all features.
+        layer: Layer number.
+        sentences: The sentences whose tokens count, those of training; special tokens do not.
+
+    Returns:
+        The features; and the largest number of tokens on which one that is left out is active.
+    """
+    tokens = store.tokens
+    counts = store.n_active(layer, np.isin(tokens.sentences, np.asarray(sentences)) & ~tokens.special)
+    order = np.argsort(-counts, kind="stable")
+    return sorted(order[:MOST_FEATURES].tolist()), int(counts[order[MOST_FEATURES]])
+
+
+def check_place(layout: Layout, model: ModelSource) -> None:
+    """Refuse a dictionary that does not read the model's hidden states of its layer; looked at once for each.
+
+    Raises:
+        UserError: If their widths differ, or a norm lies between them.
+    """
+    from probing.models.sites import needs_a_look
+
+    config = load_config(model)
+    if layout.d_in != config.hidden_size:
+        raise UserError(
+            f"`--site {PREFIX}{layout.folder}` reads hidden states of {layout.d_in} neurons, and those of {model.name} "
+            f"have {config.hidden_size}; give the model that it was trained on."
+        )
+    if needs_a_look(layout, config.num_hidden_layers):
+        _look(layout, model)
+
+
+@cache
+def _look(layout: Layout, model: ModelSource) -> None:
+    from probing.models.anatomy import examine
+    from probing.models.sites import check_hook
+
+    encoder, pad = load_encoder(model, None, "float32"), load_tokenizer(model).pad_token_id or 0
+    check_hook(encoder, examine(encoder, pad, model.name), layout, pad, model.name)

@@ -1,0 +1,567 @@
+"""Measures a model as it is at this moment: probes of its layers, as `fit` trains them, and their geometry."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from transformers.trainer_callback import TrainerCallback
+
+from probing.activations.source import ActivationSource
+from probing.activations.store import ActivationStore
+from probing.cli.commandline import converted
+from probing.cli.option_types import FirstToken, Layers, Probe, Source, option_problems
+from probing.cli.options import ProbeOptions, as_options
+from probing.data.examples import Sides
+from probing.data.labelling import read_sides
+from probing.data.module import control_sides
+from probing.errors import UserError, refuse
+from probing.models import SiteName, layer_numbers
+from probing.models.loading import ModelObject
+from probing.probes.closed_forms import NumberFit
+from probing.probes.evidence import basis_table, directions_of
+from probing.probes.training import LayerFit
+from probing.probes.transforms import centred, of_neurons
+from probing.runs.finished import Asked, measure
+from probing.runtime import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
+from probing.runtime.processes import of_first_rank
+from probing.runtime.terminal import silence
+from probing.runtime.trainer import algorithms_kept
+from probing.statistics.chance import weights
+from probing.statistics.moments import ProfileAccumulator, by_mean_profile
+from probing.studies.fit import controls_of_call, fit
+from probing.studies.geometry.layers import MeanCosineAccumulator, normalise, sum_by_sentence
+from probing.studies.geometry.survey import check_tokens
+from probing.tables import FIRST, PLAIN
+from probing.text import Corpus, GroupBy, Split, read_corpora
+from probing.text.tasks import TokenTask, load_task, reader_of
+from probing.text.tokens import Tokens
+
+# What says which model of a module is probed: the name of an attribute, or a function that returns it.
+Which = str | Callable[[Any], Any] | None
+
+
+def find_in(module: nn.Module, which: Which = None) -> Any:
+    """Return the `PreTrainedModel` that a module is, or has in it; one inside another one does not count.
+
+    Args:
+        module: The module that is trained.
+        which: Name of the attribute that is, or holds, the model, such as `student` or `student.encoder`, or a function
+            that returns it from the module; None if the module has one model only.
+
+    Raises:
+        UserError: If there is no such model, or if there are several.
+    """
+    holder, where = module, type(module).__name__
+    if isinstance(which, str):
+        try:
+            holder = attrgetter(which)(module)
+        except AttributeError:
+            raise UserError(
+                f"`model={which!r}`: the {where} has no such attribute; {_there(_models_in(module))}."
+            ) from None
+        where = f"attribute {which} of the {where}"
+    elif which is not None:
+        holder, where = which(module), f"result of `model` for the {where}"
+    found = _models_in(holder) if isinstance(holder, nn.Module) else {}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        first = next(iter(found))
+        raise UserError(f"`model`: {_there(found)} in the {where}; say which one is probed, as in model={first!r}.")
+    if which is None:
+        raise UserError(f"`model`: no part of the {where} is a PreTrainedModel of transformers, which can be probed.")
+    raise UserError(
+        f"`model`: the {where} is of type {type(holder).__name__}, and neither is nor holds a PreTrainedModel of "
+        f"transformers; {_there(_models_in(module))}."
+    )
+
+
+def _models_in(module: nn.Module) -> dict[str, Any]:
+    """Return the models of transformers in a module that are in no other one of them, by their names."""
+    from transformers import PreTrainedModel
+
+    found: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        is_inside = any(not outer or name.startswith(f"{outer}.") for outer in found)
+        if isinstance(part, PreTrainedModel) and not is_inside:
+            found[name] = part
+    return found
+
+
+def _there(found: dict[str, Any]) -> str:
+    if not found:
+        return "there is no PreTrainedModel"
+    named = [f"`{name}` ({type(model).__name__})" for name, model in found.items()]
+    return f"there {'is' if len(named) == 1 else 'are'} {', '.join(named)}"
+
+
+def before_others(callbacks: Sequence[Any], kind: type) -> list[Any]:
+    """Return callbacks with those of a kind first, which then measure what others have set up for the validation."""
+    return sorted(callbacks, key=lambda one: not isinstance(one, kind))
+
+
+# Where torch keeps how products of float32 are rounded, one switch for each library; versions before 2.9 have none.
+_SWITCHES: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+
+
+@contextmanager
+def without_traces() -> Iterator[None]:
+    """Compute as a command does in a process of its own, and restore what a training goes on with, after errors too.
+
+    That is: the random generators of Python, NumPy and torch, gradient and inference mode, autocast, the default dtype,
+    torch's algorithms, precision and number of threads, the current device and the environment.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(heap_set_aside())
+        stack.callback(drop_garbage)  # models and Trainers refer to each other
+        for own in (_draws_kept(), algorithms_kept(), _numbers_kept(), _environment_kept(), quiet_libraries()):
+            stack.enter_context(own)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextmanager
+def _draws_kept() -> Iterator[None]:
+    """Restore the random generators."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextmanager
+def _numbers_kept() -> Iterator[None]:
+    """Compute in float32 of full precision; restore dtype, precision, number of threads and device."""
+    dtype, n_threads = torch.get_default_dtype(), torch.get_num_threads()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    try:
+        torch.set_default_dtype(torch.float32)
+        with _full_precision():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(n_threads)
+        if device is not None:
+            torch.cuda.set_device(device)
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Multiply matrices of float32 as such, whatever of the two interfaces of torch the training was set up by."""
+    switches = [one for one in _SWITCHES if hasattr(one, "fp32_precision")]
+    before = [one.fp32_precision for one in switches]
+    try:
+        together: str | None = torch.get_float32_matmul_precision()
+    except RuntimeError:  # some switches were set one by one, and these are all that counts
+        together = None
+    try:
+        _set(switches, ["ieee"] * len(switches), together and "highest")
+        yield
+    finally:
+        _set(switches, before, together)
+
+
+def _set(switches: Sequence[Any], values: Sequence[str], together: str | None) -> None:
+    if together is not None:
+        torch.set_float32_matmul_precision(together)  # which sets the others, too
+    for switch, value in zip(switches, values, strict=True):
+        switch.fp32_precision = value
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Restore the environment variables."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+# Columns of a layer's row in `accuracy.csv` that are logged for it; those of a control are logged, too.
+_OF_PROBES = ("accuracy", "r2", "optimality_gap", "relative_gradient")
+
+# Ends of intervals, which there are with enough test sentences.
+_INTERVALS = ("accuracy_low", "accuracy_high", "r2_low", "r2_high")
+
+# Columns of a layer's row in `basis.csv`, of contributions as they are.
+_OF_BASIS = (*(f"first_{FIRST}_share{end}" for end in ("", "_directions", "_p")), "n_above")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured; the fields are the options of `probing.fit`."""
+
+    layer: Layers
+    site: SiteName
+    task: str | TokenTask
+    task_args: Mapping[str, Any] | None
+    controls: str | list[str]
+    test_corpus: Any
+    group_by: GroupBy
+    first_token: FirstToken
+    max_length: int | None
+    batch_tokens: int | None
+    probe: ProbeOptions
+    seed: int
+    rotations: int
+
+
+class Measurement:
+    """Reads a text by a model, trains certified probes on its layers, and keeps nothing.
+
+    Args:
+        corpus: The text: its name or path, or a list of sentences.
+        options: What is measured of it.
+
+    Raises:
+        UserError: If the text cannot be read, or an option is out of range or does not go with the task.
+    """
+
+    def __init__(self, corpus: Any, options: Options) -> None:
+        probe = options.probe
+        refuse(option_problems(probe, options.seed, options.max_length, options.batch_tokens, 0, options.rotations))
+        layer_numbers(options.layer)
+        self.options, self.task = options, load_task(options.task, options.task_args)
+        self.controls = controls_of_call(options.controls, self.task, probe, None, False, None)
+        self.corpora: list[Corpus]
+        self.splits: list[list[Split]]
+        self.corpora, self.splits = read_corpora(
+            corpus, options.test_corpus, options.seed, silence, options.group_by, reader_of(self.task)
+        )
+        self._prepared: ActivationSource | None = None
+
+    def prepare(self, model: Any, tokenizer: Any, device: torch.device) -> None:
+        """Examine a model, and read the text once, so that what cannot be measured is refused before the training.
+
+        Raises:
+            UserError: If the model, its tokenizer, its layers, the text and the task do not go together.
+        """
+        asked = self.options
+        with without_traces(), tempfile.TemporaryDirectory(prefix="probing-") as folder:
+            source = ActivationSource.of(
+                model, None, asked.layer, _trainer_on(device), asked.probe.solver, tokenizer, cache=Path(folder),
+                max_length=asked.max_length, batch_tokens=asked.batch_tokens, site=asked.site,
+                without_first=asked.first_token == "exclude",
+            )  # fmt: skip
+            self._read(source)
+        self._prepared = source
+
+    def measure(self, model: Any, tokenizer: Any, device: torch.device) -> dict[str, float]:
+        """Return what is measured of a model with the weights that it has now, by name, such as `layer_06/accuracy`.
+
+        The model and the process stay as they are; files are in a temporary folder, which is removed.
+        """
+        if self._prepared is None:
+            self.prepare(model, tokenizer, device)
+        assert self._prepared is not None
+        assert isinstance(self._prepared.model, ModelObject)
+        with without_traces(), tempfile.TemporaryDirectory(prefix="probing-") as folder:
+            now = self._prepared.model.trained_on(model)
+            source = replace(self._prepared, model=now, cache=Path(folder), trainer=_trainer_on(device))
+            sides, stores = self._read(source)
+            found = self._accuracies(source, sides)
+            for layer in source.layers:
+                geometry = _geometry(stores[0], layer, self.options.seed)
+                found |= {f"layer_{layer:02d}/{name}": value for name, value in geometry.items()}
+        return found
+
+    def _read(self, source: ActivationSource) -> tuple[Sides, list[ActivationStore]]:
+        """Return the examples and the activations of the corpora, once it is known that both can be measured."""
+        asked = self.options
+        return read_sides(source, self.corpora, self.splits, self.task, asked.probe, asked.group_by, _check)
+
+    def _accuracies(self, source: ActivationSource, sides: Sides) -> dict[str, float]:
+        """Train the probes and their controls as `fit` does, and return what `accuracy.csv` would have of them."""
+        asked = Asked(0, False, False, "none", self.options.seed, ranking=False)
+        controls = control_sides(self.controls, sides, self.corpora, source, self.options.seed)
+        if self.options.probe.bias:
+            sides, controls, _ = centred(sides, controls, source.layers)
+        measured = measure(
+            sides, controls, source.layers, self.options.probe, asked, source.trainer, Stopwatch(), silence, None, None
+        )
+        found: dict[str, float] = {}
+        scores = [f"{name}_{score}" for name in self.controls for score in ("accuracy", "r2")]
+        for row in measured.accuracy():
+            names = [name for name in (*_OF_PROBES, *scores) if name in row]
+            names += [name for name in _INTERVALS if math.isfinite(row.get(name, math.nan))]
+            found |= {f"layer_{row['layer']:02d}/{name}": float(row[name]) for name in names}
+            found |= {"majority_accuracy": row["majority_accuracy"]} if "majority_accuracy" in row else {}
+        return found | self._directions(sides, measured.fits)
+
+    def _directions(self, sides: Sides, fits: Sequence[LayerFit | NumberFit]) -> dict[str, float]:
+        """Return what `basis.csv` would have of layers whose probes are at their optimum."""
+        asked = self.options
+        fits = [
+            of_neurons(one) if asked.probe.bias and isinstance(one, LayerFit) else one for one in fits if one.converged
+        ]
+        found = directions_of(fits, sides.test, asked.probe.penalty_space, asked.rotations, asked.seed)
+        rows = basis_table((one.layer, own) for one, own in zip(fits, found, strict=True))
+        plain = [row for row in rows if row["kind"] == PLAIN]
+        return {f"layer_{row['layer']:02d}/{name}": float(row[name]) for row in plain for name in _OF_BASIS}
+
+
+def _check(tokens: Tokens, n_classes: int, n_train: int) -> None:
+    """Refuse a text whose geometry cannot be measured, once its tokens are known."""
+    check_tokens(tokens, "exclude")
+
+
+def _geometry(store: ActivationStore, layer: int, seed: int) -> dict[str, float]:
+    """Return what `geometry` finds in a layer without special tokens: outliers of the mean, and the mean cosine."""
+    tokens, d_model = store.tokens, store.plan.d_model
+    profile, cosines = ProfileAccumulator(d_model), MeanCosineAccumulator(d_model)
+    for shard in store.plan.shards:
+        here = store.shard_tokens(shard)
+        counts = ~tokens.special[here]
+        states = store.read(layer, shard.index)[torch.from_numpy(counts)].float()
+        of_sentence = tokens.sentences[here][counts] - shard.first_sentence
+        lengths = torch.from_numpy(np.bincount(of_sentence, minlength=shard.n_sentences))
+        units = normalise(states)
+        drawn = weights(shard.first_sentence, shard.n_sentences, seed)
+        cosines.update(units, sum_by_sentence(units, lengths), lengths, drawn)
+        profile.update(states)
+    outliers = by_mean_profile(profile.result().mean)
+    return {"outlier_dimensions": float(len(outliers)), "mean_cosine": cosines.result().estimate.value}
+
+
+def _trainer_on(device: torch.device) -> dict[str, Any]:
+    """Return the arguments of a Trainer that computes on one device."""
+    if device.type == "cuda":
+        return {"accelerator": "gpu", "devices": [device.index or 0]}
+    return {"accelerator": "mps" if device.type == "mps" else "cpu", "devices": 1}
+
+
+# With which the Trainer's own numbers of an evaluation begin; the others count as those of training in its loggers.
+_EVALUATION = "eval_"
+
+
+class ProbesOfTrainer(TrainerCallback):
+    """Measures what a `ProbingCallback` does at each evaluation of a Trainer, which logs it as its own metrics.
+
+    The numbers are in `trainer.state.log_history`, in what `report_to` names, and in what `trainer.evaluate()` returns,
+    such as `eval_probe/layer_06/accuracy`.
+
+    Args:
+        probes: What is measured.
+        trainer: The Trainer.
+    """
+
+    def __init__(self, probes: ProbingCallback, trainer: Any) -> None:
+        self.probes, self.trainer = probes, trainer
+
+    @property
+    def _tokenizer(self) -> Any:
+        given = self.probes.tokenizer
+        return getattr(self.trainer, "processing_class", None) if given is None else given
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Refuse before the training what cannot be measured; of a continued training, count its evaluations so far."""
+        if getattr(args.eval_strategy, "value", args.eval_strategy) == "no":
+            raise UserError(
+                "`ProbingCallback` measures at evaluations, and this training has none; give TrainingArguments an "
+                "`eval_strategy`, such as 'epoch'."
+            )
+        self._check_parts(args)
+        handler = self.trainer.callback_handler
+        handler.callbacks = before_others(handler.callbacks, ProbesOfTrainer)
+        self.probes.n_validations = len({row["step"] for row in state.log_history if any(map(_is_duration, row))})
+        self.probes.prepare(self.trainer.model, self._tokenizer, args.device)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **others: Any
+    ) -> None:
+        """Measure and log."""
+        if not self._is_first(metrics or {}) or not self.probes.is_due():
+            return
+        self._check_parts(args)
+        found = self.probes.measured(self.trainer.model, self._tokenizer, args.device)
+        named = {f"{_EVALUATION}{name}": value for name, value in found.items()}
+        if metrics is not None:
+            metrics.update(named)
+        self.trainer.log(dict(named))
+
+    def _is_first(self, metrics: dict[str, float]) -> bool:
+        """Whether these are metrics of the first of several sets of the evaluation, or of the only one."""
+        sets = self.trainer.eval_dataset
+        others = list(sets)[1:] if isinstance(sets, dict) else []
+        return not any(f"{_EVALUATION}{name}_runtime" in metrics for name in others)
+
+    def _check_parts(self, args: Any) -> None:
+        if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
+            raise UserError(
+                "`ProbingCallback`: under FSDP and DeepSpeed each process holds a part of the weights, and the model "
+                "is read by one; train without them, or probe saved checkpoints by `series`."
+            )
+
+
+def _is_duration(metric: str) -> bool:
+    """Whether a metric is how long an evaluation took, which the Trainer logs once of each set."""
+    return metric.startswith(_EVALUATION) and metric.endswith("_runtime")
+
+
+# One penalty makes checkpoints comparable, and with this one probes are at their optimum in a few passes.
+_PROBE = ProbeOptions(l2=1e-2)
+
+# Under these a process holds a part of the weights only.
+_DIVIDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"}
+
+
+class ProbingCallback(pl.Callback):
+    """Probe layers of a model at each validation of its training, which goes on as it would without the callback.
+
+    At the end of a validation the text is read by the model with the weights that the validation used, also where a
+    callback averages them (`WeightAveraging`), whatever the order of callbacks; probes are trained to their certified
+    optimum, and logged under the module's own loggers: for each layer `accuracy` (of numbers `r2`) with its interval,
+    `optimality_gap`, the accuracy of each control, `outlier_dimensions` (neurons whose mean is far from the others')
+    and `mean_cosine`, such as `probe/layer_06/accuracy`, and `probe/majority_accuracy`; with `rotations`, the share of
+    the contributions that the first ten neurons have (`first_10_share`), that of directions
+    (`first_10_share_directions`, `first_10_share_p`), and `n_above`, the number of neurons above all. They are
+    the numbers that `fit` and `geometry` find for the checkpoint of this moment. Of several processes the first one
+    measures, while the others wait.
+
+    Args:
+        corpus: Text to read: a list of sentences, or a path or name as for `fit`. Some 200 sentences take seconds.
+        tokenizer: The model's fast tokenizer; that of a Trainer of transformers if it has one.
+        layer: Layers to probe: one (6), several ([0, 3, 6], "3-6"), the last (-1) or "all".
+        model: Name of the module's attribute that is the model, or a function that returns it from the module; not
+            needed where the module has one model of transformers.
+        site: What a neuron is, as in `fit`: `residual`, `mlp` or `attention`.
+        task: What probes predict, as in `fit`: the name of a task, such as `position`, or an object.
+        task_args: Options of the task.
+        controls: Controls of the accuracy, as in `fit`: `none`, or some of `shuffled` (the same probes with shuffled
+            labels), `token`, ...; every further one is trained at each validation.
+        every_n_validations: Measure at each n-th validation of the training.
+        probe: How probes are trained, as in `fit`; the penalty is `l2` = 0.01 by default, the same at all validations.
+        name: What the names of the numbers begin with; of two callbacks of a Trainer, each needs its own.
+        test_corpus: Text to test on; by default a tenth of the sentences of `corpus`.
+        group_by: Unit that the split keeps whole: `auto`, `sentence` or `document`.
+        first_token: Whether the first token of each sentence is measured: `include` or `exclude`.
+        max_length: Number of tokens at which sentences are cut; the model's own limit by default.
+        batch_tokens: Most tokens in one forward pass.
+        seed: Seed of the split, of the controls and of the rotations.
+        rotations: Number of random rotations whose directions neurons are compared with, as in `fit`; 0, the default,
+            for none, as 20 take a third of the time of a validation.
+
+    Raises:
+        UserError: If an option is wrong or the text cannot be read; at the start of the training, if the module has no
+            such model, or the model, the text and the task do not go together.
+    """
+
+    def __init__(
+        self, corpus: Source, tokenizer: Any = None, layer: Layers = "all", *, model: Which = None,
+        site: SiteName = "residual", task: str | TokenTask = "position", task_args: Mapping[str, Any] | None = None,
+        controls: str | list[str] = "shuffled", every_n_validations: int = 1, probe: Probe = _PROBE,
+        name: str = "probe", test_corpus: Source | None = None, group_by: GroupBy = "auto",
+        first_token: FirstToken = "include", max_length: int | None = None, batch_tokens: int | None = None,
+        seed: int = 0, rotations: int = 0,
+    ) -> None:  # fmt: skip
+        if not isinstance(every_n_validations, int) or every_n_validations < 1:
+            raise UserError(f"`every_n_validations={every_n_validations}`: expected a whole number, 1 or more.")
+        own = {"l2": _PROBE.l2, **probe} if isinstance(probe, Mapping) else probe
+        given = {
+            "corpus": corpus, "layer": layer, "site": site, "task": task, "task_args": task_args, "controls": controls,
+            "test_corpus": test_corpus, "group_by": group_by, "first_token": first_token, "max_length": max_length,
+            "batch_tokens": batch_tokens, "probe": own, "seed": seed, "rotations": rotations,
+        }  # fmt: skip
+        found = converted(fit, given, "ProbingCallback")
+        found["probe"] = as_options(ProbeOptions, found["probe"], "probe")
+        self.measurement = Measurement(found.pop("corpus"), Options(**found))
+        self.tokenizer, self.model, self.name, self.every = tokenizer, model, name, every_n_validations
+        self.n_validations, self.is_prepared = 0, False
+
+    def for_trainer(self, trainer: Any) -> ProbesOfTrainer:
+        """Return a callback for the Trainer of transformers that measures the same at its evaluations.
+
+        Args:
+            trainer: The Trainer, to which the result is given by `trainer.add_callback(...)`.
+        """
+        return ProbesOfTrainer(self, trainer)
+
+    # --- what both Trainers do ---
+
+    def prepare(self, module: Any, tokenizer: Any, device: Any) -> None:
+        """Refuse what cannot be measured; on the first of several processes, for all of them."""
+        of_first_rank(lambda: self.measurement.prepare(find_in(module, self.model), tokenizer, device))
+        self.is_prepared = True
+
+    def measured(self, module: Any, tokenizer: Any, device: Any) -> dict[str, float]:
+        """Return what is measured of a module as it is now, the same in all processes, by the names that are logged."""
+        if not self.is_prepared:
+            self.prepare(module, tokenizer, device)
+        found = of_first_rank(lambda: self.measurement.measure(find_in(module, self.model), tokenizer, device))
+        return {f"{self.name}/{name}": value for name, value in found.items()}
+
+    def is_due(self) -> bool:
+        """Count a validation; return whether it is one at which is measured."""
+        self.n_validations += 1
+        return self.n_validations % self.every == 0
+
+    # --- what Lightning calls ---
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Measure before the callbacks that take averaged weights back at the end of a validation."""
+        trainer.callbacks = before_others(trainer.callbacks, ProbingCallback)  # type: ignore[attr-defined]
+
+    @property
+    def state_key(self) -> str:
+        """Under which the count is kept in checkpoints, for each name of its own."""
+        return self._generate_state_key(name=self.name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of validations so far, with which a continued training goes on."""
+        return {"n_validations": self.n_validations}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the count of the training that is continued."""
+        self.n_validations = int(state_dict["n_validations"])
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse before the training what cannot be measured."""
+        _check_strategy(trainer)
+        if not trainer.enable_validation:
+            raise UserError(
+                "`ProbingCallback` measures at validations, and this training has none; give the module a "
+                "`validation_step`, validation batches to the Trainer, and no `limit_val_batches=0`."
+            )
+        self.prepare(pl_module, self.tokenizer, pl_module.device)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Measure and log, unless Lightning only tries out the validation (`num_sanity_val_steps`)."""
+        of_training = trainer.state.fn == "fit"  # and not of a call of `trainer.validate`, which always measures
+        if trainer.sanity_checking or (of_training and not self.is_due()):
+            return
+        _check_strategy(trainer)
+        found = self.measured(pl_module, self.tokenizer, pl_module.device)
+        # The largest of equal numbers is the number; their mean over three processes might be rounded.
+        pl_module.log_dict(found, reduce_fx="max", sync_dist=True, batch_size=1)
+
+
+def _check_strategy(trainer: pl.Trainer) -> None:
+    kinds = {kind.__name__ for kind in type(trainer.strategy).__mro__}
+    if kinds & _DIVIDED:
+        raise UserError(
+            f"`ProbingCallback`: under {type(trainer.strategy).__name__} each process holds a part of the weights, and "
+            "the model is read by one; train with one device or with `strategy='ddp'`, or probe saved checkpoints by "
+            "`series`."
+        )

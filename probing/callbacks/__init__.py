@@ -1,1 +1,0 @@
-"""Probes of a model while it is trained, by Lightning's Trainer or that of transformers."""

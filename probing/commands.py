@@ -1,0 +1,276 @@
+"""`report`: finished runs as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+from probing.activations.store import cache_folder, entries, leftovers, remove_unused
+from probing.cli.commandline import command
+from probing.cli.option_types import Folders
+from probing.errors import RunError, UserError, as_clause, out_of_range, refuse
+from probing.runs.folder import PARTIAL, remove_abandoned
+from probing.runtime import quiet_libraries
+from probing.runtime.files import open_file
+
+
+@command
+def report(folders: Folders | None = None, output: str | None = None) -> Path:
+    """Write finished runs as one HTML page: question and answer, figures, sortable tables, and how to repeat them.
+
+    Args:
+        folders: Folders of finished runs, of at most one comparison of them, and of the results of any other command;
+            may be given without `--folders`.
+        output: File to write. By default RUN/report.html, for several runs report-A-B.html beside the first, and with a
+            comparison report.html in its folder. An existing report is replaced.
+
+    Returns:
+        The file.
+    """
+    named = cast("list[str] | None", folders)  # as `command` has converted them
+    if not named:
+        raise UserError("`report` takes the folders of finished runs, such as runs/A runs/B.")
+    from probing.page.charts import read_sources
+
+    sources = read_sources(named)
+    path = (
+        Path(output) if output is not None else _default(named, sources.agreement.folder if sources.agreement else None)
+    )
+    _check(path, f"--output {path}")
+
+    with quiet_libraries():
+        from probing.cli.option_types import defaults
+        from probing.page.build import build
+        from probing.studies.fit import fit
+
+        content = build(sources, defaults(fit))
+    _write(path, content)
+    print(f"Report: {path} ({len(content) / 1e6:.1f} MB)")
+    return path
+
+
+def _default(folders: list[str], comparison: Path | None) -> Path:
+    """Return the default path of the page."""
+    first = Path(folders[0])
+    if comparison:
+        return comparison / "report.html"
+    if len(folders) == 1:
+        return first / "report.html"
+    names = "-".join(Path(folder).resolve().name for folder in folders)
+    return first.resolve().parent / f"report-{names[:100]}.html"
+
+
+def _check(path: Path, typed: str) -> None:
+    """Check, before any work, that a page can be written there and replaces nothing but another report.
+
+    Raises:
+        UserError: If it cannot be written, or would replace another file.
+    """
+    from probing.results import MARK
+
+    try:
+        if path.is_dir():
+            raise UserError(f"`{typed}` is a folder; name a file in it.")
+        if not path.parent.is_dir():
+            raise UserError(f"`{typed}`: there is no folder {path.parent}; make it, or name another file.")
+        if path.exists():
+            with open_file(path) as file:
+                if file.read(len(MARK)) != MARK.encode():
+                    raise UserError(f"`{typed}` is there and is no report; name another file.")
+    except (OSError, ValueError) as error:
+        raise UserError(f"`{typed}` cannot be written ({as_clause(error)}); name another file.") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write the page under a temporary name and rename it when whole.
+
+    Raises:
+        UserError: If it cannot be written.
+    """
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name[:100]}", suffix=PARTIAL, delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(content)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.rename(path)
+    except BaseException as error:
+        if temporary:
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise UserError(
+                f"`--output {path}` cannot be written ({as_clause(error)}); make room, or name another file."
+            ) from None
+        raise
+
+
+def _umask() -> int:
+    """Return the process's umask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+DAY_S = 86_400
+
+
+@command
+def ls(cache: str | None = None) -> list[Path]:
+    """List the entries of the cache.
+
+    Args:
+        cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
+
+    Returns:
+        The folders of the entries.
+    """
+    from probing.runtime.terminal import plain_table, show
+
+    folder = cache_folder(cache)
+    found = entries(folder)
+    if not found:
+        print(f"nothing is cached in {folder}")
+        return []
+    table = plain_table(None)
+    for heading in ("entry", "corpus", "dtype"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("layers", "sentences", "tokens", "size", "last used"):
+        table.add_column(heading, justify="right")
+    for entry in found:
+        used = time.strftime("%Y-%m-%d", time.localtime(entry.last_used))
+        if store := entry.store:
+            plan, n = store.plan, sum(shard.n_sentences for shard in store.plan.shards)
+            site, measure = plan.key.get("site"), plan.key.get("attention")
+            layers = f"sums of {measure}" if measure else _ranges(store.layers()) + (f" {site}" if site else "")
+            if "disabling" in plan.key:
+                layers = f"{sum(at > 0 for at, _ in store.records())} passes of disable"
+            elif "series" in plan.key:
+                layers = f"{plan.key['series']} of series"
+            columns = (store.header["corpus"], plan.dtype, layers, str(n), str(plan.n_tokens))
+        else:
+            columns = (f"({entry.trouble})", "", "", "", "")
+        table.add_row(entry.folder.name, *columns, _bytes(_size(entry.folder)), used)
+    print(f"Cached activations in {folder}")
+    show(table, whole_lines=True)
+    return [entry.folder for entry in found]
+
+
+@command
+def verify(cache: str | None = None) -> None:
+    """Compare every cached file with its checksum; exit status 1 if one differs.
+
+    A damaged file is never read: the next run that needs it extracts it again.
+
+    Args:
+        cache: Folder of cached activations; $PROBING_CACHE or runs/cache by default.
+    """
+    folder = cache_folder(cache)
+    if cache and not os.path.isdir(folder):
+        raise UserError(f"`--cache {folder}` is no folder; name the one where activations are cached.")
+    bad: list[Path] = []
+    n_files = 0
+    for entry in entries(folder):
+        if store := entry.store:
+            n_files += 1 + len(store.records())  # the plan and the table of tokens count as one
+            bad += [store.path(*at) for at in store.damaged(range(store.plan.n_layers + 1))]
+        elif entry.trouble == "damaged":
+            n_files += 1
+            bad.append(entry.folder)
+        else:
+            print(f"not checked because it is {entry.trouble}: {entry.folder}")
+    for path in bad:
+        print(f"damaged: {path}")
+    if bad:
+        raise RunError(
+            f"{len(bad)} of {n_files} cached files are damaged; the next run that needs them extracts them again"
+        )
+    print(f"{n_files} cached files in {folder} match their checksums")
+
+
+@command
+def prune(
+    cache: str | None = None, unused_days: float = 30.0, yes: bool = False, runs: str = "runs"
+) -> list[Path]:  # fmt: skip
+    """Remove entries that were not used recently, and what interrupted runs left behind, there and in --runs.
+
+    Entries that a running job reads or writes are left. Without --yes, only list what would be removed.
+
+    Args:
+        cache: Folder of cached activations; by default $PROBING_CACHE, or cache in --runs.
+        unused_days: Remove entries, and folders NAME.partial of killed runs, that were not used for this many days; 0
+            removes all.
+        yes: Remove the entries instead of only listing them.
+        runs: Folder in which killed runs have left folders NAME.partial.
+
+    Returns:
+        The folders and files that are removed, or would be.
+    """
+    refuse(out_of_range("unused_days", unused_days, 0))
+    folder = cache_folder(cache, runs)
+    # Whatever the clock says: an entry may have been used, or a clock set, in what is now the future.
+    then = time.time() - unused_days * DAY_S if unused_days else math.inf
+    partial = _partial_runs(Path(runs), then)
+    doomed = _unused(folder, then) + partial
+    gone: list[Path] = []
+    freed = 0
+    for path in doomed:
+        size = _size(path)
+        if yes and not (remove_abandoned(path) if path in partial else remove_unused(folder, path)):
+            print(f"kept {path}: a job is using it")
+            continue
+        print(f"{'removed' if yes else 'would remove'} {path} ({_bytes(size)})")
+        freed += size
+        gone.append(path)
+    print(
+        f"{_bytes(freed)} {'freed' if yes else 'would be freed; run again with --yes'}"
+        if doomed
+        else "nothing to remove"
+    )
+    return gone
+
+
+def _unused(cache: Path, then: float) -> list[Path]:
+    """Return the entries that were last used before a time, and what killed writers left in others; none stays open."""
+    found = entries(cache)
+    unused = [entry.folder for entry in found if entry.last_used <= then]
+    return unused + [path for entry in found if entry.folder not in unused for path in leftovers(entry.folder)]
+
+
+def _partial_runs(runs: Path, then: float) -> list[Path]:
+    """Return the folders that killed runs left before a time."""
+    found = [path for path in sorted(runs.glob(f"*{PARTIAL}")) if remove_abandoned(path, only_ask=True)]
+    return [path for path in found if max(one.stat().st_mtime for one in (path, *path.glob("*"))) <= then]
+
+
+def _size(path: Path) -> int:
+    n_bytes = 0
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        with suppress(FileNotFoundError):  # removed meanwhile
+            n_bytes += file.stat().st_size if file.is_file() else 0
+    return n_bytes
+
+
+def _bytes(n: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Return ascending numbers with runs shortened: 0-3, 6."""
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][1] + 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none complete"

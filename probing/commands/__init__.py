@@ -1,1 +1,0 @@
-"""Commands that are no studies: `report` and `cache`."""

@@ -1,1 +1,0 @@
-"""What the rankings of two runs have in common."""

@@ -1,1 +1,0 @@
-"""Estimators of scikit-learn: the probes of `fit` and `probe`, for its pipelines and searches."""

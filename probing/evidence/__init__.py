@@ -1,1 +1,0 @@
-"""The ranked neuron table and the evidence that lets a reader believe it or not."""

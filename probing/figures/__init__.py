@@ -1,1 +1,0 @@
-"""Figures of runs and comparisons, and the style that all figures share."""

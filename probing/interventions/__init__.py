@@ -1,0 +1,97 @@
+"""What readouts are called in tables, and what their numbers are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+POSITION, RETRAINED, MLM, STS, WIC = "position", "position_retrained", "mlm", "sts", "wic"
+
+# The classes of the task of a run.
+TASK = "task"
+
+# What the trained head of a tuned model reads: classes, or numbers.
+TUNED, TUNED_R2 = "tuned", "tuned_r2"
+
+# What probes of later layers read.
+PROBED = (TASK, POSITION)
+
+# What is added to the name of a readout by probes: where probes are trained again, and where the share is measured of
+# examples that are read as the class that they were moved to, or as their counterpart in another sentence is read.
+AGAIN, TRANSLATED, INTERCHANGED = "_retrained", "_translated", "_interchanged"
+
+# Two words at the mask of texts in pairs.
+WORDS = "words"
+
+# What is read of heads that attend to a fixed offset.
+CONTRAST, WORD_MASS = "head_contrast", "head_word_mass"
+
+# What the user may name, with how the data is called that it needs.
+READOUTS: dict[str, str | None] = {POSITION: None, MLM: None, STS: "DIR", WIC: "DIR"}
+
+READOUTS_OF_RUN: dict[str, str | None] = {TASK: None, **READOUTS}
+
+READOUTS_OF_TUNED: dict[str, str | None] = {**READOUTS, TASK: "RUN"}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What the numbers of a readout are.
+
+    Args:
+        noun: What it is called.
+        unit: Unit of a difference.
+        times: What a difference is multiplied by, to be in this unit.
+        digits: Number of decimals of a difference.
+        higher_is_better: Whether a rise is a gain.
+        is_share: Whether it is a share of examples that are right, and not the mean of numbers.
+        items: What is drawn again for intervals, and paired.
+    """
+
+    noun: str
+    unit: str
+    times: int
+    digits: int
+    higher_is_better: bool
+    is_share: bool
+    items: str = "sentence"
+
+    @property
+    def sign(self) -> int:
+        """The sign of a change for the better."""
+        return 1 if self.higher_is_better else -1
+
+
+_MEASURES = {
+    POSITION: Measure("position accuracy", "points", 100, 1, True, True),
+    TASK: Measure("accuracy", "points", 100, 1, True, True),
+    TUNED: Measure("task accuracy", "points", 100, 1, True, True),
+    TUNED_R2: Measure("task R²", "points", 100, 1, True, False),
+    # What is looked for is a rise.
+    TRANSLATED: Measure("share read as the target", "points", 100, 1, False, True),
+    INTERCHANGED: Measure("share read as the counterpart", "points", 100, 1, False, True, "pair"),
+    WORDS: Measure("log odds carried", "points", 100, 1, False, False, "pair"),
+    MLM: Measure("loss of masked words", "nats", 1, 3, False, False),
+    STS: Measure("Spearman's correlation", "points", 100, 1, True, False, "pair"),
+    CONTRAST: Measure("contrast of a position head", "logits", 1, 2, True, False),
+    WORD_MASS: Measure("attention of a position head to its offset", "points", 100, 1, True, False),
+    WIC: Measure("WiC accuracy", "points", 100, 1, True, True, "pair"),
+}
+
+
+def measure_of(readout: str) -> Measure:
+    """Return what the numbers of a readout are.
+
+    Args:
+        readout: Its name in tables: `position` or `task`, alone or with `_retrained`, `_translated` or
+            `_interchanged`, `words`, `mlm`, `wic`, `tuned`, `tuned_r2`, or `sts:` and the name of a set.
+    """
+    for name in (TRANSLATED, INTERCHANGED):
+        if readout.endswith(name):
+            return _MEASURES[name]
+    return _MEASURES[readout.split(":")[0].removesuffix(AGAIN)]
+
+
+def probed_of(readout: str) -> str | None:
+    """Return what probes read, `position` or `task`; None if the readout is not by probes."""
+    name = readout.removesuffix(AGAIN).removesuffix(TRANSLATED).removesuffix(INTERCHANGED)
+    return name if name in PROBED else None

@@ -1,0 +1,888 @@
+"""Runs an encoder from one of its blocks on, from given hidden states, with outputs of heads changed.
+
+The blocks below are not computed. Everything else of the forward pass is the model's own: its masks, what it passes
+from block to block in addition to the hidden states, and what follows the last block. While the pass runs, the
+`forward` of the blocks is replaced; that of the blocks below only returns the given hidden states. The original
+`forward` is restored afterwards, also after an error.
+
+Some families need more of the blocks below than their hidden states, such as keys and values that blocks share (Gemma
+4) or what each router passes to the next (ZAYA). Before a block is first used, the intact model is therefore run from
+it on a few tokens; where its last layer is not the model's own, the blocks below are computed, too. In others the
+module that receives the hidden states is a part of the layer (XLM): the outputs of its heads can be replaced, while
+what concerns a whole layer is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from probing.activations.extraction import copies_for_readers, padded_index, share_out
+from probing.activations.store import batches
+from probing.data.examples import Activations
+from probing.errors import UserError
+from probing.models.anatomy import Anatomy, Enough, examine, hidden_states, of_copy, replaced_forward, until_enough
+from probing.models.attention_heads import AttentionWatch, Heads, find_heads
+from probing.models.examination import (
+    SAME,
+    examination_inputs,
+    largest_change,
+    run,
+    vectors_given,
+    vectors_in,
+    with_the_same_weights,
+    with_vectors,
+)
+from probing.statistics import accuracy_interval, difference_interval, mean_interval
+from probing.statistics.chance import percentile_of, rank_p
+from probing.text.tokens import Tokens
+
+OutputChange = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LaterBlocks:
+    """An encoder that can be run from any of its blocks on.
+
+    Args:
+        encoder: The encoder, in evaluation mode.
+        anatomy: Its structure.
+        heads: Its heads.
+        pad_token_id: Id of the padding token.
+        are_layers: Whether blocks do all that leads from one layer to the next, so that each receives what the last one
+            made, and nothing but a norm follows the last one.
+        exact: For each block that was used, whether it can be run without those below; copies share what is known.
+    """
+
+    encoder: nn.Module
+    anatomy: Anatomy
+    heads: Heads
+    pad_token_id: int
+    are_layers: bool = True
+    exact: dict[int, bool] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, encoder: nn.Module, pad_token_id: int, name: str) -> LaterBlocks:
+        """Examine an encoder.
+
+        Args:
+            encoder: A model in evaluation mode.
+            pad_token_id: Id of the padding token.
+            name: The model's name as the user typed it, for messages.
+
+        Raises:
+            UserError: If its blocks or its heads cannot be told.
+        """
+        anatomy = examine(encoder, pad_token_id, name)
+        heads = find_heads(encoder, anatomy, pad_token_id, name)
+        config: Any = encoder.config
+        lacking = None
+        if anatomy.blocks is None:
+            lacking = "its blocks do not pass the hidden states from one to the next"
+        elif heads.projections is None:
+            lacking = "its heads' outputs pass through something else than a linear map"
+        if lacking:
+            raise UserError(
+                f"`--model {name}` ({config.model_type}): no head or layer of it can be disabled, because {lacking}; "
+                "choose another model."
+            )
+        found = cls(encoder, anatomy, heads, pad_token_id)
+        return replace(found, are_layers=found._copy()._hand_on())
+
+    def of_copy(self, copy: nn.Module) -> LaterBlocks:
+        """Return the same of a copy of the encoder, whose blocks need no examination of their own."""
+        return replace(self, encoder=copy, anatomy=of_copy(self.anatomy, self.encoder, copy))
+
+    def runs_from(self, block: int) -> bool:
+        """Whether the intact model, run from a block on, has the last layer that the whole model has."""
+        if block not in self.exact:
+            self.exact[block] = replace(self._copy(), exact={block: True})._is_exact(block)
+        return self.exact[block]
+
+    def check_layers(self, option: str, what: str, name: str) -> None:
+        """Refuse what needs whole layers, where blocks are parts of them.
+
+        Args:
+            option: The option, as typed.
+            what: What it does.
+            name: The model's name as the user typed it.
+
+        Raises:
+            UserError: If a block is a part of a layer.
+        """
+        if not self.are_layers:
+            raise UserError(
+                f"`{option}` {what}, and a layer of {name} ({self.encoder.config.model_type}) is spread over several "  # type: ignore[union-attr]
+                "modules, so that it is not known where it ends; leave this out, or choose another model."
+            )
+
+    @property
+    def width(self) -> int:
+        """Width of the outputs of all heads of a block."""
+        return self.heads.n_heads * self.heads.d_head
+
+    def columns(self, head: int | None) -> slice:
+        """Return the columns of a head, from 1, among the outputs of all heads; all columns without one."""
+        d_head = self.heads.d_head
+        return slice(0, self.width) if head is None else slice((head - 1) * d_head, head * d_head)
+
+    def beside_states(self, inputs: Mapping[str, Tensor]) -> tuple[Any, ...] | None:
+        """Return what a block returns besides hidden states, such as T5's position bias; None if it returns them alone.
+
+        Only the first block is run, because all blocks below the changed one pass on the same.
+        """
+        found: list[tuple[Any, ...] | None] = []
+
+        def note(module: nn.Module, args: Any, made: Any) -> None:
+            found.append(tuple(made[1:]) if isinstance(made, tuple | list) else None)
+            raise Enough
+
+        with until_enough([self._blocks[0].register_forward_hook(note)]):
+            self.encoder(**inputs)
+        return found[0]
+
+    def run(
+        self,
+        inputs: Mapping[str, Tensor],
+        block: int,
+        states: Tensor,
+        beside: tuple[Any, ...] | None,
+        layers: Sequence[int],
+        change: OutputChange | None = None,
+        changes: Mapping[int, OutputChange] | None = None,
+        entering: Mapping[int, OutputChange] | None = None,
+    ) -> dict[int, Tensor]:
+        """Run the blocks from one on and return later hidden states.
+
+        Args:
+            inputs: `input_ids` and `attention_mask`, shape (batch, sequence).
+            block: The first block that is run, from 1; n_layers + 1 runs only what follows the last block.
+            states: Hidden states that it receives, shape (batch, sequence, d_model).
+            beside: What the blocks below pass on in addition to hidden states, as `beside_states` returns it.
+            layers: Layers to return, at least `block` - 1.
+            change: Takes the input of this block's output projection, shape (batch, sequence, width), and returns the
+                changed input.
+            changes: Such functions for several blocks, by their number; those of blocks below `block` have no effect.
+            entering: For some blocks, by their number, what changes the hidden states that enter them, shape (batch,
+                sequence, d_model); the layer below is returned as it was.
+
+        Returns:
+            For each layer, shape (batch, sequence, d_model).
+        """
+        captured: dict[int, Tensor] = {}
+
+        def enter(number: int, given: Tensor) -> None:
+            if number - 1 in layers:
+                captured[number - 1] = given
+
+        every = {**(changes or {}), **({} if change is None else {block: change})}
+        with self._running_from(block, states, beside, enter, every, entering or {}):
+            last = run(self.encoder, inputs).last
+        if self.anatomy.n_layers in layers:
+            captured[self.anatomy.n_layers] = last
+        return captured
+
+    def outputs_of_heads(
+        self, inputs: Mapping[str, Tensor], block: int, states: Tensor, beside: tuple[Any, ...] | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what the heads of a block give, and their values; nothing behind them is run.
+
+        Returns:
+            Outputs of the heads one after the other, shape (batch, sequence, width), and values, shape (batch, heads,
+            keys, d_head).
+        """
+        outputs: list[Tensor] = []
+        values: list[Tensor] = []
+
+        def note(given: Tensor) -> Tensor:
+            outputs.append(given[..., : self.width])
+            raise Enough
+
+        def see(probabilities: Tensor, found: Tensor) -> None:
+            values[:] = [found]
+
+        changed = self._running_from(block, states, beside, lambda number, given: None, {block: note})
+        with until_enough([]), changed, AttentionWatch(see, inputs["input_ids"].shape):
+            self.encoder(**inputs)
+        return outputs[0], values[-1]
+
+    @property
+    def _blocks(self) -> tuple[nn.Module, ...]:
+        assert self.anatomy.blocks is not None  # checked by `of`
+        return self.anatomy.blocks
+
+    def _copy(self) -> LaterBlocks:
+        """Return a copy to be run on a few tokens, because some models keep state."""
+        return self.of_copy(with_the_same_weights(self.encoder))
+
+    @torch.inference_mode()
+    def _is_exact(self, block: int) -> bool:
+        """Whether a run that begins at a block ends in the last layer of the whole run."""
+        inputs, last = examination_inputs(self.encoder, self.pad_token_id), self.anatomy.n_layers
+        states = hidden_states(self.encoder, self.anatomy, [block - 1, last], **inputs)
+        try:
+            found = self.run(inputs, block, states[block - 1], self.beside_states(inputs), [last])[last]
+        except Exception:  # what a block below would have left for this one is not there
+            return False
+        there = inputs["attention_mask"].bool()
+        return largest_change(found[there], states[last][there]) <= SAME
+
+    @torch.inference_mode()
+    def _hand_on(self) -> bool:
+        """Whether each block receives what the one below made, and what follows the last one needs nothing else."""
+        inputs, calls = examination_inputs(self.encoder, self.pad_token_id), list[tuple[Any, Any]]()
+
+        def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+            calls.append((vectors_given(args, kwargs), vectors_in(made)))
+
+        blocks = dict.fromkeys(self._blocks)
+        with until_enough([block.register_forward_hook(note, with_kwargs=True) for block in blocks]):
+            last = run(self.encoder, inputs).last
+        n_layers, output = len(calls), calls[-1][1]
+        after = self.run(inputs, n_layers + 1, output, self.beside_states(inputs), [n_layers])[n_layers]
+        there = inputs["attention_mask"].bool()
+        pairs = [(made, given) for (_, made), (given, _) in pairwise(calls)]
+        return all(torch.equal(made[there], given[there]) for made, given in [*pairs, (after, last)])
+
+    @contextmanager
+    def _running_from(
+        self,
+        block: int,
+        states: Tensor,
+        beside: tuple[Any, ...] | None,
+        enter: Callable[[int, Tensor], None],
+        changes: Mapping[int, OutputChange],
+        entering: Mapping[int, OutputChange] = MappingProxyType({}),
+    ) -> Iterator[None]:
+        """Skip the blocks below one, give it its hidden states, and change what blocks and projections receive.
+
+        The blocks below are run where it needs more of them than hidden states.
+        """
+        number = 0  # of the block that is running
+        waiting = dict(changes)
+        first = block if not 1 < block <= self.anatomy.n_layers or self.runs_from(block) else 1
+
+        def begin(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            nonlocal number
+            number += 1
+            if number == block and (first == block or self.are_layers):
+                args, kwargs = with_vectors(args, kwargs, states)
+            given: Any = vectors_given(args, kwargs)
+            enter(number, given)
+            if number >= block and number in entering:
+                args, kwargs = with_vectors(args, kwargs, entering[number](given))
+            return args, kwargs
+
+        def project(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if number not in waiting or module is not projections[number]:
+                return None
+            given: Any = vectors_given(args, kwargs)
+            return with_vectors(args, kwargs, waiting.pop(number)(given))
+
+        assert self.heads.projections is not None  # checked by `of`
+        projections = {
+            changed: self.encoder.get_submodule(self.heads.projections[changed - 1]) for changed in changes
+        }  # fmt: skip
+        with ExitStack() as restored:
+            for module in dict.fromkeys(self._blocks):
+                own = module.forward
+
+                def forward(*args: Any, own: Callable[..., Any] = own, **kwargs: Any) -> Any:
+                    if number >= first:
+                        return own(*args, **kwargs)
+                    return states if beside is None else (states, *beside)
+
+                restored.enter_context(replaced_forward(module, forward))
+                restored.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            for projection in dict.fromkeys(projections.values()):
+                restored.callback(projection.register_forward_pre_hook(project, with_kwargs=True).remove)
+            yield
+
+
+Where = Literal["inside", "after", "first", "second", "both", "first_row"]
+
+Kind = Literal["outliers", "largest_gain", "random"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Neurons that are changed, and where.
+
+    Args:
+        where: `inside`: in every LayerNorm after a block; `after`: in the last hidden states only. Where parameters are
+            set to averages: in the `first` norm of every block, the `second`, or `both`; or in the position table's row
+            of the first position (`first_row`).
+        kind: How the neurons were chosen.
+        neurons: Indices of the neurons, ascending.
+        draw: Number of the random draw, from 1; 0 if they are not random.
+    """
+
+    where: Where
+    kind: Kind
+    neurons: tuple[int, ...]
+    draw: int = 0
+
+
+class SentenceSums(NamedTuple):
+    """A model's measures for each sentence, as sums over its tokens.
+
+    Args:
+        sums: Sum of each measure, by name, shape (n_sentences,).
+        n_tokens: Number of tokens in each sum, by name, shape (n_sentences,).
+    """
+
+    sums: dict[str, Array]
+    n_tokens: dict[str, NDArray[np.int64]]
+
+
+# Measures the model in its present state, once for each set of neurons that are set to 0 in its last hidden states.
+Reader = Callable[[Sequence[Sequence[int]]], list[SentenceSums]]
+
+# Sign that makes a change of the measure positive where the model gets worse.
+HARM = {"mlm_loss": 1, "position_accuracy": -1, "position_accuracy_retrained": -1}
+
+# Measures that are means of numbers; the others are shares of tokens.
+MEANS = {"mlm_loss"}
+
+
+@contextmanager
+def replaced(norms: Sequence[nn.Module], neurons: Sequence[int], value_of: Callable[[Tensor], float]) -> Iterator[None]:
+    """Set the gain and bias of some neurons to another value in each norm; on exit restore all of them exactly.
+
+    Args:
+        norms: Modules with a `weight` of shape (d_model,) and optionally a `bias`.
+        neurons: Indices of the neurons.
+        value_of: Takes a gain or a bias as it was, shape (d_model,), and returns the value to set.
+    """
+    parameters = [
+        parameter
+        for norm in dict.fromkeys(norms)
+        for parameter in (norm.weight, getattr(norm, "bias", None))
+        if isinstance(parameter, Tensor)
+    ]
+    index = torch.tensor(list(neurons), dtype=torch.int64)
+    before = [parameter.detach()[index.to(parameter.device)].clone() for parameter in parameters]
+    try:
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter[index.to(parameter.device)] = value_of(parameter.detach())
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, values in zip(parameters, before, strict=True):
+                parameter[index.to(parameter.device)] = values
+
+
+def zeroed(norms: Sequence[nn.Module], neurons: Sequence[int]) -> AbstractContextManager[None]:
+    """Set the gain and bias of some neurons to 0 in each norm; on exit restore all of them exactly."""
+    return replaced(norms, neurons, lambda parameter: 0.0)
+
+
+def conditions(outliers: Sequence[int], gains: Array, n_draws: int, seed: int) -> list[Condition]:
+    """Return the conditions to compare: outliers, as many of the other neurons with the largest gains, and random ones.
+
+    Args:
+        outliers: The outlier neurons, at most half of all neurons.
+        gains: Mean magnitude of each neuron's gain over the norms, shape (d_model,).
+        n_draws: Number of draws of random neurons.
+        seed: Seed of these draws.
+
+    Raises:
+        ValueError: If there are no outliers, or too many for as many others to be drawn.
+    """
+    named = sorted(set(outliers))
+    others = np.setdiff1d(np.arange(len(gains)), named)
+    if not 0 < len(named) <= len(others):
+        raise ValueError(f"{len(named)} outliers of {len(gains)} neurons")
+    generator = np.random.default_rng(seed)
+    drawn = [
+        tuple(sorted(generator.choice(others, len(named), replace=False).tolist())) for _ in range(n_draws)
+    ]  # fmt: skip
+    largest = others[np.argsort(-gains[others], kind="stable")[: len(named)]]
+    return [
+        Condition("inside", "outliers", tuple(named)),
+        Condition("inside", "largest_gain", tuple(sorted(largest.tolist()))),
+        *(Condition("inside", "random", neurons, draw) for draw, neurons in enumerate(drawn, start=1)),
+        Condition("after", "outliers", tuple(named)),
+        *(Condition("after", "random", neurons, draw) for draw, neurons in enumerate(drawn, start=1)),
+    ]
+
+
+def intervene(
+    norms: Sequence[nn.Module],
+    chosen: Sequence[Condition],
+    reader: Reader,
+    say: Callable[[str], None] = lambda message: None,
+) -> list[dict[str, Any]]:
+    """Measure a model when it is intact and under each condition.
+
+    Args:
+        norms: The LayerNorm after each block.
+        chosen: The conditions.
+        reader: Measures the model in its present state.
+        say: Receives a line for each pass.
+
+    Returns:
+        Rows of `interventions.csv`. `effect` is the value minus the intact model's, with its interval over sentences,
+        paired; the ends are NaN where there are too few sentences. For outliers and largest gains, `percentile` is the
+        percentage of random draws, in the same place, that harm less, and `p_value` is (1 + number of draws that harm
+        at least as much) / (1 + number of draws).
+    """
+    after = [condition for condition in chosen if condition.where == "after"]
+    say("the intact model")
+    intact, *clipped = reader([(), *(condition.neurons for condition in after)])
+    found = dict(zip(after, clipped, strict=True))
+    for condition in chosen:
+        if condition.where == "inside":
+            say(f"without {condition.kind.replace('_', ' ')}" + (f" {condition.draw}" if condition.draw else ""))
+            with zeroed(norms, condition.neurons):
+                (found[condition],) = reader([()])
+    return effect_rows(intact, {condition: found[condition] for condition in chosen})
+
+
+def effect_rows(intact: SentenceSums, found: Mapping[Condition, SentenceSums]) -> list[dict[str, Any]]:
+    """Return a row for the intact model and for each condition, measure by measure; see `intervene`."""
+    rows, chosen = [], list(found)
+    for measure, n_tokens in intact.n_tokens.items():
+        value, effects = _effects(measure, intact, [found[condition] for condition in chosen])
+        about: dict[str, Any] = {"measure": measure, "where": "", "kind": "intact", "n_tokens": int(n_tokens.sum())}
+        rows.append(about | value)
+        of = dict(zip(chosen, effects, strict=True))
+        for condition in chosen:
+            row = about | {"where": condition.where, "kind": condition.kind} | of[condition]
+            row["neurons"] = " ".join(map(str, condition.neurons))
+            if condition.kind == "random":
+                row["draw"] = condition.draw
+            else:
+                random = [e["effect"] for c, e in of.items() if (c.where, c.kind) == (condition.where, "random")]
+                row |= among(row["effect"], random, HARM[measure])
+            rows.append(row)
+    return rows
+
+
+def _effects(
+    measure: str, intact: SentenceSums, reads: Sequence[SentenceSums]
+) -> tuple[dict[str, float], list[dict[str, float]]]:
+    """Return the intact model's value, and the value and effect of each condition, all with intervals."""
+    before, n_tokens = intact.sums[measure], intact.n_tokens[measure]
+    of_value, of_effect = (
+        (mean_interval, mean_interval) if measure in MEANS else (accuracy_interval, difference_interval)
+    )
+
+    def value(sums: Array) -> dict[str, float]:
+        low, high = of_value(sums, n_tokens)
+        return {"value": float(sums.sum() / n_tokens.sum()), "low": low, "high": high}
+
+    def effect(difference: Array) -> dict[str, float]:
+        low, high = of_effect(difference, n_tokens)
+        return {"effect": float(difference.sum() / n_tokens.sum()), "effect_low": low, "effect_high": high}
+
+    after = [read.sums[measure] for read in reads]
+    return value(before), [value(sums) | effect(sums - before) for sums in after]
+
+
+def among(effect: float, random: Sequence[float], harm: int) -> dict[str, float]:
+    """Return an effect's percentile and p-value among the effects of random neurons; nothing without any.
+
+    Args:
+        effect: The effect.
+        random: Those of random neurons.
+        harm: 1 where a larger effect is a greater harm, -1 where a smaller one is.
+    """
+    if not random:
+        return {}
+    value, drawn = harm * effect, harm * np.asarray(random)
+    return {"percentile": percentile_of(value, drawn), "p_value": rank_p(value, drawn)}
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Sentences that are read together, the shorter ones padded at the end.
+
+    Args:
+        sentences: Index of each sentence in the text, shape (batch,).
+        rows: Index of each token in the text, shape (batch, sequence); 0 for padding.
+        mask: Whether there is a token, shape (batch, sequence).
+        input_ids: Token ids, shape (batch, sequence).
+        token_types: Which sentence of a pair each token is of, as the model takes it, shape (batch, sequence); None
+            where it is not told.
+    """
+
+    sentences: Tensor
+    rows: Tensor
+    mask: Tensor
+    input_ids: Tensor
+    token_types: Tensor | None = None
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """What the encoder takes."""
+        types = {} if self.token_types is None else {"token_type_ids": self.token_types}
+        return {"input_ids": self.input_ids, "attention_mask": self.mask.long(), **types}
+
+
+def padded(tokens: Tokens, sentences: NDArray[np.int64], pad_token_id: int, device: Any = "cpu") -> Padded:
+    """Return some sentences as a batch; one may be there several times.
+
+    Args:
+        tokens: The table of tokens.
+        sentences: Index of each sentence, shape (batch,).
+        pad_token_id: Id of the padding token.
+        device: Where the batch is put.
+    """
+    rows, mask = padded_index(tokens.lengths, sentences)
+    ids = torch.where(mask, torch.from_numpy(tokens.input_ids[rows.numpy()].astype(np.int64)), pad_token_id)
+    types = None
+    if tokens.token_types is not None:
+        types = torch.where(mask, torch.from_numpy(tokens.token_types[rows.numpy()].astype(np.int64)), 0).to(device)
+    return Padded(torch.from_numpy(sentences).to(device), rows.to(device), mask.to(device), ids.to(device), types)
+
+
+def padded_batches(
+    tokens: Tokens, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu"
+) -> list[Padded]:
+    """Return all sentences in batches of similar length.
+
+    Args:
+        tokens: The table of tokens.
+        batch_tokens: Most tokens in a batch, padding included.
+        pad_token_id: Id of the padding token.
+        with_padding: Whether sentences of different lengths may share a batch.
+        device: Where the batches are put.
+    """
+    order = batches(tokens.lengths, batch_tokens, with_padding)
+    return [padded(tokens, sentences, pad_token_id, device) for sentences in order]
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Some sentences of a corpus.
+
+    Args:
+        store: The activations of the corpus.
+        kept: Index of each sentence in the corpus, ascending.
+        n_types: Of pairs, how many token types the model is given; 0 if none.
+    """
+
+    store: Activations
+    kept: NDArray[np.int64]
+    n_types: int = 0
+
+    @cached_property
+    def of_corpus(self) -> NDArray[np.int64]:
+        """Row of each token of the text in the corpus's table of tokens, shape (n_tokens,)."""
+        return np.flatnonzero(np.isin(self.store.tokens.sentences, self.kept))
+
+    @cached_property
+    def tokens(self) -> Tokens:
+        """The text's own table of tokens."""
+        whole, rows = self.store.tokens, self.of_corpus
+        types = whole.types_for(self.n_types)
+        return Tokens(
+            whole.lengths[self.kept], whole.input_ids[rows], whole.words[rows],
+            token_types=None if types is None else types[rows],
+        )  # fmt: skip
+
+    def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
+        """Return the sentences in batches of similar length.
+
+        Args:
+            batch_tokens: Most tokens in a batch, padding included.
+            pad_token_id: Id of the padding token.
+            with_padding: Whether sentences of different lengths may share a batch.
+            device: Where the batches are put.
+        """
+        return padded_batches(self.tokens, batch_tokens, pad_token_id, with_padding, device)
+
+    def states(self, layer: int) -> Tensor:
+        """Return the cached hidden states of a layer, shape (n_tokens, d_model), float32."""
+        rows = self.of_corpus
+        states = torch.empty(len(rows), self.store.plan.d_model)
+        for shard in self.store.plan.shards:
+            here = self.store.shard_tokens(shard)
+            inside = np.flatnonzero((rows >= here.start) & (rows < here.stop))
+            if len(inside):
+                picked = torch.from_numpy(rows[inside] - here.start)
+                states[torch.from_numpy(inside)] = self.store.read(layer, shard.index).index_select(0, picked).float()
+        return states
+
+
+def draw_text(store: Activations, candidates: NDArray[np.bool_], at_most: int, seed: int, n_types: int = 0) -> Text:
+    """Draw sentences, whole ones, until the next would exceed a number of tokens.
+
+    Args:
+        store: The activations of the corpus.
+        candidates: Which of its sentences may be drawn, shape (n_sentences,); one is drawn even if it is longer.
+        at_most: Most tokens that are drawn.
+        seed: Seed of the draw.
+        n_types: Of pairs, how many token types the model is given; 0 if none.
+    """
+    lengths = store.tokens.lengths
+    there = np.flatnonzero(candidates & (lengths > 0))
+    order = np.random.default_rng(seed).permutation(there)
+    n = max(1, int((np.cumsum(lengths[order], dtype=np.int64) <= at_most).sum()))
+    return Text(store, np.sort(order[:n]), n_types)
+
+
+def draw_others(sentences: NDArray[Any], others: NDArray[Any], is_same_text: bool, seed: int) -> NDArray[np.int64]:
+    """Draw for each token a token of another sentence that replaces it.
+
+    Args:
+        sentences: Index of the sentence of each token, shape (n,).
+        others: The same of the tokens that are drawn from, shape (n_others,).
+        is_same_text: Whether both are the same sentences; tokens of a token's own sentence are then not drawn for it.
+        seed: Seed of the draw.
+
+    Returns:
+        Index of the token that is drawn for each, shape (n,).
+    """
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(len(others), size=len(sentences))
+    if is_same_text and len(np.unique(others)) > 1:
+        while (same := sentences == others[drawn]).any():
+            drawn[same] = generator.integers(len(others), size=int(same.sum()))
+    return drawn
+
+
+# Takes the last hidden states, shape (batch, sequence, d_model), and returns a loss of each sentence, shape (batch,).
+Loss = Callable[[Tensor], Tensor]
+
+
+class ReadableText(Protocol):
+    """Sentences with the hidden states that the intact model has of them."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """The table of tokens."""
+        ...
+
+    def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
+        """Return the sentences in batches of similar length."""
+        ...
+
+    def states(self, layer: int) -> Tensor:
+        """Return the hidden states of a layer, shape (n_tokens, d_model), float32."""
+        ...
+
+
+class Change(Protocol):
+    """Something that is changed in a model from one layer on."""
+
+    @property
+    def layer(self) -> int:
+        """The layer from whose hidden states, in the intact model, the change starts."""
+        ...
+
+    def later(
+        self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
+    ) -> Mapping[int, Tensor]:
+        """Return the hidden states of later layers while something is changed; called from several threads.
+
+        Args:
+            model: The model, or a copy that another thread does not use.
+            batch: The sentences.
+            beside: What blocks hand on beside hidden states, for `LaterBlocks.run`.
+            states: The hidden states of `layer`, shape (batch, sequence, d_model).
+            layers: The layers that are needed.
+        """
+        ...
+
+
+class Reading(Protocol):
+    """What is read of a model in one state; every batch of the text is given to it once."""
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        """Take the hidden states of a batch, by layer; several threads call this, with different batches."""
+        ...
+
+    def sums(self) -> Tensor:
+        """Return the sum of the measure over the examples of each item, shape (n_layers, n_items), on the CPU."""
+        ...
+
+
+class Readout(Protocol):
+    """A measure of what later layers still give, over a text of its own.
+
+    Its items, which are paired between the intact and the changed model, are the sentences of the text, or pairs of
+    them. The measure is the sum over items of what a reading gives, over the sum of `n`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name in tables; `probing.interventions.measure_of` tells what its numbers are."""
+        ...
+
+    @property
+    def text(self) -> ReadableText:
+        """The sentences that are read."""
+        ...
+
+    @property
+    def n(self) -> NDArray[np.int64]:
+        """Number of examples of each item, shape (n_items,)."""
+        ...
+
+    @property
+    def content(self) -> tuple[NDArray[Any], ...]:
+        """Everything except the model that determines the results, for the keys of caches."""
+        ...
+
+    def layers(self, block: int) -> list[int]:
+        """Return the layers that are read when this block is the first one that is changed, ascending."""
+        ...
+
+    def begin(self, layers: Sequence[int]) -> Reading:
+        """Begin a reading of some of these layers."""
+        ...
+
+    @property
+    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The sentences that the loss reads, and the item of each, both of shape (n_occurrences,)."""
+        ...
+
+    def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
+        """Return a loss; an item's gradient is the sum of those of its occurrences, and 0 for an item without examples.
+
+        Args:
+            batch: The sentences of some occurrences, with padding.
+            occurrences: The index of each, shape (batch,).
+        """
+        ...
+
+
+# Called with a reader's model, the batch, what blocks pass on in addition to hidden states, and the hidden states.
+ReadBatch = Callable[[LaterBlocks, Padded, Any, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Copies of a model with the same weights, each for a thread.
+
+    Args:
+        each: Each encoder, with the object that runs its later blocks.
+        pad_token_id: Id of the padding token.
+        device: Where they are.
+    """
+
+    each: Sequence[tuple[nn.Module, LaterBlocks]]
+    pad_token_id: int
+    device: torch.device
+
+    @classmethod
+    def of(cls, encoder: nn.Module, pad_token_id: int, name: str) -> Readers:
+        """Return the readers of an encoder, in evaluation mode and float32; its weights are not changed.
+
+        Args:
+            encoder: The encoder.
+            pad_token_id: Id of the padding token.
+            name: The model's name as the user typed it, for messages.
+
+        Raises:
+            UserError: If the model's blocks or heads cannot be told.
+        """
+        device = next(encoder.parameters()).device
+        model = LaterBlocks.of(encoder, pad_token_id, name)
+        copies = copies_for_readers(encoder, device)
+        return cls([(one, model.of_copy(one)) for one in copies], pad_token_id, device)
+
+    @property
+    def model(self) -> LaterBlocks:
+        """The model itself, which the first reader runs."""
+        return self.each[0][1]
+
+
+@dataclass(frozen=True)
+class Intact:
+    """No change: the intact model, with which changed models are compared.
+
+    Args:
+        layer: The layer from whose hidden states the later blocks are run.
+    """
+
+    layer: int
+
+    def later(
+        self, model: LaterBlocks, batch: Padded, beside: Any, states: Tensor, layers: Sequence[int]
+    ) -> dict[int, Tensor]:
+        """Return later hidden states."""
+        return model.run(batch.inputs, self.layer + 1, states, beside, layers)
+
+
+class Forward:
+    """Runs the later blocks of a model over a text.
+
+    Args:
+        readers: The model.
+        text: The sentences.
+        batch_tokens: Most tokens in a batch, padding included.
+    """
+
+    def __init__(self, readers: Readers, text: ReadableText, batch_tokens: int) -> None:
+        self.readers, self.text, model = readers, text, readers.model
+        neutral = model.anatomy.padding_is_neutral
+        self.batches = text.batches(batch_tokens, readers.pad_token_id, neutral, readers.device)
+        with torch.inference_mode():
+            self.beside = [model.beside_states(one.inputs) for one in self.batches]
+        self._layer, self._states = -1, torch.empty(0)
+
+    def intact(self, layer: int) -> Tensor:
+        """Return the intact model's hidden states of a layer, shape (n_tokens, d_model); those of one are kept."""
+        if layer != self._layer:
+            self._layer, self._states = layer, self.text.states(layer).to(self.readers.device)
+        return self._states
+
+    def over(self, layer: int, read: ReadBatch) -> None:
+        """Give every batch, with the intact model's hidden states of a layer, to one of the readers."""
+        states = self.intact(layer)
+
+        @torch.inference_mode()
+        def read_one(encoder: nn.Module, model: LaterBlocks, one: tuple[Padded, Any]) -> None:
+            batch, beside = one
+            read(model, batch, beside, states[batch.rows])
+
+        share_out(read_one, self.readers.each, zip(self.batches, self.beside, strict=True))
+
+    def read(self, change: Change, readout: Readout) -> Tensor:
+        """Return what a readout gives while something is changed, shape (n_layers, n_items).
+
+        Args:
+            change: What is changed.
+            readout: What is read, of this text. The layers are `readout.layers(change.layer + 1)`.
+        """
+        layers = readout.layers(change.layer + 1)
+        reading = readout.begin(layers)
+
+        def take(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
+            reading.take(change.later(model, batch, beside, states, layers), batch)
+
+        self.over(change.layer, take)
+        return reading.sums()
+
+    def states(self, change: Change, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Return the hidden states of some layers while something is changed, shape (n_tokens, d_model), float32.
+
+        Args:
+            change: What is changed.
+            layers: The layers, above that from which the change starts.
+        """
+        shape = self.text.tokens.n_tokens, self.intact(change.layer).shape[1]
+        found = {layer: torch.empty(shape) for layer in layers}
+
+        def keep(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
+            for layer, here in change.later(model, batch, beside, states, layers).items():
+                found[layer][batch.rows[batch.mask].cpu()] = here[batch.mask].float().cpu()
+
+        self.over(change.layer, keep)
+        return found

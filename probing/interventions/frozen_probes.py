@@ -1,0 +1,423 @@
+"""Classes of a task, such as positions, read from later layers by probes that were trained on the intact model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from probing.heads.position import CLEAREST, MOST_HITS, MOST_MASS, OFFSETS, mass_at_offsets
+from probing.interventions import CONTRAST, POSITION, WORD_MASS
+from probing.interventions.forward import Loss, Padded, ReadableText, Readers
+from probing.models.attention_heads import QueryKey, read_heads
+from probing.runtime.trainer import on_float64_device
+from probing.text.tasks import SentenceTask, TokenTask
+from probing.text.tokens import Tokens
+
+
+def standing_for(task: TokenTask, tokens: Tokens) -> NDArray[np.int64] | None:
+    """Return for each token the row of the token that stands for its example; None where examples are single tokens.
+
+    Args:
+        task: The task; of sentences, its vectors are means, or those of the first token.
+        tokens: The table of tokens.
+
+    Returns:
+        Shape (n_tokens,); -1 for tokens that are in no mean, such as special ones.
+    """
+    if isinstance(task, SentenceTask):
+        if task.pooling == "cls":
+            return None
+        return np.where(tokens.special, -1, _first_words(tokens)[tokens.sentences])
+    if not task.word_means:
+        return None
+    begins = np.where(tokens.first_pieces, np.arange(tokens.n_tokens), -1)
+    return np.where(tokens.special, -1, np.maximum.accumulate(begins))
+
+
+def at_tokens(task: TokenTask, tokens: Tokens, labels: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the class of each token that stands for an example, -1 for others, shape (n_tokens,).
+
+    Args:
+        task: The task.
+        tokens: The table of tokens.
+        labels: Class of each token, or for a task of sentences of each sentence; -1 where there is none.
+    """
+    if not isinstance(task, SentenceTask):
+        return labels
+    first = tokens.offsets[:-1] if task.pooling == "cls" else _first_words(tokens)
+    there = (tokens.lengths > 0) & (first >= 0)
+    found = np.full(tokens.n_tokens, -1, dtype=np.int32)
+    found[first[there]] = labels[there]
+    return found
+
+
+def means(states: Tensor, into: Tensor, n: int) -> Tensor:
+    """Return means over the tokens of each example, shape (n, width), 0 for an example without tokens.
+
+    Args:
+        states: Values at tokens, shape (n_tokens, width).
+        into: Index of the example of each token, shape (n_tokens,); -1 for tokens of none.
+        n: Number of examples.
+    """
+    there = into >= 0
+    rows = into[there]
+    sums = states.new_zeros(n, states.shape[1]).index_add_(0, rows, states[there])
+    return sums / rows.bincount(minlength=n).clamp_min(1)[:, None]
+
+
+def spread(labels: Tensor, stands: Tensor | None) -> Tensor:
+    """Return for each token the label of its example, shape (n_tokens,).
+
+    Args:
+        labels: Label of each token that stands for an example, shape (n_tokens,); -1 for others.
+        stands: The row of the token that stands for each token's example, as `standing_for` returns it.
+    """
+    return labels if stands is None else torch.where(stands >= 0, labels[stands.clamp_min(0)], -1)
+
+
+def _first_words(tokens: Tokens) -> NDArray[np.int64]:
+    """Return the row of the first token of each sentence that is not special, -1 if there is none."""
+    found = np.full(tokens.n_sentences, -1, dtype=np.int64)
+    rows = np.flatnonzero(~tokens.special)
+    sentences, first = np.unique(tokens.sentences[rows], return_index=True)
+    found[sentences] = rows[first]
+    return found
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Probes of a model's layers, frozen: they were trained while nothing was changed.
+
+    Args:
+        weight: Weight of each layer's probe on raw hidden states, shape (n_classes, d_model), by layer number.
+        labels: Class of each token of the text that is an example or stands for one, shape (n_tokens,); -1 for others.
+        stands: The row of the token that stands for each token's example, shape (n_tokens,), where examples are means
+            over tokens; None where they are single tokens. See `probing.interventions.frozen_probes`.
+    """
+
+    weight: Mapping[int, Tensor]
+    labels: Tensor
+    stands: Tensor | None = None
+
+    def layers(self, block: int) -> list[int]:
+        """Return the layers that can be read when a block is changed: its own output and later ones."""
+        return [layer for layer in self.weight if layer >= block]
+
+    def n_by_sentence(self, tokens: Tokens) -> NDArray[np.int64]:
+        """Return the number of examples of each sentence, shape (n_sentences,)."""
+        examples = self.labels.cpu().numpy() >= 0
+        return np.bincount(tokens.sentences[examples], minlength=tokens.n_sentences)
+
+    def read(self, states: Mapping[int, Tensor], layers: Sequence[int], batch: Padded) -> Tensor:
+        """Return how many examples of each sentence the probes predict rightly, shape (n_layers, batch), float32.
+
+        Args:
+            states: Hidden states of each layer, shape (batch, sequence, d_model).
+            layers: The layers.
+            batch: The batch that they are of.
+        """
+        labels = self.labels_of(batch)
+        sentence, token = (labels >= 0).nonzero(as_tuple=True)
+        vectors_of = self._vectors(batch, sentence, token)
+        right = torch.zeros(len(layers), len(labels), device=labels.device)
+        for i, layer in enumerate(layers):
+            predicted = (vectors_of(states[layer]) @ self.weight[layer].T).argmax(1)
+            right[i].index_add_(0, sentence, (predicted == labels[sentence, token]).float())
+        return right
+
+    def _vectors(self, batch: Padded, sentence: Tensor, token: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return what takes the hidden states of a batch and returns the vectors of its examples, float32.
+
+        Args:
+            batch: The batch.
+            sentence: Index in the batch of the sentence of each token that stands for an example, shape (n,).
+            token: Index of this token in its sentence, shape (n,).
+        """
+        if self.stands is None:
+            return lambda states: states[sentence, token].float()
+        number = torch.full(batch.mask.shape, -1, device=batch.mask.device)
+        number[sentence, token] = torch.arange(len(sentence), device=number.device)
+        stands = torch.where(batch.mask, self.stands.to(number.device)[batch.rows], -1)
+        of, taken = (stands >= 0).nonzero(as_tuple=True)
+        # The tokens of a sentence follow each other in the text.
+        into = number[of, stands[of, taken] - batch.rows[of, 0]]
+        return lambda states: means(states[of, taken].float(), into, len(sentence))
+
+    def labels_of(self, batch: Padded) -> Tensor:
+        """Return the class of each token of a batch, shape (batch, sequence); -1 where it is not an example."""
+        return torch.where(batch.mask, self.labels.to(batch.mask.device)[batch.rows], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeReadout:
+    """The share of examples, such as tokens, whose class the probe of a later layer predicts rightly.
+
+    Args:
+        text: The sentences.
+        probes: The probes, and the class of each example.
+        device: Where hidden states are.
+        name: Its name in tables.
+    """
+
+    text: ReadableText
+    probes: Probes
+    device: torch.device
+    name: str = POSITION
+
+    @cached_property
+    def n(self) -> NDArray[np.int64]:
+        """Number of examples of each sentence."""
+        return self.probes.n_by_sentence(self.text.tokens)
+
+    @property
+    def content(self) -> tuple[NDArray[Any], ...]:
+        """The token ids, the probes and the classes."""
+        weight = [one.cpu().numpy() for one in self.probes.weight.values()]
+        tokens, probes = self.text.tokens, self.probes
+        stands = [] if probes.stands is None else [probes.stands.numpy()]
+        own = tokens.input_ids, tokens.lengths, np.array(list(probes.weight)), *weight, probes.labels.numpy()
+        return (*own, *stands)
+
+    def layers(self, block: int) -> list[int]:
+        """Return the layers that have a probe, from this block's output on."""
+        return self.probes.layers(block)
+
+    def begin(self, layers: Sequence[int]) -> _Reading:
+        """Begin a reading of some layers."""
+        return _Reading(self._on_device, layers, torch.zeros(len(layers), len(self.n), device=self.device))
+
+    @cached_property
+    def _on_device(self) -> Probes:
+        weight = {layer: one.to(self.device) for layer, one in self.probes.weight.items()}
+        stands = self.probes.stands
+        return Probes(weight, self.probes.labels.to(self.device), None if stands is None else stands.to(self.device))
+
+    @cached_property
+    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each sentence, which is an item, once."""
+        return (every := np.arange(len(self.n))), every
+
+    def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
+        """Return the mean cross-entropy of the last layer's probe over each sentence's examples, which are tokens.
+
+        Raises:
+            ValueError: If they are means over tokens.
+        """
+        probes = self._on_device
+        if probes.stands is not None:
+            raise ValueError("the loss is of examples that are single tokens")
+        return probe_loss(probes.weight[max(probes.weight)], probes.labels_of(batch))
+
+
+@dataclass(frozen=True)
+class _Reading:
+    probes: Probes
+    layers: Sequence[int]
+    right: Tensor
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        self.right[:, batch.sentences] = self.probes.read(states, self.layers, batch)
+
+    def sums(self) -> Tensor:
+        return self.right.cpu()
+
+
+def probe_loss(weight: Tensor, labels: Tensor) -> Loss:
+    """Return the mean cross-entropy of a frozen probe over the examples of each sentence, 0 where there are none.
+
+    Args:
+        weight: The probe's weight, shape (n_classes, d_model).
+        labels: Class of each token, shape (batch, sequence); -1 where it is not an example.
+    """
+    n = (labels >= 0).sum(1)
+
+    def loss(states: Tensor) -> Tensor:
+        logits = states @ weight.T.to(states.dtype)
+        nats = cross_entropy(logits.transpose(1, 2), labels, ignore_index=-1, reduction="none")
+        return nats.sum(1) / n.clamp_min(1)
+
+    return loss
+
+
+# What is read of each head, in the order of the rows that a reading gives.
+MEASURES = (CONTRAST, WORD_MASS)
+
+
+@dataclass(frozen=True)
+class PositionHead:
+    """A head that attends to a fixed offset.
+
+    Args:
+        layer: Its block, from 1.
+        head: Its number in the block, from 1.
+        offset: In tokens, from query to key.
+    """
+
+    layer: int
+    head: int
+    offset: int
+
+
+def words_of(tokens: Tokens, is_causal: bool) -> Tensor:
+    """Return which tokens are words, shape (n_tokens,): the first one of a causal model counts as special."""
+    return torch.from_numpy(~tokens.special & ((tokens.positions > 0) | (not is_causal)))
+
+
+@torch.inference_mode()
+def find_position_heads(
+    readers: Readers, text: ReadableText, batch_tokens: int, above: Sequence[int] = (0,)
+) -> list[PositionHead]:
+    """Return the position heads, and the clearest heads above some layers, which need not be position heads.
+
+    A position head gives more than half of its attention to one offset (Clark et al. 2019), or attends there most in
+    nine of ten queries (Voita et al. 2019). The offset of a head is the one with the most attention.
+
+    Args:
+        readers: The model.
+        text: The sentences that they are chosen by.
+        batch_tokens: Most tokens in a batch, padding included.
+        above: For each of these layers, the clearest heads of the blocks above it are returned too.
+    """
+    model = readers.model
+    words = words_of(text.tokens, model.heads.is_causal).to(readers.device)
+    shape = (model.heads.n_layers, model.heads.n_heads, len(OFFSETS))
+    sums = {name: torch.zeros(shape, dtype=torch.float64) for name in ("mass", "word_mass", "hit")}
+    n = torch.zeros(len(OFFSETS), dtype=torch.float64)
+    for batch in text.batches(batch_tokens, readers.pad_token_id, model.anatomy.padding_is_neutral, readers.device):
+        ordinary = batch.mask & words[batch.rows]
+        pairs = (batch.mask[:, :, None] & batch.mask[:, None, :])[:, None]
+
+        def add(
+            block: int, probabilities: Tensor, values: Tensor, ordinary: Tensor = ordinary, pairs: Tensor = pairs
+        ) -> None:
+            maps = torch.where(pairs, probabilities, 0.0)
+            found = mass_at_offsets(on_float64_device(maps), on_float64_device(ordinary))
+            for name, of in sums.items():
+                of[block - 1] += found[name].sum(0).cpu()
+            if block == 1:
+                n.add_(found["n"].sum((0, 1)).cpu())
+
+        read_heads(model.encoder, model.heads, add, batch.inputs)
+    means = {name: (of / n.clamp_min(1)).numpy() for name, of in sums.items()}
+    chosen = means["mass"].argmax(2)
+    at = {name: np.take_along_axis(of, chosen[..., None], 2)[..., 0] for name, of in means.items()}
+    is_one = (at["mass"] > MOST_MASS) | (at["hit"] >= MOST_HITS)
+    for layer in above:
+        later = np.where(np.arange(shape[0])[:, None] >= layer, at["word_mass"], -1.0)
+        clearest = np.argsort(-later, axis=None, kind="stable")[:CLEAREST]
+        is_one.flat[clearest] |= later.flat[clearest] >= 0
+    return [PositionHead(i + 1, j + 1, OFFSETS[chosen[i, j]]) for i, j in np.argwhere(is_one).tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class PositionHeads:
+    """The contrast and the attention among words of some heads at their offsets.
+
+    Args:
+        text: The sentences that are read.
+        heads: The heads.
+        query_keys: How the heads of each block make scores.
+        is_causal: Whether no token attends to a later one.
+        device: Where hidden states are.
+    """
+
+    text: ReadableText
+    heads: Sequence[PositionHead]
+    query_keys: Sequence[QueryKey]
+    is_causal: bool
+    device: torch.device
+
+    def rows(self, block: int) -> list[tuple[str, PositionHead]]:
+        """Return the measure and the head of each row of a reading when this block is the first one changed."""
+        return [(measure, one) for one in self.heads if one.layer >= block for measure in MEASURES]
+
+    def layers(self, block: int) -> list[int]:
+        """Return the layers that enter the blocks of the heads, from this block on."""
+        return sorted({one.layer - 1 for one in self.heads if one.layer >= block})
+
+    def begin(self, layers: Sequence[int]) -> _PositionHeadReading:
+        """Begin a reading of the heads of the blocks that these layers enter."""
+        heads = [one for one in self.heads if one.layer - 1 in layers]
+        return _PositionHeadReading(
+            self, heads, torch.zeros(len(MEASURES) * len(heads), self.text.tokens.n_sentences).double()
+        )
+
+    @cached_property
+    def words(self) -> Tensor:
+        """Which tokens are words, shape (n_tokens,)."""
+        return words_of(self.text.tokens, self.is_causal).to(self.device)
+
+    def n(self, head: PositionHead) -> NDArray[np.int64]:
+        """Number of words of each sentence that have a word at the head's offset, and see it, shape (n_sentences,)."""
+        sentences, words = self.text.tokens.sentences, self.words.cpu().numpy()
+        other = np.arange(len(words)) + head.offset
+        inside = (other >= 0) & (other < len(words)) & words & (head.offset < 0 or not self.is_causal)
+        there = inside.nonzero()[0]
+        there = there[words[other[there]] & (sentences[other[there]] == sentences[there])]
+        return np.bincount(sentences[there], minlength=self.text.tokens.n_sentences)
+
+    def maps(self, head: PositionHead) -> tuple[Tensor, Tensor, Tensor]:
+        """Return W_Q and b_Q, scaled, and W_K of a head, float32."""
+        of = self.query_keys[head.layer - 1]
+        found = (one[head.head - 1].float().to(self.device) for one in (of.query, of.query_bias, of.key))
+        query, bias, key = found
+        return query, bias, key
+
+
+@dataclass(frozen=True, eq=False)
+class _PositionHeadReading:
+    of: PositionHeads
+    heads: Sequence[PositionHead]
+    found: Tensor
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        words, sentences = batch.mask & self.of.words[batch.rows], batch.sentences.cpu()
+        for i, head in enumerate(self.heads):
+            given = states[head.layer - 1]
+            norm = self.of.query_keys[head.layer - 1].norm
+            given = given.float() if norm is None else norm(given.cpu().double()).float().to(given.device)
+            at = at_offset(given, words, *self.of.maps(head), head.offset, self.of.is_causal)
+            for j, value in enumerate(at):
+                self.found[len(MEASURES) * i + j, sentences] = value.cpu()
+
+    def sums(self) -> Tensor:
+        return self.found
+
+
+def at_offset(
+    inputs: Tensor, words: Tensor, query: Tensor, bias: Tensor, key: Tensor, offset: int, is_causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Return sums over queries of each sentence of a head's contrast at an offset, and of its attention among words.
+
+    Args:
+        inputs: Input of the block's attention, shape (batch, sequence, d_model).
+        words: Which tokens are words, shape (batch, sequence).
+        query: W_Q times the scale of the scores, shape (d_model, d_head).
+        bias: b_Q times this scale, shape (d_head,).
+        key: W_K, shape (d_model, d_head). (Its bias adds the same to all scores of a query.)
+        offset: In tokens, from query to key.
+        is_causal: Whether no token attends to a later one.
+
+    Returns:
+        Both of shape (batch,), float64.
+    """
+    scores = (inputs @ query + bias) @ (inputs @ key).transpose(1, 2)
+    seen = words[:, :, None] & words[:, None, :]
+    seen = seen.tril() if is_causal else seen
+    there, here = seen.diagonal(offset, 1, 2), scores.diagonal(offset, 1, 2)
+    first = max(0, -offset)
+    queries = slice(first, first + here.shape[1])
+    mean = (scores * seen).sum(2) / seen.sum(2).clamp_min(1)
+    total = scores.masked_fill(~seen, -torch.inf).logsumexp(2)
+    contrast = torch.where(there, here - mean[:, queries], 0.0)
+    mass = torch.where(there, (here - total[:, queries]).exp(), 0.0)
+    contrast, mass = on_float64_device(contrast), on_float64_device(mass)
+    return contrast.sum(1, dtype=torch.float64), mass.sum(1, dtype=torch.float64)

@@ -1,0 +1,675 @@
+"""Measures of a model's output, taken while neurons are removed: the loss of masked words, or position accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from probing.activations.extraction import padded_index
+from probing.activations.store import Plan, batches, divide
+from probing.data.examples import Examples, Sides
+from probing.data.labelling import choose_classes, label
+from probing.errors import UserError
+from probing.interventions import MLM, WORDS
+from probing.interventions.forward import Loss, Padded, ReadableText, SentenceSums, padded_batches
+from probing.models import ModelSource, load_masked_lm
+from probing.models.anatomy import Anatomy, hidden_states, replaced_forward
+from probing.models.examination import run
+from probing.probes.solvers import Penalty
+from probing.probes.training import CONTROL_TOLERANCE, LayerFit, Lbfgs, Training, train_probes
+from probing.text import MASK, Corpus, Split
+from probing.text.tasks import TokenTask
+from probing.text.tokens import Tokens
+
+# Maximum number of tokens in the sampled sentences; for each condition, the model reads them once.
+MLM_TOKENS, PROBE_TOKENS = 10_000, 20_000
+
+# Share of a sentence's tokens that are masked, not counting special tokens (Devlin et al. 2019).
+MASKED = 0.15
+
+BATCH_TOKENS = 2048
+
+# Most variants whose logits are computed at once, and most entries in the logits of a batch over all variants.
+VARIANTS, _LOGITS = 16, 2**26
+
+# Maximum number of passes to train a probe. Its accuracy no longer changes by then, and it is not used for a ranking.
+MAX_PASSES = 200
+
+# Number of sentences out of ten that probes are trained on.
+TRAIN_OF_TEN = 7
+
+
+def draw_sentences(tokens: Tokens, at_most: int, seed: int) -> tuple[Tokens, list[int]]:
+    """Draw sentences until the next would exceed `at_most` tokens; return their token table and their numbers.
+
+    Args:
+        tokens: The token table of a corpus.
+        at_most: Most tokens that are drawn; one sentence is drawn even if it has more.
+        seed: Seed of the draw.
+    """
+    order = np.random.default_rng(seed).permutation(tokens.n_sentences)
+    n = max(1, int((np.cumsum(tokens.lengths[order], dtype=np.int64) <= at_most).sum()))
+    kept = np.sort(order[:n])
+    rows = np.isin(tokens.sentences, kept)
+    return Tokens(tokens.lengths[kept], tokens.input_ids[rows], tokens.words[rows]), kept.tolist()
+
+
+class Batch(NamedTuple):
+    """A padded batch of sentences.
+
+    Args:
+        input_ids: Token ids, shape (batch, sequence).
+        mask: Which entries are tokens, shape (batch, sequence).
+        rows: Row of each token in the token table, shape (batch, sequence).
+    """
+
+    input_ids: Tensor
+    mask: Tensor
+    rows: Tensor
+
+
+def token_batches(tokens: Tokens, pad_token_id: int, batch_tokens: int, with_padding: bool) -> Iterator[Batch]:
+    """Yield sentences in padded batches, those of similar length together.
+
+    Args:
+        tokens: The token table of the sentences.
+        pad_token_id: Token id that fills a batch.
+        batch_tokens: Most tokens of a batch, padding included.
+        with_padding: Whether sentences of different lengths may share a batch.
+    """
+    for sentences in batches(tokens.lengths, batch_tokens, with_padding):
+        index, mask = padded_index(tokens.lengths, sentences)
+        ids = torch.from_numpy(tokens.input_ids.astype(np.int64))[index]
+        yield Batch(torch.where(mask, ids, pad_token_id), mask, index)
+
+
+def choose_masked(tokens: Tokens, seed: int) -> NDArray[np.bool_]:
+    """Return which tokens are masked, shape (n_tokens,): 15% of each sentence, at least one, never special tokens.
+
+    Args:
+        tokens: The token table.
+        seed: Seed of the draw; the same tokens are masked under all conditions.
+    """
+    chance = np.where(tokens.special, np.inf, np.random.default_rng(seed).random(tokens.n_tokens))
+    order = np.lexsort((chance, tokens.sentences))  # sentence by sentence, in random order within each
+    rank = np.empty(tokens.n_tokens, dtype=np.int64)
+    rank[order] = np.arange(tokens.n_tokens)
+    rank -= np.repeat(tokens.offsets[:-1], tokens.lengths)
+    n_words = np.bincount(tokens.sentences, ~tokens.special, minlength=tokens.n_sentences)
+    n_masked = np.where(n_words > 0, np.maximum(np.rint(MASKED * n_words), 1), 0)
+    return np.asarray(rank < n_masked[tokens.sentences])
+
+
+class MaskedHead:
+    """A masked-language-model head by itself, which gives logits for any hidden states of the last layer.
+
+    Args:
+        model: The model with its head, in evaluation mode.
+        encoder: The part of the model that returns hidden states.
+        input_ids: Some token ids, shape (1, n): the model is run on them once, to see in what form the head takes
+            hidden states.
+    """
+
+    def __init__(self, model: nn.Module, encoder: nn.Module, input_ids: Tensor) -> None:
+        self.model, self.encoder, self.input_ids = model, encoder, input_ids
+        made: list[Any] = []
+        handle = encoder.register_forward_hook(lambda module, args, output: made.append(output))
+        try:
+            with torch.inference_mode():
+                model(input_ids=input_ids)
+        finally:
+            handle.remove()
+        self._form = made[0]
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Return the logits of some tokens, shape (n, vocabulary); gradients flow through them.
+
+        Args:
+            states: Their last hidden states, shape (n, d_model).
+        """
+        given = copy(self._form)
+        given.last_hidden_state = states[None]
+        with replaced_forward(self.encoder, lambda *args, **kwargs: given):
+            logits: Tensor = self.model(input_ids=self.input_ids).logits
+        return logits[0]
+
+
+class MaskedWords:
+    """Measures the loss of a masked-language-model head, in nats per masked token (`mlm_loss`).
+
+    Every chosen token is replaced by the mask token. The head receives the hidden states of masked tokens alone, of all
+    clipped variants at once, since it treats each token by itself.
+
+    Args:
+        model: The model with its head, in evaluation mode.
+        encoder: The part of the model that returns hidden states.
+        tokens: The token table of the sentences.
+        masked: Which tokens are masked, shape (n_tokens,), bool.
+        mask_token_id: Token id that replaces them.
+        pad_token_id: Token id that fills a batch.
+        with_padding: Whether sentences of different lengths may share a batch.
+
+    Raises:
+        ValueError: If the head looks at more than one token at a time, or no token is masked in the longest sentences.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        encoder: nn.Module,
+        tokens: Tokens,
+        masked: NDArray[np.bool_],
+        mask_token_id: int,
+        pad_token_id: int,
+        with_padding: bool = True,
+    ) -> None:
+        self.model, self.encoder, self.tokens, self.masked = model, encoder, tokens, masked
+        ids = np.where(masked, mask_token_id, tokens.input_ids).astype(np.int32)
+        self.hidden = Tokens(tokens.lengths, ids, tokens.words)
+        self.pad_token_id, self.with_padding = pad_token_id, with_padding
+        self._check()
+
+    def _batches(self, n_variants: int) -> Iterator[Batch]:
+        """Yield batches small enough for the logits of their masked tokens under so many variants."""
+        config: Any = self.encoder.config
+        at_most = min(BATCH_TOKENS, int(_LOGITS / (MASKED * config.vocab_size * n_variants)))
+        return token_batches(self.hidden, self.pad_token_id, at_most, self.with_padding)
+
+    @torch.inference_mode()
+    def _check(self) -> None:
+        batch = Batch(*(part[:2] for part in next(self._batches(1))))
+        inputs = self._inputs(batch)
+        where = batch.mask & torch.from_numpy(self.masked)[batch.rows]
+        if not where.any():
+            raise ValueError("the longest sentences have no word to mask")
+        self.head = MaskedHead(self.model, self.encoder, inputs["input_ids"][:1])
+        plain = self.model(**inputs).logits[where.to(inputs["input_ids"].device)]
+        alone = self._logits(batch, where, [()])[0]
+        if plain.shape != alone.shape or (plain - alone).abs().max() > 1e-3 * plain.abs().max():
+            raise ValueError("the head looks at more than one token at a time")
+
+    def _inputs(self, batch: Batch) -> dict[str, Tensor]:
+        device = next(self.model.parameters()).device
+        return {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
+
+    def _logits(self, batch: Batch, where: Tensor, clips: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the logits of some tokens of a batch, a tensor of shape (n, vocabulary) for each variant."""
+        states = run(self.encoder, self._inputs(batch)).last
+        states = states[where.to(states.device)]
+        logits = self.head(torch.cat([clip(states, neurons) for neurons in clips]))
+        return list(logits.view(len(clips), -1, logits.shape[-1]))
+
+    @torch.inference_mode()
+    def __call__(self, clips: Sequence[Sequence[int]]) -> list[SentenceSums]:
+        """Measure the model in its present state, once for each set of neurons clipped after it."""
+        if len(clips) > VARIANTS:
+            return [*self(clips[:VARIANTS]), *self(clips[VARIANTS:])]
+        loss = np.zeros((len(clips), self.tokens.n_tokens))
+        labels = torch.from_numpy(self.tokens.input_ids.astype(np.int64))
+        for batch in self._batches(len(clips)):
+            where = batch.mask & torch.from_numpy(self.masked)[batch.rows]
+            rows = batch.rows[where]
+            for variant, logits in enumerate(self._logits(batch, where, clips)):
+                nats = cross_entropy(logits.float(), labels[rows].to(logits.device), reduction="none")
+                loss[variant, rows.numpy()] = nats.cpu().numpy()
+        n_tokens = np.bincount(self.tokens.sentences, self.masked, minlength=self.tokens.n_sentences).astype(np.int64)
+        return [SentenceSums({"mlm_loss": sum_by_sentence(self.tokens, nats)}, {"mlm_loss": n_tokens}) for nats in loss]
+
+
+def sum_by_sentence(tokens: Tokens, values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the sum of values over the tokens of each sentence, shape (n_sentences,)."""
+    return np.bincount(tokens.sentences, values, minlength=tokens.n_sentences).astype(np.float64)
+
+
+def clip(states: Tensor, neurons: Sequence[int]) -> Tensor:
+    """Return hidden states with some neurons set to 0, shape (n, d_model)."""
+    clipped = states.clone()
+    clipped[:, list(neurons)] = 0
+    return clipped
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A store of one layer's activations in memory."""
+
+    plan: Plan
+    tokens: Tokens
+    states: Tensor
+
+    def shard_tokens(self, shard: Any) -> slice:
+        return self.tokens.of_sentences(shard.first_sentence, shard.n_sentences)
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        return self.states[self.shard_tokens(self.plan.shards[shard])]
+
+
+class Position:
+    """Measures the accuracy of linear probes that predict positions from the last hidden states.
+
+    `position_accuracy` is the accuracy of a reference probe that was trained on the intact model, like a
+    masked-language-model head: if it falls, the states that this probe reads have changed.
+    `position_accuracy_retrained` is the accuracy of a probe that is trained on the changed model: if it falls, position
+    can be read less well from the states. Build this object while the model is intact: it trains the reference probe.
+
+    Args:
+        states_of: Returns the last hidden states of the model in its present state, shape (n_tokens, d_model).
+        tokens: The token table of the sentences.
+        corpus: The text of the sentences.
+        task: The task of positions.
+        seed: Seed of the split and of the probes.
+
+    Raises:
+        UserError: If there are too few sentences for a probe.
+    """
+
+    def __init__(
+        self, states_of: Callable[[], Tensor], tokens: Tokens, corpus: Corpus, task: TokenTask, seed: int
+    ) -> None:
+        self.states_of, self.tokens, self.corpus, self.task = states_of, tokens, corpus, task
+        order = np.random.default_rng(seed).permutation(tokens.n_sentences)
+        sides = np.where(order % 10 < TRAIN_OF_TEN, "train", "test")
+        self.splits: list[Split] = sides.tolist()
+        self.classes = choose_classes(tokens, corpus, task, self.splits)
+        self.training = Training(
+            Penalty(0.0, 1e-4), Lbfgs(CONTROL_TOLERANCE), trainer={"accelerator": "cpu", "max_epochs": MAX_PASSES}
+        )
+        self.reference = self._fit(self._sides(states_of())).weight
+
+    def __call__(self, clips: Sequence[Sequence[int]]) -> list[SentenceSums]:
+        """Measure the model in its present state, once for each set of neurons clipped after it."""
+        states = self.states_of()
+        return [self.of(clip(states, neurons)) for neurons in clips]
+
+    def _sides(self, states: Tensor) -> Sides:
+        plan = Plan({}, 0, states.shape[1], "float32", BATCH_TOKENS, divide(self.tokens.lengths, 8192))
+        held = _Held(plan, self.tokens, states)
+        parts: Mapping[Split, Examples] = {
+            side: label(held, self.corpus, self.task, self.splits, self.classes, side)
+            for side in ("train", "validation", "test")
+        }
+        return Sides(parts["train"], parts["validation"], parts["test"], self.classes, self.task.ordinal)
+
+    def _fit(self, sides: Sides) -> LayerFit:
+        (fit,) = train_probes(sides, [0], self.training)
+        return fit
+
+    def of(self, states: Tensor) -> SentenceSums:
+        """Measure last hidden states, shape (n_tokens, d_model)."""
+        sides = self._sides(states)
+        fit, labels, sentences = self._fit(sides), sides.test.labels, self.tokens.sentences
+        n_tokens = np.bincount(sentences[labels >= 0], minlength=self.tokens.n_sentences)
+        right = (states @ self.reference.T).argmax(1).numpy() == labels
+        return SentenceSums(
+            {
+                "position_accuracy": sum_by_sentence(self.tokens, right),
+                "position_accuracy_retrained": fit.correct_by_sentence.astype(np.float64),
+            },
+            dict.fromkeys(("position_accuracy", "position_accuracy_retrained"), n_tokens),
+        )
+
+
+def last_hidden_states(encoder: nn.Module, anatomy: Anatomy, tokens: Tokens, pad_token_id: int) -> Tensor:
+    """Return the last hidden states of sentences, shape (n_tokens, d_model), float32."""
+    return states_of_layer(encoder, anatomy, tokens, pad_token_id, anatomy.n_layers)
+
+
+@torch.inference_mode()
+def states_of_layer(
+    encoder: nn.Module,
+    anatomy: Anatomy,
+    tokens: Tokens,
+    pad_token_id: int,
+    layer: int,
+    batch_tokens: int = BATCH_TOKENS,
+) -> Tensor:
+    """Return the hidden states of sentences in one layer, shape (n_tokens, d_model), float32, without the cache."""
+    device = next(encoder.parameters()).device
+    states: Tensor | None = None
+    for batch in token_batches(tokens, pad_token_id, batch_tokens, anatomy.padding_is_neutral):
+        inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
+        here = hidden_states(encoder, anatomy, [layer], **inputs)[layer].float().cpu()
+        if states is None:
+            states = torch.empty(tokens.n_tokens, here.shape[-1])
+        states[batch.rows[batch.mask]] = here[batch.mask]
+    assert states is not None  # there is a sentence with a token
+    return states
+
+
+# Most entries in the logits that are computed at once.
+LOGITS_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedText:
+    """Sentences some of whose tokens are replaced by the mask token.
+
+    The cache has no hidden states of them: they are computed when they are asked for.
+
+    Args:
+        tokens: The table of tokens, with the mask token in their place.
+        encoder: The model, in evaluation mode; nothing is changed in it while its states are computed.
+        anatomy: Its structure.
+        pad_token_id: Id of the padding token.
+        batch_tokens: Most tokens in a batch, padding included.
+    """
+
+    tokens: Tokens
+    encoder: nn.Module
+    anatomy: Anatomy
+    pad_token_id: int
+    batch_tokens: int
+
+    def batches(self, batch_tokens: int, pad_token_id: int, with_padding: bool, device: Any = "cpu") -> list[Padded]:
+        """Return the sentences in batches of similar length."""
+        return padded_batches(self.tokens, batch_tokens, pad_token_id, with_padding, device)
+
+    def states(self, layer: int) -> Tensor:
+        """Return the hidden states of a layer, shape (n_tokens, d_model), float32."""
+        how = self.tokens, self.pad_token_id, layer, self.batch_tokens
+        return states_of_layer(self.encoder, self.anatomy, *how)
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedWordLoss:
+    """The readout of masked words: their mean cross-entropy, in nats.
+
+    Args:
+        text: The sentences, masked.
+        masked: Which tokens are masked, shape (n_tokens,), bool.
+        labels: Token ids without masks, shape (n_tokens,).
+        head: The head.
+        last: The last layer.
+    """
+
+    text: ReadableText
+    masked: NDArray[np.bool_]
+    labels: Tensor
+    head: MaskedHead
+    last: int
+    name: str = MLM
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, encoder: nn.Module, anatomy: Anatomy, tokens: Tokens, mask_token_id: int,
+        pad_token_id: int, batch_tokens: int, seed: int,
+    ) -> MaskedWordLoss:  # fmt: skip
+        """Mask 15% of the tokens of each sentence, not counting special tokens.
+
+        Args:
+            model: The model with its head.
+            encoder: The part of it that returns hidden states.
+            anatomy: The encoder's structure.
+            tokens: The table of tokens.
+            mask_token_id: Id of the mask token.
+            pad_token_id: Id of the padding token.
+            batch_tokens: Most tokens in a batch, padding included.
+            seed: Seed of the draw of the tokens.
+        """
+        masked = choose_masked(tokens, seed)
+        ids = np.where(masked, mask_token_id, tokens.input_ids).astype(np.int32)
+        text = MaskedText(Tokens(tokens.lengths, ids, tokens.words), encoder, anatomy, pad_token_id, batch_tokens)
+        return cls.with_masks(model, text, masked, tokens.input_ids)
+
+    @classmethod
+    def with_masks(
+        cls, model: nn.Module, text: MaskedText, masked: NDArray[np.bool_], input_ids: NDArray[np.int32]
+    ) -> MaskedWordLoss:
+        """Return the readout of sentences whose masks are already chosen.
+
+        Args:
+            model: The model with its head.
+            text: The sentences, masked.
+            masked: Which tokens are masked, shape (n_tokens,), bool.
+            input_ids: Token ids without masks, shape (n_tokens,).
+        """
+        labels, lengths = torch.from_numpy(input_ids.astype(np.int64)), text.tokens.lengths
+        first = labels[None, : int(lengths[lengths > 0][0])].to(next(text.encoder.parameters()).device)
+        return cls(text, masked, labels, MaskedHead(model, text.encoder, first), text.anatomy.n_layers)
+
+    @cached_property
+    def n(self) -> NDArray[np.int64]:
+        """Number of masked tokens of each sentence."""
+        tokens = self.text.tokens
+        return np.bincount(tokens.sentences[self.masked], minlength=tokens.n_sentences)
+
+    @property
+    def content(self) -> tuple[NDArray[Any], ...]:
+        """The token ids, with masks and without."""
+        tokens = self.text.tokens
+        return tokens.input_ids, tokens.lengths, self.labels.numpy()
+
+    def layers(self, block: int) -> list[int]:
+        """Return the last layer."""
+        return [self.last]
+
+    def begin(self, layers: Sequence[int]) -> _Reading:
+        """Begin a reading of the last layer, or of none."""
+        return _Reading(self, layers)
+
+    def where(self, batch: Padded) -> Tensor:
+        """Return which tokens of a batch are masked, shape (batch, sequence)."""
+        return batch.mask & torch.from_numpy(self.masked).to(batch.mask.device)[batch.rows]
+
+    @torch.inference_mode()
+    def nats(self, states: Tensor) -> Tensor:
+        """Return the loss of each masked token, shape (n_masked,), float64.
+
+        Args:
+            states: Their last hidden states, in the order of the table of tokens, shape (n_masked, d_model).
+        """
+        labels, config = self.labels[torch.from_numpy(self.masked)], self.head.encoder.config
+        at_once = max(1, LOGITS_AT_ONCE // int(config.vocab_size))  # type: ignore[union-attr,arg-type]
+        found = []
+        for part, wanted in zip(states.split(at_once), labels.split(at_once), strict=True):
+            logits = self.head(part).float()
+            found.append(cross_entropy(logits, wanted.to(logits.device), reduction="none").cpu().double())
+        return torch.cat(found)
+
+    @cached_property
+    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each sentence, which is an item, once."""
+        return (every := np.arange(len(self.n))), every
+
+    def loss(self, batch: Padded, occurrences: NDArray[np.int64]) -> Loss:
+        """Return the mean cross-entropy of each sentence's masked tokens."""
+        where = self.where(batch)
+        sentence, rows = where.nonzero(as_tuple=True)[0], batch.rows[where]
+        labels, n = self.labels.to(rows.device)[rows], where.sum(1).clamp_min(1)
+
+        def loss(states: Tensor) -> Tensor:
+            sums = states.new_zeros(len(n))
+            if len(rows) == 0:
+                return sums + 0 * states.sum()
+            nats = cross_entropy(self.head(states[where]), labels, reduction="none")
+            return sums.index_add(0, sentence, nats) / n
+
+        return loss
+
+
+class _Reading:
+    def __init__(self, readout: MaskedWordLoss, layers: Sequence[int]) -> None:
+        self.readout, self.layers = readout, layers
+        # The rank of each masked token among them.
+        self.index = torch.from_numpy(np.cumsum(readout.masked) - 1)
+        self.states: list[tuple[Tensor, Tensor]] = []
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        where = self.readout.where(batch)
+        for layer in self.layers:
+            self.states.append((self.index[batch.rows[where].cpu()], states[layer][where]))
+
+    def sums(self) -> Tensor:
+        tokens, masked = self.readout.text.tokens, self.readout.masked
+        sums = torch.zeros(len(self.layers), tokens.n_sentences, dtype=torch.float64)
+        if self.states:
+            index, states = (torch.cat(parts) for parts in zip(*self.states, strict=True))
+            nats = self.readout.nats(states[index.argsort().to(states.device)])
+            sums[0].index_add_(0, torch.from_numpy(tokens.sentences[masked].astype(np.int64)), nats)
+        return sums
+
+
+def masked_lm_of(
+    source: ModelSource, random_weights: bool, mask_token_id: int | None, asked: str = "`--readouts mlm`",
+    way_out: str = ", or leave mlm out",
+) -> nn.Module:  # fmt: skip
+    """Return a model with its masked-language-model head.
+
+    Args:
+        source: The model's files.
+        random_weights: Whether the model is randomly initialised.
+        mask_token_id: Id of its mask token, None if it has none.
+        asked: What needs the head, as the user typed it.
+        way_out: What the user can do other than choose another model, for messages.
+
+    Raises:
+        UserError: If it has no such head with trained weights.
+    """
+    expected = f"{asked} needs a model with a trained masked-language-model head"
+    if random_weights:
+        raise UserError(f"{expected}, and with `--random_weights` no head is trained; leave one of the two out.")
+    model = load_masked_lm(source) if mask_token_id is not None else None
+    if model is None:
+        lacking = "no mask token" if mask_token_id is None else "no such head with weights in its files"
+        raise UserError(f"{expected}: {source.name} has {lacking}; choose another model, such as bert{way_out}.")
+    return model
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text with a mask.
+
+    Args:
+        input_ids: Its tokens, with the model's mask token.
+        words: Index of the word of each token, -1 for special tokens; the mask is a word.
+        mask: Index of the mask token.
+        answers: Ids of the two words.
+    """
+
+    input_ids: Sequence[int]
+    words: Sequence[int]
+    mask: int
+    answers: tuple[int, int]
+
+
+def prompt_of(tokenizer: Any, text: str, words: tuple[str, str], longest: int) -> Prompt | str:
+    """Return a text with two words for its mask, or why the model cannot be asked about it, as a phrase.
+
+    The text is tokenised with each of the words in it. The two lists of pieces must differ in exactly one piece, which
+    must be the whole word; it is replaced by the mask token. So no assumption is needed about blanks and capitals,
+    which vocabularies treat differently.
+
+    Args:
+        tokenizer: A fast tokenizer with a mask token.
+        text: The text, with `[MASK]` once.
+        words: The two words.
+        longest: Most tokens that the model reads.
+    """
+    one, other = (tokenizer(text.replace(MASK, word)).encodings[0] for word in words)
+    at, there = (_place(found, text, word) for found, word in zip((one, other), words, strict=True))
+    if len(one.ids) > longest:
+        return f"the text is longer than the {longest} tokens that the model reads"
+    if at is None or at != there or _without(one.ids, at) != _without(other.ids, at):
+        return "a word is not a single piece of the vocabulary"
+    if tokenizer.unk_token_id in (one.ids[at], other.ids[at]):
+        return "a word is not in the vocabulary"
+    if one.ids[at] == other.ids[at]:
+        return "the vocabulary does not tell the two words apart"
+    ids = [*one.ids[:at], tokenizer.mask_token_id, *one.ids[at + 1 :]]
+    return Prompt(ids, [-1 if word is None else word for word in one.word_ids], at, (one.ids[at], other.ids[at]))
+
+
+def tokens_of_prompts(prompts: Sequence[Prompt]) -> Tokens:
+    """Return the table of tokens of some texts."""
+    return Tokens(
+        np.array([len(one.input_ids) for one in prompts], dtype=np.int32),
+        np.concatenate([one.input_ids for one in prompts]).astype(np.int32),
+        np.concatenate([one.words for one in prompts]).astype(np.int16),
+    )
+
+
+def _place(encoding: Any, text: str, word: str) -> int | None:
+    """Return the index of the piece that is the word in the place of the mask; None if there is none."""
+    filled, start = text.replace(MASK, word), text.index(MASK)
+    for i, (first, last) in enumerate(encoding.offsets):
+        if first <= start < last and filled[first:last].strip() == word:
+            return i
+    return None
+
+
+def _without(ids: Sequence[int], at: int) -> list[int]:
+    return [*ids[:at], *ids[at + 1 :]]
+
+
+@dataclass(frozen=True, eq=False)
+class WordOdds:
+    """The readout of two words at the mask of each text: the logit of the first minus that of the second.
+
+    Args:
+        text: The texts.
+        masks: Index of the mask token in each text, shape (n_sentences,).
+        words: Ids of the two words of each text, shape (n_sentences, 2).
+        head: The model's head.
+        name: Its name in tables.
+    """
+
+    text: MaskedText
+    masks: NDArray[np.int64]
+    words: NDArray[np.int64]
+    head: MaskedHead
+    name: str = WORDS
+
+    def layers(self, block: int) -> list[int]:
+        """Return the last layer."""
+        return [self.text.anatomy.n_layers]
+
+    def begin(self, layers: Sequence[int]) -> _OddsReading:
+        """Begin a reading of the last layer."""
+        return _OddsReading(self)
+
+    def intact(self) -> NDArray[np.float64]:
+        """Return the log odds by the intact model, shape (n_sentences,)."""
+        tokens = self.text.tokens
+        states = self.text.states(self.text.anatomy.n_layers)
+        at_masks = states[torch.from_numpy(tokens.offsets[:-1] + self.masks)]
+        return self.odds(at_masks.to(self.head.input_ids.device)).numpy()
+
+    @torch.inference_mode()
+    def odds(self, states: Tensor) -> Tensor:
+        """Return the log odds of each text's words, shape (n_sentences,), float64, on the CPU.
+
+        Args:
+            states: The last hidden state at each mask, shape (n_sentences, d_model).
+        """
+        words = torch.from_numpy(self.words)
+        at_once = max(1, LOGITS_AT_ONCE // int(self.head.encoder.config.vocab_size))  # type: ignore[union-attr,arg-type]
+        found = []
+        for part, asked in zip(states.split(at_once), words.split(at_once), strict=True):
+            first, second = self.head(part).cpu().double().gather(1, asked).T
+            found.append(first - second)
+        return torch.cat(found)
+
+
+class _OddsReading:
+    def __init__(self, readout: WordOdds) -> None:
+        self.readout = readout
+        self.last = readout.text.anatomy.n_layers
+        self.states: list[tuple[Tensor, Tensor]] = []
+
+    def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
+        sentences = batch.sentences.cpu()
+        masks = torch.from_numpy(self.readout.masks)[sentences].to(batch.mask.device)
+        at_masks = states[self.last][torch.arange(len(sentences), device=masks.device), masks]
+        self.states.append((sentences, at_masks))
+
+    def sums(self) -> Tensor:
+        sentences, states = (torch.cat(parts) for parts in zip(*self.states, strict=True))
+        return self.readout.odds(states[sentences.argsort().to(states.device)])[None]

@@ -1,0 +1,730 @@
+"""Sources of a page, its line charts as SVG, and its maps of heads."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.errors import UserError
+from probing.heads import Examples
+from probing.models import site_in_names, site_of
+from probing.results import Child, Html, NamedLayer, Row, element, in_brackets, interval, joined, pairs, two_decimals
+from probing.runs import Result
+from probing.runs.checks import read_tensor, reading
+from probing.runs.loading import load_run
+from probing.runs.run import Run, load_fit
+from probing.runtime.files import read_text
+from probing.tables import Score, score_of
+from probing.tables import figures as step_axis
+from probing.tables.conclusions import leading
+from probing.tables.figures import spaced_layers
+from probing.tables.heads import CLASSES, FIRST, LETTERS, SPECIAL, finds_relation, of_heads, of_measure
+from probing.text.tasks import short_name, task_in_words
+
+# Columns that a ranked table must have for a page to be made of it.
+NEEDED = {
+    "layer", "rank", "neuron", "contribution", "ratio", "share", "contribution_centred", "eta_squared",
+    "eta_squared_z", "mean", "sd", "flag",
+}  # fmt: skip
+
+# Columns and entries that a run's other tables must have.
+NEEDED_ACCURACY = {"layer", "accuracy", "accuracy_low", "accuracy_high", "cross_entropy", "optimality_gap"}
+
+NEEDED_R2 = {"layer", "r2", "r2_low", "r2_high", "relative_gradient"}
+
+NEEDED_RESULTS = {"versions", "cache", "classes", "n_sentences", "timings", "layers"}
+
+# Stands for the class where numbers are predicted.
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A finished run as a page shows it.
+
+    Args:
+        label: Name of the run on the page, different for each run.
+        run: The run.
+        by_class: Mean contribution to each class's logit over the tokens of that class, shape (n_layers, n_classes,
+            d_model).
+    """
+
+    label: str
+    run: Run
+    by_class: NDArray[np.float32]
+
+    @property
+    def task(self) -> str:
+        """The name of the task that the probes predict, in words."""
+        return task_in_words(self.run.config)
+
+    @property
+    def layers(self) -> list[int]:
+        """Layer numbers, ascending."""
+        return [row["layer"] for row in self.run.accuracy]
+
+    @property
+    def leading(self) -> int:
+        """The layer whose neurons are shown first."""
+        return int(leading(self.run.accuracy)["layer"])
+
+    @property
+    def classes(self) -> list[int | str]:
+        """Labels of the classes; where numbers are predicted, one word that stands for all of them."""
+        return list(self.run.results["classes"]) or [ALL]
+
+    @property
+    def score(self) -> Score:
+        """How the probes are scored."""
+        return score_of(self.run.accuracy[0])
+
+    @property
+    def d_model(self) -> int:
+        """Number of neurons of a layer."""
+        return int(self.by_class.shape[2])
+
+    @cached_property
+    def ranked(self) -> dict[int, list[Row]]:
+        """Each layer's ranked table."""
+        tables: dict[int, list[Row]] = {layer: [] for layer in self.layers}
+        for row in self.run.neurons:
+            tables[row["layer"]].append(row)
+        return tables
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Everything that a page is made from.
+
+    Args:
+        subjects: The runs.
+        agreement: The comparison of the runs, None if none was given.
+        shown: The results of other commands than `fit` and `compare`, in the order of the page.
+    """
+
+    subjects: Sequence[Subject]
+    agreement: Result | None = None
+    shown: Sequence[Result] = ()
+
+
+def read_sources(folders: Sequence[str | Path]) -> Sources:
+    """Read the folders that a page is made from, and the runs that a comparison among them compared.
+
+    Raises:
+        UserError: If one holds no finished run, is damaged, or is given twice, or there is more than one comparison.
+    """
+    paths = [Path(folder) for folder in folders]
+    for path in paths:
+        if sum(path.resolve() == other.resolve() for other in paths) > 1:
+            raise UserError(f"`{path}` is given twice; each run is shown once.")
+    made = [load_run(path) for path in paths]
+    runs = [one for one in made if isinstance(one, Run)]
+    # What compares runs of `finetune` has no agreement of rankings.
+    agreements = [one for one in made if one.study.name == "compare" and "compared" not in one.results]
+    if len(agreements) > 1:
+        named = ", ".join(str(one.folder) for one in agreements)
+        raise UserError(f"`report` shows one comparison, and {len(agreements)} are given: {named}.")
+    names: dict[str, Run] = {}
+    for agreement in agreements:
+        with reading(agreement.folder):
+            compared = _compared(agreement)
+        names = {label: _find(agreement.folder, folder, runs) for label, folder in compared.items()}
+    others = [run for run in runs if not any(run is found for found in names.values())]
+    labelled = names | dict(zip(labels(others, taken=list(names)), others, strict=True))
+    subjects = [_subject(label, run) for label, run in labelled.items()]
+    shown = [one for one in made if not isinstance(one, Run) and one not in agreements]
+    return Sources(subjects, agreements[0] if agreements else None, shown)
+
+
+def _compared(agreement: Result) -> Mapping[str, str]:
+    """Return the folder of each run that was compared, by its name.
+
+    Raises:
+        ValueError: If the comparison is damaged.
+    """
+    compared = agreement.results["runs"]
+    if not isinstance(compared, dict) or not all(isinstance(one, str) and "\0" not in one for one in compared.values()):
+        raise ValueError("results.json names no runs")
+    if not agreement.agreement or not {"model_a", "layer_a", "statistic", "value"} <= set(agreement.agreement[0]):
+        raise ValueError("agreement.csv holds no agreement")
+    return compared
+
+
+def source_of(run: Run) -> Sources:
+    """Return the sources of a page on a single run.
+
+    Raises:
+        UserError: If the run is damaged.
+    """
+    (label,) = labels([run])
+    return Sources([_subject(label, run)])
+
+
+def labels(runs: Sequence[Run], taken: Sequence[str] = ()) -> list[str]:
+    """Name each run by its model, with its task if names are equal, or else by its folder or its whole path."""
+    models = [model_name(run.config) for run in runs]
+    with_tasks = [f"{name} {short_name(run.config)}" for name, run in zip(models, runs, strict=True)]
+    for names in (models, with_tasks, [run.folder.name for run in runs]):
+        if len({*names, *taken}) == len(names) + len(taken):
+            return names
+    return [str(run.folder) for run in runs]
+
+
+def model_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the model of a run, with the site of its neurons if that is not the residual stream."""
+    model = str(config["model"])
+    name = (Path(model).name or model) + site_in_names(site_of(config))
+    return f"{name} (randomly initialised)" if config.get("random_weights") else name
+
+
+def _find(comparison: Path, folder: str, given: Sequence[Run]) -> Run:
+    """Return a compared run: among those given, at its recorded path, or next to the comparison.
+
+    Raises:
+        UserError: If it is not found.
+    """
+    name = Path(folder).name
+    known = {run.folder.resolve(): run for run in given}
+    same = known.get(Path(folder).resolve()) or next((run for run in given if run.folder.name == name), None)
+    if same is not None:
+        return same
+    for path in (Path(folder), comparison.parent / name):
+        if os.path.isfile(path / "results.json"):  # unlike Path, it accepts a name that is too long
+            with reading(path):
+                return load_fit(path)
+    raise UserError(f"`{comparison}` compares {folder}, which no longer exists there; give its folder as well.")
+
+
+def _subject(label: str, run: Run) -> Subject:
+    with reading(run.folder):
+        by_class = read_tensor(run.folder / "contributions.safetensors", "contribution").numpy()
+        for name, needed, rows in (
+            ("neurons.csv", NEEDED, run.neurons),
+            ("accuracy.csv", NEEDED_R2 if "numbers" in run.results else NEEDED_ACCURACY, run.accuracy),
+            ("results.json", NEEDED_RESULTS, [run.results]),
+        ):
+            if missing := needed - set(rows[0] if rows else {}):
+                raise ValueError(f"{name} has no {min(missing)}")
+    return Subject(label, run, by_class)
+
+
+# Options on where results are written and how they are shown; they do not change the results.
+BESIDE_THE_POINT = ("runs", "cache", "quiet", "verbose", "wandb")
+
+
+def command_line(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """Return the command that repeats a run of this configuration.
+
+    Args:
+        config: The resolved configuration.
+        defaults: Defaults of the options of `fit`; a mapping for a group of options.
+    """
+    words = [
+        word
+        for name, value in config.items()
+        if name not in BESIDE_THE_POINT
+        for word in option_words(name, value, defaults.get(name))
+    ]
+    return shlex.join(["python", "-m", "probing", "fit", *words])
+
+
+def run_block(subject: Subject, defaults: Mapping[str, Any]) -> Html:
+    """Return the section on how to repeat a run."""
+    results = subject.run.results
+    said, command = None, command_line(subject.run.config, defaults)
+    if subject.run.is_of_arrays:
+        command = "probing.probe(X, y, ...)"
+        said = element("p", "This run was made from arrays, which have to be given again.")
+    elif "-" in (subject.run.config["corpus"], subject.run.config.get("test_corpus")):
+        said = element("p", "This run read standard input, so the text has to be given again.")
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    times = ", ".join(f"{name.removesuffix('_s')} {seconds:.1f} s" for name, seconds in results["timings"].items())
+    return element(
+        "section",
+        element("h3", subject.label),
+        element("pre", element("code", command), tabindex="0"),
+        said,
+        _configuration(subject.run.folder),
+        pairs([("Versions", versions), ("Time", times), *_columns(results["cache"]), *_fingerprints(results["cache"])]),
+    )  # fmt: skip
+
+
+def folder_block(heading: str, made: Result) -> Html:
+    """Return the section on how to repeat the run of another command than `fit`."""
+    import yaml
+
+    if (made.folder / "config.yaml").exists():
+        return element("section", element("h3", heading), _configuration(made.folder))
+    # Rankings are made with the configuration of their run, and a sweep by its file.
+    return element("section", element("h3", heading), _folded(yaml.safe_dump(made.config, sort_keys=False)))
+
+
+def option_words(name: str, value: Any, default: Any = None) -> list[str]:
+    """Return the words by which an option is typed, or a group of options; none for its default."""
+    if isinstance(value, Mapping):
+        known = default if isinstance(default, Mapping) else {}
+        return [word for key, inner in value.items() for word in option_words(f"{name}.{key}", inner, known.get(key))]
+    if value == default or value is None:
+        return []
+    if isinstance(value, bool | list):
+        return [f"--{name}", json.dumps(value)]
+    return [f"--{name}", str(value)]
+
+
+def _configuration(folder: Path) -> Html:
+    with reading(folder):
+        text = read_text(folder / "config.yaml", folder)
+    return _folded(text)
+
+
+def _folded(text: str) -> Html:
+    name = joined("The configuration, ", element("code", "config.yaml"), ", for ", element("code", "--config"))
+    return element("details", element("summary", name), element("pre", element("code", text), tabindex="0"))
+
+
+def _columns(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return which columns of the corpora were read, where they have some."""
+    lines = dict.fromkeys(f"{one['corpus']}: {one['read']}" for one in cache.values() if "read" in one)
+    return [("Read", line) for line in lines]
+
+
+def _fingerprints(cache: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Html]]:
+    """Return the fingerprints of the model and the corpus, and those of the test side where they differ."""
+    sides = {side: dict(cached["key"]) for side, cached in cache.items()}
+    if sides.get("test") == sides.get("train"):
+        sides.pop("test")
+    return [
+        (f"Fingerprint: {name}" + (f", {side}" if len(sides) > 1 else ""), element("code", str(value)))
+        for side, key in sides.items()
+        for name, value in key.items()
+        if value is not None
+    ]
+
+
+# Labels of layers, and characters of the labels of steps, that fit side by side.
+MOST_LAYERS, CHARACTERS = 26, 68
+
+# Most intervals between the ticks of an axis of values.
+MOST_TICKS = 6
+
+
+@dataclass(frozen=True)
+class Across:
+    """The x axis.
+
+    Args:
+        unit: What one of the numbers along it is called.
+        name: Returns what stands below the axis, from the numbers.
+        places: Returns where the numbers stand, in any unit.
+        labels: Returns the label of each number, empty where there is no room for it.
+    """
+
+    unit: str
+    name: Callable[[Sequence[int]], str]
+    places: Callable[[Sequence[int]], Sequence[float]]
+    labels: Callable[[Sequence[int]], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Up:
+    """The y axis.
+
+    Args:
+        low: Value at its lower end.
+        high: Value at its upper end.
+        ticks: Values that are labelled.
+    """
+
+    low: float
+    high: float
+    ticks: Sequence[float]
+
+    @classmethod
+    def of(cls, values: Iterable[float], from_zero: bool = False) -> Up:
+        """Return an axis with round ends that holds all values."""
+        finite = [value for value in values if math.isfinite(value)] or [0.0]
+        least, most = min(finite), max(finite)
+        least = min(least, 0.0) if from_zero else least
+        step = _round_step(most - least or abs(most) or 1.0)
+        first, last = math.floor(least / step), math.ceil(most / step)
+        ticks = [i * step for i in range(first, max(last, first + 1) + 1)]
+        return cls(ticks[0], ticks[-1], ticks)
+
+
+def _round_step(span: float) -> float:
+    """Return a distance of 1, 2 or 5 times a power of ten that is at most so many times in a span."""
+    least = span / MOST_TICKS
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(times * power for times in (1, 2, 5, 10) if times * power >= least)
+
+
+def _spaced(layers: Sequence[int]) -> list[str]:
+    longest = max((len(str(layer)) for layer in layers), default=1)
+    named = spaced_layers(layers, min(MOST_LAYERS, max(1, WIDTH // (longest * LETTER))))
+    return [str(layer) if layer in named else "" for layer in layers]
+
+
+def _axis_of_layers(layers: Sequence[int]) -> str:
+    return "layer" if isinstance(layers[0], NamedLayer) else "layer (0 = embeddings)"
+
+
+SHARES = Up(0.0, 1.0, (0, 0.25, 0.5, 0.75, 1))
+
+BY_LAYER = Across("layer", _axis_of_layers, lambda layers: layers, _spaced)
+
+BY_STEP = Across("step", step_axis.name, step_axis.coordinates, lambda steps: step_axis.labels(steps, CHARACTERS))
+
+WIDTH, HEIGHT = 560, 320
+
+LEFT, RIGHT, TOP, BOTTOM = 44, 10, 12, 40
+
+INSET = 14  # so that marks do not touch the axis
+
+LETTER = 7  # width of a letter below the axis
+
+BESIDE = 30  # distance between marks where all are at one layer
+
+# Marks around the origin, and dashes, by index of the line; colours are in style.css.
+_MARKS = (
+    "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "M-3.5-3.5h7v7h-7z",
+    "M0-4.6L4.4 3.4H-4.4z",
+    "M0-5L5 0L0 5L-5 0z",
+    "M0 4.6L4.4-3.4H-4.4z",
+    "M-4-4L4 4M-4 4L4-4",
+    "M0-5V5M-5 0H5",
+)
+
+LOOKS = len(_MARKS)
+
+_DASHES = ("", "7 4", "2 3", "8 3 2 3", "4 2", "1 4", "10 4")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the chart.
+
+    Args:
+        label: Name in the legend.
+        at: Layers or steps along the x axis.
+        values: Values, one for each of these.
+        ranges: Intervals, one for each, None where there is none; empty if there are none at all.
+        which: What tells it from other lines of the same label, for those who point at it.
+    """
+
+    label: str
+    at: Sequence[int]
+    values: Sequence[float]
+    ranges: Sequence[tuple[float, float] | None] = ()
+    which: str = ""
+
+
+def line_chart(
+    lines: Sequence[Line], title: str, across: Across = BY_LAYER, up: Up = SHARES, labels: Sequence[str] = ()
+) -> Html:
+    """Return the chart with its legend.
+
+    Args:
+        lines: Lines to draw, later ones on top: their dashes and open marks hide no line below.
+        title: Description of the chart for readers who do not see it.
+        across: The x axis.
+        up: The y axis; values beyond its ends are drawn there.
+        labels: Labels that have looks of their own in all of several charts, in their order.
+    """
+    all_at = sorted({at for line in lines for at in line.at})
+    shifts = _shifts(len(lines)) if len(all_at) == 1 else [0.0] * len(lines)
+    looks = {label: look for look, label in enumerate(dict.fromkeys([*labels, *(line.label for line in lines)]))}
+    drawn = [
+        _line(line, looks[line.label], [x(at, all_at, across) + shift for at in line.at], across, up)
+        for line, shift in zip(lines, shifts, strict=True)
+    ]
+    svg = element(
+        "svg", element("title", title), *_frame(all_at, across, up), *drawn,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", class_="chart",
+    )  # fmt: skip
+    return element("div", svg, _legend(lines, looks), class_="with-legend")
+
+
+def x(at: int, all_at: Sequence[int], across: Across = BY_LAYER) -> float:
+    """Return the x coordinate of a layer or a step among all; a single one is in the middle."""
+    places = dict(zip(all_at, across.places(all_at), strict=True))
+    low, high = places[all_at[0]], places[all_at[-1]]
+    share = (places[at] - low) / (high - low) if high > low else 0.5
+    return LEFT + INSET + share * (WIDTH - LEFT - RIGHT - 2 * INSET)
+
+
+def y(value: float, up: Up = SHARES) -> float:
+    """Return the y coordinate of a value; beyond the ends of the axis, that of the end."""
+    share = (value - up.low) / (up.high - up.low)
+    return TOP + (1 - min(max(share, 0.0), 1.0)) * (HEIGHT - TOP - BOTTOM)
+
+
+def _shifts(n: int) -> list[float]:
+    """Return the offset of each of n marks at one layer from the middle, so that none covers another."""
+    beside = min(BESIDE, (WIDTH - LEFT - RIGHT - 2 * INSET) / n)
+    return [beside * (i - (n - 1) / 2) for i in range(n)]
+
+
+def _frame(all_at: Sequence[int], across: Across, up: Up) -> list[Html]:
+    parts = []
+    for tick in up.ticks:
+        at_y = y(tick, up)
+        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=_at(at_y), y2=_at(at_y), class_="grid"))
+        parts.append(element("text", f"{tick:g}", x=LEFT - 7, y=_at(at_y + 4), text_anchor="end"))
+    for at, label in zip(all_at, across.labels(all_at), strict=True):
+        if label:
+            at_x = _at(x(at, all_at, across))
+            ends = {all_at[0]: "start", all_at[-1]: "end"} if LETTER * len(label) > 2 * LEFT and len(all_at) > 1 else {}
+            parts.append(element("text", label, x=at_x, y=HEIGHT - BOTTOM + 17, text_anchor=ends.get(at, "middle")))
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(element("text", across.name(all_at), x=_at(middle), y=HEIGHT - 5, text_anchor="middle"))
+    return parts
+
+
+def _line(line: Line, look: int, xs: Sequence[float], across: Across, up: Up) -> Html:
+    points = [f"{_at(at_x)} {_at(y(value, up))}" for at_x, value in zip(xs, line.values, strict=True)]
+    name = f"{line.label}, {line.which}" if line.which else line.label
+    marks = []
+    for i, (at, value) in enumerate(zip(line.at, line.values, strict=True)):
+        text, bar = f"{name}, {across.unit} {at}: {value:.3f}", None
+        if line.ranges and (ends := line.ranges[i]):
+            low, high = ends
+            text += f" ({low:.3f} to {high:.3f})"
+            at_x, top, bottom = _at(xs[i]), _at(y(high, up)), _at(y(low, up))
+            caps = f"M{_at(xs[i] - 4)} {top}h8M{_at(xs[i] - 4)} {bottom}h8"
+            bar = element("path", d=f"M{at_x} {bottom}V{top}{caps}", class_="bar")
+        mark = element("path", d=_mark(look), transform=f"translate({points[i]})", class_="mark")
+        marks.append(element("g", element("title", text), bar, mark))
+    return element("g", _stroke(line, look, "M" + "L".join(points)), *marks, class_=f"look-{look % len(_MARKS)}")
+
+
+def _stroke(line: Line, look: int, path: str) -> Html | None:
+    """Return a line along a path, or None for a single point."""
+    if len(line.at) == 1:
+        return None
+    return element("path", d=path, class_="line", stroke_dasharray=_dash(look))
+
+
+def _legend(lines: Sequence[Line], looks: Mapping[str, int]) -> Html:
+    entries = []
+    longest = {line.label: line for line in sorted(lines, key=lambda line: len(line.at))}
+    for label in dict.fromkeys(line.label for line in lines):
+        line, look = longest[label], looks[label]
+        key = element(
+            "svg",
+            _stroke(line, look, "M1 8H33"),
+            element("path", d=_mark(look), transform="translate(17 8)", class_="mark"),
+            viewBox="0 0 34 16", width=34, height=16, aria_hidden="true", class_=f"look-{look % len(_MARKS)}",
+        )  # fmt: skip
+        entries.append(element("li", key, joined(label)))
+    return element("ul", *entries, class_="legend")
+
+
+def _mark(look: int) -> str:
+    return _MARKS[look % len(_MARKS)]
+
+
+def _dash(look: int) -> str | None:
+    return _DASHES[look % len(_DASHES)] or None
+
+
+def _at(coordinate: float) -> str:
+    return f"{coordinate:.1f}".removesuffix(".0")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the heads of a model do.
+
+    Args:
+        made: The results of `attention`.
+        examples: A few sentences with the maps of all heads; None if the run has none.
+    """
+
+    made: Result
+    examples: Examples | None
+
+
+HeadRow = Mapping[str, Any]
+
+# What a head is, among the terms of a page.
+HEAD = "One of the parallel attentions of a block; 3-9 is the ninth head of layer 3, both counted from 1."
+
+Place = tuple[int, int]  # layer and head
+
+
+@dataclass(frozen=True)
+class HeadMeasure:
+    """What is measured of each head.
+
+    Args:
+        label: Its name.
+        help: What it is and how it is shaded, in a sentence.
+        rows: The row of each head that has one, by layer and head.
+        text: Returns the text of a cell.
+        shade: Returns the shade of a cell, from 0 to 1.
+        told: Returns what was measured, with its interval.
+        cells: By heading, what returns the cells of a table.
+    """
+
+    label: str
+    help: str
+    rows: Mapping[Place, HeadRow]
+    text: Callable[[HeadRow], str]
+    shade: Callable[[HeadRow], float]
+    told: Callable[[HeadRow], str]
+    cells: Mapping[str, Callable[[HeadRow], str]] = field(default_factory=dict)
+
+
+def head_measures(survey: Survey) -> list[HeadMeasure]:
+    """Return the measures that a survey has, in the order in which a page offers them."""
+    made = survey.made.by_name
+    found = [_classes(of_heads(made))]
+    found += [_share(name, about, of_measure(made["heads"], *which)) for name, about, which in _SHARES]
+    found.append(_relations(made["head_relations"]))
+    return [one for one in found if one.rows]
+
+
+def places(measures: Sequence[HeadMeasure]) -> list[Place]:
+    """Return the layer and head of all heads that something was measured of, in order."""
+    return sorted({place for measure in measures for place in measure.rows})
+
+
+def told(measures: Sequence[HeadMeasure], place: Place) -> dict[str, str]:
+    """Return all that was measured of a head, by the name of the measure."""
+    return {measure.label: measure.told(measure.rows[place]) for measure in measures if place in measure.rows}
+
+
+def short(value: float) -> str:
+    """Return a share with two decimals and without its zero, such as .47."""
+    return two_decimals(value).replace("0.", ".", 1)
+
+
+# Name, meaning, and the measure with the type of tokens that has it in `heads.csv`.
+_SHARES = (
+    (
+        "entropy",
+        "Entropy of a query's attention, 1 for uniform attention and 0 for attention to one token",
+        ("entropy",),
+    ),
+    ("special tokens", "Share of the attention that goes to special tokens", ("mass", SPECIAL)),
+    (
+        "special tokens by norm",
+        "Share of special tokens where weights are multiplied by the norms of what is read",
+        ("norm_mass", SPECIAL),
+    ),
+    ("first token", "Share of the attention of later tokens that goes to the first one", ("mass", FIRST)),
+    ("previous token", "Mean attention to the previous token", ("previous",)),
+    ("next token", "Mean attention to the next token", ("next",)),
+    ("token itself", "Mean attention to the token itself", ("self",)),
+)
+
+
+def _by_place(rows: Sequence[HeadRow]) -> dict[Place, HeadRow]:
+    return {(row["layer"], row["head"]): row for row in rows}
+
+
+def _classes(rows: Sequence[HeadRow]) -> HeadMeasure:
+    there = [name for name in CLASSES if any(row["class"] == name for row in rows)]
+    legend = ", ".join(f"{LETTERS[name][0]} {name}" for name in there)
+    return HeadMeasure(
+        "class",
+        f"Class of most maps of the head, and how many per cent of its maps have it: {legend}",
+        _by_place(rows),
+        lambda row: f"{LETTERS[row['class']][0]} {100 * row['share']:.0f}",
+        lambda row: LETTERS[row["class"]][1],
+        lambda row: (
+            f"{row['class']}, {row['share']:.0%} of its maps"
+            + in_brackets(interval(row, between=" to ", form=".0f", times=100))
+        ),
+        {"class": lambda row: str(row["class"]), "of its maps": lambda row: f"{row['share']:.1%}"},
+    )
+
+
+def _share(name: str, about: str, rows: Sequence[HeadRow]) -> HeadMeasure:
+    return HeadMeasure(
+        name,
+        about,
+        _by_place(rows),
+        lambda row: short(row["value"]),
+        lambda row: float(row["value"]),
+        lambda row: f"{row['value']:.3f}{in_brackets(interval(row, between=' to '))}",
+        {name: lambda row: f"{row['value']:.3f}"},
+    )
+
+
+def _relations(rows: Sequence[HeadRow]) -> HeadMeasure:
+    return HeadMeasure(
+        "best relation",
+        "Dependency relation that the head is best at, with its accuracy on test sentences; shaded where the head is "
+        "more often right than the best fixed offset, by more than with permuted syntactic heads (corrected p below "
+        ".05)",
+        _by_place(rows),
+        lambda row: f"{row['relation']}\n{short(row['test'])}",
+        lambda row: float(row["test"]) if finds_relation(row) else 0.0,
+        lambda row: (
+            f"{row['relation']}, {row['test']:.3f}{in_brackets(interval(row, 'test', ' to '))}; "
+            f"offset {row['offset']:+d}: {row['offset_test']:.3f}; p {row['p_value']:.2g}"
+        ),
+        {
+            "best at": lambda row: str(row["relation"]),
+            "accuracy": lambda row: f"{row['test']:.3f}",
+            "95% range": lambda row: interval(row, "test", "–"),
+            "best offset": lambda row: f"{row['offset']:+d}",
+            "its accuracy": lambda row: f"{row['offset_test']:.3f}",
+            "p": lambda row: f"{row['p_value']:.2g}",
+        },
+    )
+
+
+# From this shade on, numbers are written in the colour of the page's background.
+STRONG = 0.66
+
+
+def head_map(measure: HeadMeasure, places: Sequence[Place], number: int, label: str, links: bool) -> Html:
+    """Return the map of one measure; the page's script puts others in its place.
+
+    Args:
+        measure: The measure.
+        places: Layer and head of all heads, in order.
+        number: Index of the survey on the page.
+        label: Name of the table for readers who do not see its caption.
+        links: Whether each cell links to the head's example sentences.
+    """
+    heads = sorted({head for _, head in places})
+    rows = []
+    for layer in sorted({layer for layer, _ in places}):
+        cells = [_cell(measure, (layer, head), number, links) if (layer, head) in places else element("td")
+                 for head in heads]  # fmt: skip
+        rows.append(element("tr", element("th", layer, scope="row"), *cells))
+    names: list[Child] = ["layer", f"head {heads[0]}", *heads[1:]]
+    head = element("thead", element("tr", *(element("th", name, scope="col") for name in names)))
+    table = element("table", head, element("tbody", *rows), class_="heads-map", aria_label=label)
+    return element("div", table, class_="scroll")
+
+
+def head_id(number: int, place: Place) -> str:
+    """Return the identifier of the example sentences of a head."""
+    return f"head-{number}-{place[0]}-{place[1]}"
+
+
+def cell_of(measure: HeadMeasure, place: Place) -> tuple[str, float]:
+    """Return the text and the shade of a head's cell."""
+    row = measure.rows.get(place)
+    return ("", 0.0) if row is None else (measure.text(row), round(min(max(measure.shade(row), 0.0), 1.0), 3))
+
+
+def _cell(measure: HeadMeasure, place: Place, number: int, links: bool) -> Html:
+    text, shade = cell_of(measure, place)
+    inside = element("a", text, href=f"#{head_id(number, place)}") if links else element("span", text)
+    return element("td", inside, style=f"--shade:{shade:g}", class_="on-strong" if shade > STRONG else None)

@@ -1,0 +1,512 @@
+"""Agreement of two scorings of the same neurons, each number beside its value under chance.
+
+**Chance** permutes one scoring among the neurons at random. P-values are one-sided: the share of permutations,
+including the true order, that agree at least as much. The question is whether two rankings agree more than unrelated
+ones would; opposed rankings do not agree. This assumes that the neurons of a layer are exchangeable; if many of them
+carry the same information, agreement by chance varies more than under permutation, and p-values are too small. Where
+neurons were matched by their activations, even unrelated rankings agree a little. If such rankings are given
+(`unrelated`) and their mean agreement is above that of the permutations, the mean, the upper end and the values behind
+the p-value are raised by the difference; the lower end stays. Chance is never lowered, so p-values only grow.
+
+**The interval** of a value is not the interval of chance. The sampling unit is the sentence: the neurons of a layer are
+not a sample of a larger set, and a bootstrap of neurons would count duplicates as agreement. The interval is therefore
+computed from scorings on resampled sentences (`probing.statistics.chance.resampled_means`), and is NaN if none are
+given. Resampling adds sampling noise a second time, which lowers every agreement. So only the deviations of the
+resampled values from their mean are used, and they are added to the value. The interval covers the mean agreement of
+runs on as many sentences (in trials 88 to 99 times of 100); more sentences would raise that agreement.
+
+**Dead neurons** score exactly 0. A neuron that is dead in both runs says nothing about either ranking, yet at the
+bottom of both it would look like agreement. Spearman and Kendall use the neurons that are live in both. Overlap and
+rank-biased overlap ask which neurons were chosen, so they use those that are live in either, and a dead neuron is in no
+top k, whatever its index. Chance permutes the scores among the same neurons that are compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import hypergeom, ortho_group, rankdata
+from torch import Tensor
+
+from probing.data.examples import Examples, read
+from probing.probes.solvers import centre_over_classes
+from probing.statistics import ENDS, Array, kendall, neuron_ranks, rank_biased_overlap, spearman, top_overlap
+from probing.statistics.chance import percentiles
+
+Statistic = Literal["overlap", "rbo", "spearman", "kendall"]
+
+STATISTICS: tuple[Statistic, ...] = ("overlap", "rbo", "spearman", "kendall")
+
+# These statistics ask which neurons were chosen; the others ask for the order of all neurons.
+CHOICE: tuple[Statistic, ...] = ("overlap", "rbo")
+
+# Equal values may differ by rounding, because they are summed in another order.
+ROUNDING = 1e-12
+
+
+class Settings(NamedTuple):
+    """Arguments of a statistic and of its null beside the scores; see `probing.probes.agreement.agreement`."""
+
+    k: int
+    persistence: float
+    permutations: int
+    seed: int
+
+
+class Chance(NamedTuple):
+    """A statistic under chance.
+
+    Args:
+        mean: Mean of the statistic under chance.
+        low: Lower end of the interval that holds 95 of 100 values under chance.
+        high: Upper end of that interval.
+        p_value: Share of the permutations that agree at least as much as the true ranking, itself included.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p_value: float
+
+
+def compared(name: Statistic, a: Array, b: Array) -> NDArray[np.bool_]:
+    """Return which neurons a statistic compares: those live in both, or for `CHOICE` those live in either."""
+    return (a != 0) | (b != 0) if name in CHOICE else (a != 0) & (b != 0)
+
+
+def similarities(name: Statistic, a: Array, others: Array, settings: Settings) -> Array:
+    """Return a statistic of one scoring with each of several; NaN where one of the two is constant and ranks nothing.
+
+    Args:
+        name: Name of the statistic.
+        a: Scores, shape (n,).
+        others: Scores of the same neurons, shape (n_others, n).
+        settings: Arguments of the statistic.
+    """
+    found = np.full(len(others), np.nan)
+    live = others != 0
+    # Nearly always the same neurons are dead in all of them, so that all are compared at once.
+    alike = [np.arange(len(others))] if (live == live[0]).all() else [np.array([i]) for i in range(len(others))]
+    for rows in alike:
+        kept = compared(name, a, others[rows[0]])
+        if kept.any() and np.ptp(a):
+            found[rows] = _compare(name, _ranked(name, a[kept]), _ranked(name, others[rows][:, kept]), settings)
+    found[np.ptp(others, axis=1) == 0] = np.nan
+    return found
+
+
+def paired_similarities(name: Statistic, ones: Array, others: Array, settings: Settings) -> Array:
+    """Return a statistic of each scoring with that in the same row of `others`, as `similarities` does.
+
+    Args:
+        name: Name of the statistic.
+        ones: Scores, shape (n_draws, n).
+        others: Scores of the same neurons, shape (n_draws, n).
+        settings: Arguments of the statistic.
+    """
+    kept = compared(name, ones, others)
+    # Nearly always the same neurons are dead in all rows, which are then ranked at once.
+    if not kept.any() or (kept != kept[0]).any():
+        rows = zip(ones, others, strict=True)
+        return np.array([similarities(name, one, other[None], settings)[0] for one, other in rows])
+    ranked = (_ranked(name, side[:, kept[0]]) for side in (ones, others))
+    found = np.array([_compare(name, one, other[None], settings)[0] for one, other in zip(*ranked, strict=True)])
+    found[(np.ptp(ones, axis=1) == 0) | (np.ptp(others, axis=1) == 0)] = np.nan
+    return found
+
+
+def chance(
+    name: Statistic,
+    value: float,
+    a: Array,
+    b: Array,
+    group: NDArray[Any],
+    rotated: Sequence[float],
+    settings: Settings,
+) -> Chance:
+    """Return the null of two scorings of the neurons that are compared.
+
+    Args:
+        name: Name of the statistic.
+        value: Its value for the two scorings.
+        a: Scores, shape (n,).
+        b: Scores that are permuted, shape (n,).
+        group: Neurons of the same group share a score of b in every permutation, shape (n,).
+        rotated: Values of the statistic for unrelated rankings, such as those of random bases. If their mean is above
+            that of the permutations, chance is moved up to it, except for the interval's lower end.
+        settings: Arguments of the statistic and of the permutations.
+    """
+    shared = len(np.unique(group)) < len(group)
+    if name == "overlap" and not shared:
+        return _exact_overlap(value, a, b, rotated, settings.k)
+    null = _permuted_blocks(name, a, b, group, settings) if shared else _permuted(name, a, b, settings)
+    (low, high), moved = percentiles(null), excess(rotated, float(null.mean()))
+    p_value = (1 + (null + moved >= value - ROUNDING).sum()) / (1 + len(null))
+    return Chance(float(null.mean()) + moved, low, high + moved, float(p_value))
+
+
+def excess(rotated: Sequence[float], permuted_mean: float) -> float:
+    """Return by how much the mean of `rotated` exceeds that of the permutations; 0 where it does not."""
+    return max(float(np.mean(rotated)) - permuted_mean, 0.0) if len(rotated) else 0.0
+
+
+def _ranked(name: Statistic, scores: Array) -> NDArray[Any]:
+    """Return the ranks that a statistic uses: distinct ranks for `CHOICE`, else mean ranks of ties; shape (..., n)."""
+    return neuron_ranks(scores) if name in CHOICE else rankdata(scores, axis=-1)
+
+
+def _compare(name: Statistic, x: NDArray[Any], y: NDArray[Any], settings: Settings) -> Array:
+    """Return a statistic of one ranking, shape (n,), against others, shape (..., n)."""
+    if name == "overlap":
+        return top_overlap(x, y, settings.k)
+    if name == "rbo":
+        return rank_biased_overlap(x, y, settings.persistence)
+    return spearman(x, y) if name == "spearman" else kendall(x, y)
+
+
+def _exact_overlap(value: float, a: Array, b: Array, rotated: Sequence[float], k: int) -> Chance:
+    """Return the null over all permutations, in closed form: its mean is k / n where no neuron is dead."""
+    tops = [min(k, int((scores != 0).sum())) for scores in (a, b)]
+    overlap = hypergeom(len(a), *tops)
+    mean = tops[0] * tops[1] / len(a) / k
+    moved = excess(rotated, mean)
+    low, high = overlap.ppf(ENDS) / k
+    p_value = overlap.sf(math.ceil((value - moved) * k - ROUNDING) - 1)
+    return Chance(mean + moved, float(low), float(high + moved), float(p_value))
+
+
+def _permuted(name: Statistic, a: Array, b: Array, settings: Settings) -> Array:
+    """Return a statistic under permutation, shape (permutations,).
+
+    It depends only on the multiset of ranks, not on their order, so that pairs of layers share the result.
+    """
+    x, y = np.sort(_ranked(name, a)), np.sort(_ranked(name, b))
+    return _permuted_ranks(name, x.dtype.str, x.tobytes(), y.tobytes(), settings)
+
+
+@lru_cache(maxsize=256)
+def _permuted_ranks(name: Statistic, dtype: str, x: bytes, y: bytes, settings: Settings) -> Array:
+    ranks = np.frombuffer(y, dtype=dtype)
+    rows = np.broadcast_to(ranks, (settings.permutations, len(ranks)))
+    permuted = np.random.default_rng(settings.seed).permuted(rows, axis=1)
+    return _compare(name, np.frombuffer(x, dtype=dtype), permuted, settings)
+
+
+def _permuted_blocks(name: Statistic, a: Array, b: Array, group: NDArray[Any], settings: Settings) -> Array:
+    """Return a statistic under permutation where the neurons of a group share a score, shape (permutations,)."""
+    _, first, block = np.unique(group, return_index=True, return_inverse=True)
+    permuted = _blocks_ranked(name in CHOICE, b[first].tobytes(), block.tobytes(), settings.permutations, settings.seed)
+    return _compare(name, _ranked(name, a), permuted, settings)
+
+
+# Two statistics in turn use the same ranks, and ranking costs as much as comparing.
+@lru_cache(maxsize=1)
+def _blocks_ranked(choice: bool, scores: bytes, block: bytes, permutations: int, seed: int) -> NDArray[Any]:
+    of_blocks: NDArray[Any] = np.frombuffer(scores)
+    if not choice:  # small integers rank three times as fast
+        of_blocks = rankdata(of_blocks, method="dense").astype(np.min_scalar_type(len(of_blocks)))
+    rows = np.broadcast_to(of_blocks, (permutations, len(of_blocks)))
+    permuted = np.random.default_rng(seed).permuted(rows, axis=1)[:, np.frombuffer(block, dtype=np.intp)]
+    return neuron_ranks(permuted) if choice else rankdata(permuted, axis=-1)
+
+
+# With so many bases the standard error of the mean is a third of the spread of a single ranking.
+BASES = 10
+
+
+@dataclass(frozen=True)
+class RotationNull:
+    """A run's probes and activations in random bases.
+
+    Args:
+        bases: Rotations, each column a new neuron's weights on the old ones, shape (n_bases, d_model, d_model).
+        scores: Contribution of each new neuron, shape (n_bases, n_layers, d_model).
+    """
+
+    bases: Tensor
+    scores: NDArray[np.float64]
+
+
+def random_bases(d_model: int, n: int, seed: int) -> Tensor:
+    """Draw uniformly distributed (Haar) rotations that keep the mean over neurons.
+
+    Returns:
+        Shape (n, d_model, d_model), float32, each orthogonal, with rows and columns that sum to 1.
+
+    Raises:
+        ValueError: If there are fewer than three neurons, which leave nothing to rotate.
+    """
+    if d_model < 3:
+        raise ValueError(f"expected three neurons or more, found {d_model}")
+    # A reflection that exchanges the first axis and the direction in which all neurons are equal.
+    axis = np.full(d_model, d_model**-0.5)
+    axis[0] -= 1
+    reflection = np.eye(d_model) - 2 * np.outer(axis, axis) / (axis @ axis)
+    turned = ortho_group.rvs(d_model - 1, size=n, random_state=np.random.default_rng(seed)).reshape(n, d_model - 1, -1)
+    bases = np.zeros((n, d_model, d_model))
+    bases[:, 0, 0], bases[:, 1:, 1:] = 1, turned
+    return torch.from_numpy(reflection @ bases @ reflection).float()
+
+
+def rotation_null(weight: Tensor, test: Examples, layers: Sequence[int], seed: int, n: int = BASES) -> RotationNull:
+    """Rank the neurons of random bases by their mean contribution; the probes are rotated with the activations.
+
+    A rotated probe gives the same logits. It would be the optimum in the new basis if all neurons had the same sd,
+    because the penalty scales each neuron by its sd. The ranking costs 2 n_bases n_tokens d_model^2 FLOP per layer and
+    one pass over the test tokens.
+
+    Args:
+        weight: Weights of the probes, shape (n_layers, n_classes, d_model).
+        test: Test examples.
+        layers: Layer numbers, in the order of `weight`.
+        seed: Seed of the bases.
+        n: Number of bases.
+    """
+    bases = random_bases(weight.shape[2], n, seed)
+    turned = centre_over_classes(weight.float())[None] @ bases[:, None]
+    sums = torch.zeros(n, len(layers), weight.shape[2], dtype=torch.float64)
+    n_tokens = 0
+    for batch in read(test, layers):
+        n_tokens += len(batch.labels)
+        for i, states in enumerate(batch.hidden_states):
+            for basis, rows, total in zip(bases, turned[:, i], sums[:, i], strict=True):
+                total += (rows[batch.labels] * (states @ basis)).abs().sum(0)
+    return RotationNull(bases, (sums / n_tokens).numpy())
+
+
+def label_chance(value: float, null: Array) -> Chance:
+    """Return chance under shuffled labels, for the side with the largest p-value; if they are equal, the largest mean.
+
+    Args:
+        value: Agreement of the true rankings.
+        null: Agreement under shuffled labels of each task in turn, shape (n_sides, n_draws). A draw whose ranking is
+            empty is NaN: it says nothing of chance, so it counts as one that agrees as much as the true rankings. It
+            is 0 in the interval, and is left out of the mean.
+    """
+    p_values = (1 + (~(null < value - ROUNDING)).sum(1)) / (1 + null.shape[1])
+    means = [float(np.mean(side[~np.isnan(side)])) if (~np.isnan(side)).any() else 0.0 for side in null]
+    side = max(range(len(null)), key=lambda i: (p_values[i], means[i]))
+    low, high = np.quantile(np.nan_to_num(null[side]), ENDS)
+    return Chance(means[side], float(low), float(high), float(p_values[side]))
+
+
+def max_p_values(values: Array, null: Array) -> Array:
+    """Return p-values corrected for multiple tests: the probability that any of them is at most alpha is at most alpha.
+
+    The values of a pair of layers, its draws and its true value, are standardised together, so that they stay
+    exchangeable.
+
+    Args:
+        values: Agreement of the true rankings in each pair of layers, NaN where there is none, shape (n_pairs,).
+        null: Agreement under shuffled labels of the first task, and of the second, shape (2, n_draws, n_pairs).
+
+    Returns:
+        The larger p-value of the two sides, shape (n_pairs,); NaN where there is no agreement.
+    """
+    tested = ~np.isnan(values)
+    corrected = np.full(values.shape, np.nan)
+    if tested.any():
+        corrected[tested] = np.maximum(*(_max_p(values[tested], side[:, tested]) for side in null))
+    return corrected
+
+
+def _max_p(values: Array, null: Array) -> Array:
+    """Return p-values corrected against one side's draws, shape (n_pairs,)."""
+    both = np.concatenate([values[None], null])
+    spread = np.nanstd(both, axis=0)
+    standardised = (both - np.nanmean(both, axis=0)) / np.where(spread > ROUNDING, spread, np.inf)
+    # An empty draw counts as one that agrees as much as the true rankings, in all pairs.
+    largest = np.where(np.isnan(standardised[1:]), np.inf, standardised[1:]).max(axis=1)
+    return np.asarray((1 + (largest[:, None] >= standardised[0] - ROUNDING).sum(0)) / len(both))
+
+
+# With p = .98 the first 50 neurons have 85% of the weight (Webber et al., equation 21): between the top 10 and the
+# whole ranking, and about where taking neurons away begins to cost the built-in model its accuracy.
+PERSISTENCE = 0.98
+
+TOP = 10
+
+PERMUTATIONS = 1999
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One statistic of two scorings; NaN where it is undefined or was not measured.
+
+    Args:
+        statistic: Name of the statistic.
+        value: In 0..1 for overlap and rank-biased overlap, in -1..1 for Spearman and Kendall.
+        low: Lower end of the value's interval over resampled sentences.
+        high: Upper end of that interval.
+        chance: Mean of the statistic under chance.
+        chance_low: Lower end of the interval that holds 95 of 100 values under chance.
+        chance_high: Upper end of that interval.
+        p_value: One-sided p-value, not corrected for multiple tests.
+        n_neurons: Number of neurons compared.
+        null: The statistic under shuffled labels of the first task, and of the second, shape (2, n_draws); None if no
+            rankings under such labels were given.
+    """
+
+    statistic: Statistic
+    value: float
+    low: float
+    high: float
+    chance: float
+    chance_low: float
+    chance_high: float
+    p_value: float
+    n_neurons: int
+    null: Array | None = field(default=None, compare=False, repr=False)
+
+
+def agreement(
+    scores_a: Array,
+    scores_b: Array,
+    *,
+    k: int = TOP,
+    persistence: float = PERSISTENCE,
+    groups: NDArray[np.int64] | None = None,
+    draws: tuple[Array, Array] | None = None,
+    unrelated: Sequence[tuple[Array, Array]] = (),
+    shuffled: tuple[Array, Array] | None = None,
+    permutations: int = PERMUTATIONS,
+    seed: int = 0,
+) -> list[Agreement]:
+    """Return the statistics of two scorings, in the order of `STATISTICS`.
+
+    Where either scoring is constant it ranks nothing, and every statistic is NaN.
+
+    Args:
+        scores_a: Scores of the first side, higher is better, 0 is dead, shape (n,).
+        scores_b: Scores of the same neurons in the same order, or of those they were matched with, shape (n,).
+        k: Size of the top.
+        persistence: p of rank-biased overlap; the higher it is, the more of the ranking counts.
+        groups: The neuron of the other model that each neuron was matched with, shape (n,). Needed if several neurons
+            have the same partner: they then have the same score in every permutation too.
+        draws: Scores of each side on resampled sentences, both of shape (n_draws, n). Row i is compared with row i, so
+            runs on the same corpus should use the same sentences in each row.
+        unrelated: Pairs of scorings that were obtained in the same way and are unrelated, both of a pair of the same
+            length.
+        shuffled: Scores of the same neurons under shuffled labels of the first task, and of the second, both of shape
+            (n_draws, n). They then define chance, and nothing is permuted.
+        permutations: Number of permutations. The smallest p-value is 1 / (1 + permutations); see `permutations_for`.
+        seed: Seed of the permutations. Comparisons of equally many neurons share them, so that 49 pairs of layers cost
+            little more than one.
+
+    Raises:
+        ValueError: If the shapes do not fit, a score is not finite, there are fewer than two neurons, k is not in
+            1..n, the persistence not between 0 and 1, or the neurons of a group differ in their score.
+    """
+    a, b = np.asarray(scores_a, dtype=np.float64), np.asarray(scores_b, dtype=np.float64)
+    _check_scores(a, b)
+    if not 1 <= k <= len(a):
+        raise ValueError(f"k: expected 1 to {len(a)}, the number of neurons, found {k}")
+    if not 0 < persistence < 1:
+        raise ValueError(f"persistence: expected a number between 0 and 1, found {persistence}")
+    group = np.arange(len(a)) if groups is None else _check_groups(groups, b)
+    settings = Settings(k, persistence, permutations, seed)
+    ends = dict.fromkeys(STATISTICS, (np.nan, np.nan)) if draws is None else _intervals(a, b, draws, settings)
+    if shuffled is not None:
+        if (shapes := {x.shape for x in shuffled}) != {(len(shuffled[0]), len(a))}:
+            raise ValueError(f"shuffled: expected both of shape (n_draws, {len(a)}), found {sorted(shapes)}")
+        return [_against_shuffled(name, a, b, ends[name], shuffled, settings) for name in STATISTICS]
+    return [_one(name, a, b, group, ends[name], unrelated, settings) for name in STATISTICS]
+
+
+def permutations_for(n_tests: int) -> int:
+    """Return a number of permutations whose smallest p-value stays below .025 after `holm` corrects for `n_tests`."""
+    return max(PERMUTATIONS, 40 * n_tests)
+
+
+def holm(p_values: Sequence[float] | Array) -> Array:
+    """Return p-values corrected for multiple tests (Holm 1979), under any dependence between the tests.
+
+    Correct each statistic by itself over the pairs of layers: the statistics are four views of one question and none
+    is selected for being the best, but pairs of layers are selected.
+
+    Args:
+        p_values: Shape (n,). NaN stands for no test and stays NaN.
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
+    corrected = np.full(p.shape, np.nan)
+    corrected[order] = np.maximum.accumulate(np.arange(len(order), 0, -1) * p[order]).clip(max=1)
+    return corrected
+
+
+def _one(
+    name: Statistic,
+    a: Array,
+    b: Array,
+    group: NDArray[np.int64],
+    ends: tuple[float, float],
+    unrelated: Sequence[tuple[Array, Array]],
+    settings: Settings,
+) -> Agreement:
+    kept, nan = compared(name, a, b), float("nan")
+    value = _value(name, a, b, settings)
+    if np.isnan(value):
+        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(kept.sum()))
+    rotated = [_value(name, *pair, settings) for pair in unrelated]
+    by_chance = chance(name, value, a[kept], b[kept], group[kept], rotated, settings)
+    return Agreement(name, value, *ends, *by_chance, int(kept.sum()))
+
+
+def _against_shuffled(
+    name: Statistic, a: Array, b: Array, ends: tuple[float, float], shuffled: tuple[Array, Array], settings: Settings
+) -> Agreement:
+    kept, value, nan = compared(name, a, b), _value(name, a, b, settings), float("nan")
+    null = np.stack([
+        similarities(name, b, shuffled[0], settings), similarities(name, a, shuffled[1], settings)
+    ])  # fmt: skip
+    if np.isnan(value):
+        return Agreement(name, nan, nan, nan, nan, nan, nan, nan, int(kept.sum()), null)
+    return Agreement(name, value, *ends, *label_chance(value, null), int(kept.sum()), null)
+
+
+def _value(name: Statistic, a: Array, b: Array, settings: Settings) -> float:
+    return float(similarities(name, a, b[None], settings)[0])
+
+
+def _intervals(
+    a: Array, b: Array, draws: tuple[Array, Array], settings: Settings
+) -> dict[Statistic, tuple[float, float]]:
+    """Return each statistic's interval: the spread of its resampled values, laid around its value."""
+    shapes = [x.shape for x in draws]
+    if shapes[0] != shapes[1] or shapes[0][1:] != a.shape or len(draws[0]) < 2:
+        raise ValueError(f"draws: expected both of shape (n_draws, {len(a)}), two or more, found {shapes}")
+    ends = {}
+    for name in STATISTICS:
+        value, redrawn = _value(name, a, b, settings), paired_similarities(name, *draws, settings)
+        low, high = percentiles(redrawn - redrawn.mean())
+        # Where nearly all draws have one value, their quantiles lie on one side of the mean.
+        spread = np.array([np.minimum(low, 0), np.maximum(high, 0)])
+        low, high = (value + spread).clip(min(0 if name in CHOICE else -1, value), max(1, value))
+        ends[name] = (float(low), float(high))
+    return ends
+
+
+def _check_scores(a: Array, b: Array) -> None:
+    if a.ndim != 1 or a.shape != b.shape:
+        raise ValueError(f"scores of the same neurons have one shape (n,), found {a.shape} and {b.shape}")
+    if len(a) < 2:
+        raise ValueError(f"a ranking needs two neurons, found {len(a)}")
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise ValueError("scores must be finite, found NaN or infinity")
+
+
+def _check_groups(groups: NDArray[np.int64], b: Array) -> NDArray[np.int64]:
+    if groups.shape != b.shape:
+        raise ValueError(f"groups: expected shape {b.shape}, found {groups.shape}")
+    _, first, block = np.unique(groups, return_index=True, return_inverse=True)
+    if (b[first][block] != b).any():
+        raise ValueError("groups: neurons matched with the same neuron must have its score")
+    return groups

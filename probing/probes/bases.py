@@ -1,0 +1,474 @@
+"""Features of a dictionary beside other units of the same hidden states, at an equal number of units.
+
+Do features tell more than neurons do? Probes with an intercept read the first k units of each basis: of the features;
+of the neurons themselves; of random features, whose directions are drawn and as many of which are active on a token;
+and of neurons after a random rotation. Sparse probing (Gurnee et al. 2023, arXiv 2305.01610) asks this of neurons.
+Units are ranked by the share of their variance over training tokens that is between classes, the strength of the
+penalty is chosen on validation tokens, and differences on test tokens are paired by sentence, at a level that leaves 5%
+for all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.activations.source import FeatureStore, most_active
+from probing.data.examples import Activations, Examples, SentenceVectors, Sides, exchanged, read
+from probing.data.labelling import Sample, thin
+from probing.data.module import layer_moments
+from probing.models.sites import Dictionary
+from probing.probes.closed_forms import FLOOR, choose_shared, entropy
+from probing.probes.evaluation import BY_CHANCE, TOLERANCE, of_views
+from probing.probes.rankings import SELECTED, LayerData, mean_differences
+from probing.probes.solvers import Penalty, Problem, centre_over_classes
+from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
+from probing.probes.transforms import Changed, centred, with_constant
+from probing.runtime.progress import note
+from probing.statistics import accuracy_interval, difference_interval
+from probing.statistics.chance import random_rotation
+
+# Numbers of units; those that exceed the width of the layer or the number of features are left out.
+COUNTS = (1, 4, 16, 64)
+
+# Draws of random features and of rotations.
+DRAWS = 3
+
+# The probes are trained on at most so many tokens, whole sentences drawn evenly.
+MOST_TOKENS = 10_000
+
+# Penalties from which validation tokens choose, where the run's is not given.
+PENALTIES = (1e-2, 1e-3, 1e-4)
+
+# Tokens by which the thresholds of random features are set.
+N_THRESHOLD = 4096
+
+# Bytes of columns that are kept in memory.
+KEPT_BYTES = 2**29
+
+# Number of units that a row names.
+NAMED = 16
+
+# The bases beside the features, by what seeds their draws.
+BESIDE = ("neurons", "random features", "rotated neurons")
+
+Rows = list[dict[str, Any]]
+
+
+def feature_store(store: Activations) -> FeatureStore | None:
+    """Return the store of features that activations come from, if they do."""
+    while isinstance(store, Changed | SentenceVectors):
+        store = store.store if isinstance(store, Changed) else store.base
+    return store if isinstance(store, FeatureStore) else None
+
+
+def basis_rows(sides: Sides, layer: int, training: Training, is_given: bool, seed: int) -> Rows:
+    """Return a row per basis and number of units of one layer, as in `bases.csv`.
+
+    Args:
+        sides: Examples whose activations are features, and their classes.
+        layer: Layer number.
+        training: Settings of the run's probes.
+        is_given: Whether the penalty was given, and holds here, too; otherwise it is chosen among `PENALTIES`.
+        seed: Seed of the draws, and of the sample of the training tokens where not all are used.
+    """
+    few = replace(sides, train=thin(sides.train, MOST_TOKENS, seed))
+    own = feature_store(sides.train.store)
+    assert own is not None
+    width = min(own.states.plan.d_model, own.plan.d_model)
+    counts = [k for k in COUNTS if k < width] or [1]
+    roughly = replace(training.for_measuring(), solver=Lbfgs(TOLERANCE))
+    penalties = (
+        [training.penalty] if is_given or not sides.validation.n_tokens else [Penalty(0.0, l2) for l2 in PENALTIES]
+    )
+
+    def measured(name: str, change: Callable[[FeatureStore], Activations]) -> _Basis:
+        note(f"layer {layer}, {name}")
+        return _measure(
+            _exchanged(few, change), layer, counts, roughly, penalties, own.kept if name == "features" else None
+        )
+
+    features = measured("features", lambda store: store)
+    found = {"neurons": [measured("neurons", lambda store: store.states)]}
+    for name, of_draw in (("random features", _random_features), ("rotated neurons", _rotated)):
+        changes = (of_draw(few.train, layer, np.random.SeedSequence([seed, layer, draw])) for draw in range(DRAWS))
+        found[name] = [measured(f"{name}, draw {draw}", change) for draw, change in enumerate(changes, start=1)]
+    rows = _rows_of(few, layer, "features", [features], [features], 0)
+    for name in BESIDE:
+        rows += _rows_of(few, layer, name, found[name], [features], len(BESIDE) * len(counts))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """What probes of the first units of one basis, or of one draw of it, have told.
+
+    Args:
+        counts: The numbers of units.
+        fits: The probe of each.
+        penalties: The l2 penalty of each.
+        units: The first units, by rank.
+        n_units: Number of all units.
+        n_active: Mean number of units that are not 0 on a test token.
+    """
+
+    counts: Sequence[int]
+    fits: Sequence[LayerFit]
+    penalties: Sequence[float]
+    units: Sequence[int]
+    n_units: int
+    n_active: float
+
+
+def _measure(
+    sides: Sides, layer: int, counts: Sequence[int], training: Training, penalties: Sequence[Penalty],
+    numbers: Sequence[int] | None,
+) -> _Basis:  # fmt: skip
+    """Rank the units of a basis on training tokens, and train and test probes of the first of them.
+
+    Args:
+        sides: Examples with the units of the basis.
+        layer: Layer number.
+        counts: Numbers of units, ascending.
+        training: Settings of the probes.
+        penalties: Penalties to choose from on validation tokens.
+        numbers: Numbers by which units are named; None for their indices.
+    """
+    score = explained(sides.train, layer, len(sides.classes))
+    order = np.lexsort([np.arange(len(score)), -score.numpy()])[: counts[-1]].tolist()
+    n_active, n_test = 0, 0
+    for batch in read(sides.test, [layer]):
+        n_active, n_test = n_active + int(batch.hidden_states[0].count_nonzero()), n_test + len(batch.labels)
+    held = sides.each(_ChangedOnce(lambda store: _Columns(store, layer, order)))
+    read_by, _ = with_constant(centred(held, {}, [layer])[0], {})
+    fits, chosen = [], []
+    for k in counts:
+        dead = torch.zeros(len(order) + 1, dtype=torch.bool)
+        viewed = read_by.each(lambda examples: of_views(examples, layer, [range(k)], dead))  # noqa: B023
+        problems = [Problem(f"l2_{penalty.l2}", 0, penalty) for penalty in penalties]
+        moments = layer_moments(viewed.train, [0])
+        tried = train_problems(viewed, [0], moments, problems, training, f"probes of {k} units", test=True)
+        best = 0 if len(tried) == 1 else int(np.argmin(_cross_entropies(viewed.validation, tried)))
+        fits.append(tried[best])
+        chosen.append(penalties[best].l2)
+    named = order if numbers is None else [numbers[i] for i in order]
+    return _Basis(counts, fits, chosen, named, len(score), n_active / n_test)
+
+
+def explained(train: Examples, layer: int, n_classes: int) -> Tensor:
+    """Return the share of each unit's variance over training tokens that is between classes, shape (n_units,).
+
+    It orders units as the F statistic does. A unit that does not vary has 0.
+    """
+    n_units = train.store.plan.d_model
+    counts = torch.zeros(n_classes, dtype=torch.float64)
+    sums = torch.zeros(n_classes, n_units, dtype=torch.float64)
+    squares, origin = torch.zeros(n_units, dtype=torch.float64), None
+    for batch in read(train, [layer]):
+        states = batch.hidden_states[0].double()
+        origin = states.mean(0) if origin is None else origin  # against cancellation in the sums of squares
+        states -= origin
+        counts += batch.labels.bincount(minlength=n_classes)
+        sums.index_add_(0, batch.labels, states)
+        squares += states.square().sum(0)
+    n, mean = counts.sum(), sums.sum(0) / counts.sum()
+    between = (sums.square() / counts.clamp(min=1)[:, None]).sum(0) - n * mean.square()
+    total = squares - n * mean.square()
+    varies = total > 1e-12 * squares.clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.where(varies, between / torch.where(varies, total, 1.0), 0.0).clamp(0, 1)
+
+
+def _cross_entropies(examples: Examples, fits: Sequence[LayerFit]) -> list[float]:
+    """Return the cross-entropy of each probe of a view, summed over the examples, in nats."""
+    found = [0.0] * len(fits)
+    for batch in read(examples, [0]):
+        for i, fit in enumerate(fits):
+            logits = (batch.hidden_states[0] @ fit.weight.T).double()
+            found[i] += float(torch.nn.functional.cross_entropy(logits, batch.labels, reduction="sum"))
+    return found
+
+
+def _rows_of(
+    sides: Sides, layer: int, name: str, draws: Sequence[_Basis], features: Sequence[_Basis], n_compared: int
+) -> Rows:
+    """Return the rows of one basis.
+
+    Args:
+        sides: Examples and their classes.
+        layer: Layer number.
+        name: Name of the basis.
+        draws: The basis, or several draws of it.
+        features: The features, which are compared with it.
+        n_compared: Number of all comparisons of the layer; 0 for the features themselves.
+    """
+    test = sides.test
+    n_tokens = test.clusters(test.tokens_by_sentence())
+    majority = float((test.labels[test.labels >= 0] == int(sides.train.counts(len(sides.classes)).argmax())).mean())
+    rows = []
+    for i, k in enumerate(draws[0].counts):
+        correct = [draw.fits[i].correct_by_sentence for draw in draws]
+        accuracies = [float(one.sum() / test.n_tokens) for one in correct]
+        mean = np.mean(correct, axis=0)
+        low, high = accuracy_interval(test.clusters(mean), n_tokens)
+        row = {
+            "layer": layer, "basis": name, "k": k, "accuracy": float(np.mean(accuracies)), "accuracy_low": low,
+            "accuracy_high": high, "majority_accuracy": majority,
+        }  # fmt: skip
+        if len(draws) > 1:
+            row |= {"lowest": min(accuracies), "highest": max(accuracies), "n_draws": len(draws)}
+        if n_compared:
+            own = features[0].fits[i].correct_by_sentence
+            row |= _difference(own - mean, float(own.sum() / test.n_tokens), accuracies, test, n_tokens, n_compared)
+        if len(draws) == 1:
+            row["units"] = " ".join(map(str, draws[0].units[: min(k, NAMED)]))
+        rows.append(row | {
+            "n_units": draws[0].n_units, "n_active": float(np.mean([draw.n_active for draw in draws])),
+            "l2": float(np.median([draw.penalties[i] for draw in draws])), "n_train_tokens": sides.train.n_tokens,
+            "n_test_tokens": test.n_tokens,
+        })  # fmt: skip
+    return rows
+
+
+def _difference(
+    correct: NDArray[Any], accuracy: float, others: Sequence[float], test: Examples, n_tokens: NDArray[np.int64], n: int
+) -> dict[str, Any]:
+    """Return by how much features are more accurate, with its interval, and what may be said of it.
+
+    Args:
+        correct: Number of tokens that they predict rightly minus that of the other basis, by sentence.
+        accuracy: Their accuracy.
+        others: That of the other basis in each draw; features are better or worse than all of them, or unresolved.
+        test: The test examples.
+        n_tokens: Number of test tokens of each cluster.
+        n: Number of comparisons for which 5% is left together.
+    """
+    low, high = difference_interval(test.clusters(correct), n_tokens, 1 - BY_CHANCE / n)
+    verdict = "better" if low > 0 and accuracy > max(others) else "unresolved"
+    verdict = "worse" if high < 0 and accuracy < min(others) else verdict
+    return {"difference": accuracy - float(np.mean(others)), "difference_low": low, "difference_high": high,
+            "features": verdict}  # fmt: skip
+
+
+def _exchanged(sides: Sides, change: Callable[[FeatureStore], Activations]) -> Sides:
+    """Return the sides with another basis of the same hidden states."""
+
+    def of(store: Activations) -> Activations:
+        while isinstance(store, Changed):  # transforms and centring are those of the run's own probes
+            store = store.store
+        return exchanged(store, lambda inner: change(inner) if isinstance(inner, FeatureStore) else inner)
+
+    return sides.each(_ChangedOnce(of))
+
+
+class _ChangedOnce:
+    """Changes the store of examples; examples that had the same one have the same one afterwards."""
+
+    def __init__(self, change: Callable[[Activations], Activations]) -> None:
+        self.change, self._changed = change, dict[int, tuple[Activations, Activations]]()
+
+    def __call__(self, examples: Examples) -> Examples:
+        store = examples.store
+        if id(store) not in self._changed:
+            self._changed[id(store)] = store, self.change(store)
+        return replace(examples, store=self._changed[id(store)][1])
+
+
+class _Columns(Changed):
+    """Behaves like a store, but has some units of one layer alone, which it keeps in memory while there is room.
+
+    Args:
+        store: The store.
+        layer: Layer number.
+        units: The units, in order.
+    """
+
+    def __init__(self, store: Activations, layer: int, units: Sequence[int]) -> None:
+        index = torch.tensor(units)
+        super().__init__(store, {layer: lambda states: states[:, index]}, len(units))
+        self._kept: dict[tuple[int, int], Tensor] = {}
+        self._kept_bytes = 0
+
+    def read(self, layer: int, shard: int) -> Tensor:
+        """Return the units of a shard, shape (n, n_units), float32."""
+        if (known := self._kept.get((layer, shard))) is not None:
+            return known
+        found = super().read(layer, shard)
+        if self._kept_bytes + found.nbytes <= KEPT_BYTES:
+            self._kept[layer, shard] = found
+            self._kept_bytes += found.nbytes
+        return found
+
+
+def _rotated(train: Examples, layer: int, seeds: np.random.SeedSequence) -> Callable[[FeatureStore], Activations]:
+    """Return what rotates hidden states by a matrix that is drawn evenly from all rotations and reflections."""
+    store = feature_store(train.store)
+    assert store is not None
+    d_model = store.states.plan.d_model
+    q, r = np.linalg.qr(np.random.default_rng(seeds).standard_normal((d_model, d_model)))
+    rotation = torch.from_numpy(q * np.sign(np.diagonal(r))).float()
+    return lambda own: Changed(own.states, {layer: lambda states: states @ rotation})
+
+
+def _random_features(
+    train: Examples, layer: int, seeds: np.random.SeedSequence
+) -> Callable[[FeatureStore], Activations]:
+    """Return what encodes hidden states by a random dictionary, as many of whose features are active on a token."""
+    store = feature_store(train.store)
+    assert store is not None
+    sample = sample_of(store, layer, train, seeds)
+    drawn = random_dictionary(store.dictionary, sample, np.random.default_rng(seeds))
+    kept = store.kept
+    if kept is not None:  # as of the dictionary itself, those that are active on the most training tokens
+        wide = FeatureStore(store.states, drawn, store.dictionary_folder)
+        kept = most_active(wide, layer, train.sentences().tolist())[0][: len(kept)]
+    return lambda own: FeatureStore(own.states, drawn, own.dictionary_folder, kept)
+
+
+def sample_of(store: FeatureStore, layer: int, train: Examples, seeds: np.random.SeedSequence) -> Tensor:
+    """Return hidden states of at most `N_THRESHOLD` tokens of training sentences that are not special."""
+    tokens = store.tokens
+    there = np.flatnonzero(np.isin(tokens.sentences, train.sentences()) & ~tokens.special)
+    rows = np.sort(np.random.default_rng(seeds).permutation(there)[:N_THRESHOLD])
+    parts = []
+    for shard in store.plan.shards:
+        here = store.shard_tokens(shard)
+        own = rows[(rows >= here.start) & (rows < here.stop)] - here.start
+        parts.append(store.states.read(layer, shard.index)[torch.from_numpy(own)].float())
+    return torch.cat(parts)
+
+
+def random_dictionary(dictionary: Dictionary, sample: Tensor, generator: np.random.Generator) -> Dictionary:
+    """Return a dictionary of as many random directions, whose features are active as often.
+
+    It reads the same normalised states, around their mean. Of `topk` the k highest stay, as there. Of the others each
+    feature has the threshold that makes it active on as many tokens of the sample as the feature of the same number.
+
+    Args:
+        dictionary: The dictionary.
+        sample: Hidden states of training tokens, shape (n, d_in).
+        generator: Draws the directions.
+    """
+    d_in, n_features = dictionary.weight.shape
+    directions = torch.from_numpy(generator.standard_normal((n_features, d_in))).float()
+    weight = torch.nn.functional.normalize(directions).T.contiguous()
+    given = dictionary.read(sample)
+    mean = given.mean(0)
+    subtracted = mean if dictionary.subtracted is None else dictionary.subtracted + mean
+    bias = torch.zeros(n_features)
+    made = Dictionary("standard", weight, bias, dictionary.normalisation, subtracted)
+    if dictionary.k is not None:
+        return replace(made, architecture="topk", k=dictionary.k)
+    n_active = torch.zeros(n_features, dtype=torch.int64)
+    for part in sample.split(512):
+        n_active += (dictionary.encode(part) > 0).sum(0)
+    for features in torch.arange(n_features).split(1024):
+        largest_first = ((given - mean) @ weight[:, features]).sort(0, descending=True).values
+        # What is above the value that is next in order, so many, is active; of what is always active, the lowest, too.
+        place = n_active[features].clamp(max=len(sample) - 1)
+        bias[features] = -largest_first.gather(0, place[None])[0]
+    return made
+
+
+# Validation tokens on which it is measured what directions tell of the class.
+N_TOKENS = 2_000
+
+# Numbers of tokens, classes and directions at a time.
+AT_A_TIME = 2**24
+
+
+def _variances(data: LayerData, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of squares of each direction between and within classes, each of shape (n_directions,)."""
+    counts, mean = data.classes.counts, data.classes.mean @ basis
+    between = counts @ (mean - counts @ mean / counts.sum()).square()
+    return between, _squares(data.classes.pooled * counts.sum(), basis)
+
+
+def _squares(products: Tensor, basis: Tensor) -> Tensor:
+    """Return q' P q for each direction q, shape (n_directions,)."""
+    return ((products @ basis) * basis).sum(0)
+
+
+def _weight(data: LayerData, basis: Tensor) -> Tensor:
+    """Return the mean over classes of the absolute weight of each direction."""
+    return ((centre_over_classes(data.weight.double()) * data.moments.sd.square()) @ basis).abs().mean(0)
+
+
+def _differences(data: LayerData, basis: Tensor) -> Tensor:
+    """Return how far class means are apart in each direction, in its standard deviations, summed over pairs."""
+    sd = (sum(_variances(data, basis)) / data.classes.counts.sum()).sqrt()
+    return mean_differences(data.classes.mean @ basis) / sd
+
+
+def _anova(data: LayerData, basis: Tensor) -> Tensor:
+    """Return the share of each direction's variance that is between classes: in the order of F, and never infinite."""
+    between, within = _variances(data, basis)
+    return between / (between + within)
+
+
+def _alone(data: LayerData, basis: Tensor, shared: float, tokens: Sample) -> Tensor:
+    """Return the bits of the class that a Gaussian probe reads from each direction alone; 0 where it misleads.
+
+    Args:
+        data: The data of a layer.
+        basis: The directions, shape (d_model, n_directions).
+        shared: Weight of the shared covariance in the probe, in tokens.
+        tokens: Validation tokens.
+    """
+    between, within = _variances(data, basis)
+    counts, n = data.classes.counts[:, None], data.classes.counts.sum()
+    scatter = torch.stack([_squares(one, basis) for one in data.classes.scatter])
+    prior = scatter / counts.clamp(min=1) + FLOOR * (between + within) / n
+    variance = (scatter + shared * within / n + prior) / (counts + 6 + shared)
+    centre = data.moments.mean
+    mean, states = ((data.classes.mean - centre) @ basis).float(), (tokens.hidden_states.double() - centre) @ basis
+    constant, slope = ((counts / n).log() - variance.log() / 2).float(), (-0.5 / variance).float()
+    total = torch.zeros(basis.shape[1], dtype=torch.float64)
+    size = max(1, AT_A_TIME // mean.numel())
+    for rows, labels in zip(states.float().split(size), tokens.labels.split(size), strict=True):
+        joint = (rows[:, None] - mean).square_().mul_(slope).add_(constant)
+        total += (joint[torch.arange(len(labels)), labels] - joint.logsumexp(1)).sum(0, dtype=torch.float64)
+    return (entropy(tokens.labels) + total / len(tokens.labels) / math.log(2)).clamp(min=0)
+
+
+# By what neurons are compared with directions, for each method whose score is one of a direction, too.
+SCORES: dict[str, Callable[..., Tensor]] = {
+    "weight": _weight, "probeless_standardised": _differences, "anova": _anova, "gaussian": _alone,
+}  # fmt: skip
+
+
+def rotated_scores(
+    data: LayerData, methods: Sequence[str], n_rotations: int, seed: int
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return scores of live neurons, shape (n_live,), and of the directions of rotations, (n_rotations, n_live).
+
+    Args:
+        data: The data of a layer.
+        methods: Names of methods; those that are not in `SCORES` are left out.
+        n_rotations: Number of rotations.
+        seed: Seed of the rotations.
+    """
+    scores = {name: SCORES[name] for name in methods if name in SCORES}
+    if "gaussian" in scores:
+        states, labels = data.validation
+        drawn = [i for i in data.draw(SELECTED, 0) if not data.moments.dead[i]]
+        few = slice(None, None, math.ceil(len(labels) / N_TOKENS))
+        shared = choose_shared(data.classes, states, labels, drawn).shared  # as the method itself chooses it
+        scores["gaussian"] = partial(_alone, shared=shared, tokens=Sample(states[few], labels[few]))
+    live = data.live
+    eye = torch.eye(len(live), dtype=torch.float64)
+    found: dict[str, list[Tensor]] = {name: [] for name in scores}
+    for draw in range(-1, n_rotations if live else -1):
+        basis = torch.zeros(len(data.moments.sd), len(live), dtype=torch.float64)
+        directions = eye if draw < 0 else random_rotation(len(live), seed, int(data.layer), draw)(eye)
+        basis[live] = directions / data.moments.sd[live, None]
+        for name, score in scores.items():
+            found[name].append(score(data, basis))
+    return {name: (of[0], torch.stack(of[1:]).sort(-1, descending=True).values) for name, of in found.items() if of}

@@ -1,0 +1,671 @@
+"""What both estimators have in common: their options, the rows that are held out, and their neurons, ranked."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import log_softmax
+from torch import Tensor
+
+from probing.cli.arguments import PYTHON, checked
+from probing.cli.commandline import as_plain
+from probing.cli.option_types import option_problems
+from probing.cli.options import ProbeOptions
+from probing.data.arrays import activations_of_arrays, warn_of_rounding
+from probing.data.examples import Examples, Sides
+from probing.data.labelling import check_size, check_varies
+from probing.data.module import layer_moments
+from probing.errors import UserError, refuse
+from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
+from probing.probes.evidence import comparison
+from probing.probes.rankings import class_magnitudes, mean_contribution
+from probing.probes.solvers import problem_of_layer
+from probing.probes.training import LayerFit, penalised, train_problems
+from probing.probes.transforms import centred, moments_with_constant, of_neurons, with_constant
+from probing.results import Schema, Table, number, text, whole
+from probing.runtime import quiet_libraries
+from probing.runtime.trainer import algorithms_kept
+from probing.statistics import ranked
+from probing.statistics.moments import Moments
+from probing.tables import BASIS_COLUMNS
+from probing.tables.schema import NEURONS
+from probing.text import hashed
+
+if TYPE_CHECKING:
+    from probing.probes.evidence import Directions
+
+try:
+    from sklearn.base import BaseEstimator as BaseEstimator
+    from sklearn.base import ClassifierMixin as ClassifierMixin
+    from sklearn.base import RegressorMixin as RegressorMixin
+    from sklearn.exceptions import ConvergenceWarning as ConvergenceWarning
+    from sklearn.utils import check_random_state as check_random_state
+    from sklearn.utils.multiclass import check_classification_targets as check_classification_targets
+    from sklearn.utils.validation import check_consistent_length as check_consistent_length
+    from sklearn.utils.validation import check_is_fitted as check_is_fitted
+    from sklearn.utils.validation import validate_data as validate_data
+except ImportError as error:
+    raise ImportError(
+        "`ProbeClassifier` and `ProbeRegressor` need scikit-learn 1.6 or later, which is not installed; "
+        "`pip install 'neuron-probing[sklearn]'`."
+    ) from error
+
+
+def hold_out(
+    names: Sequence[str], group_of_row: NDArray[np.int64], labels: NDArray[np.int64] | None, share: float, seed: int
+) -> NDArray[np.bool_]:
+    """Return which rows are held out: those of the groups whose names have the largest hashes.
+
+    A group that has all remaining rows of a class stays, so that every class can be learnt; and so does the last group.
+
+    Args:
+        names: Name of each group.
+        group_of_row: Group of each row, shape (n_rows,).
+        labels: Class of each row, shape (n_rows,); None if numbers are predicted.
+        share: Share of the groups that is held out, at least one.
+        seed: Seed of the hash.
+
+    Raises:
+        UserError: If no group can be held out.
+    """
+    labels = np.zeros(len(group_of_row), dtype=np.int64) if labels is None else labels
+    left, wanted = np.bincount(labels), max(1, round(share * len(names)))
+    by_group = np.split(np.argsort(group_of_row, kind="stable"), np.bincount(group_of_row).cumsum()[:-1])
+    held: list[int] = []
+    for group in sorted(range(len(names)), key=lambda i: hashed(names[i], seed), reverse=True):
+        classes, counts = np.unique(labels[by_group[group]], return_counts=True)
+        if (left[classes] > counts).all():
+            left[classes] -= counts
+            held.append(group)
+        if len(held) == wanted:
+            break
+    if not held:
+        raise UserError(
+            "`l2=auto` chooses the penalty on rows that are held out, and each group of rows has all rows of a class; "
+            "give more rows or groups, or a number, such as `l2=1e-3`."
+        )
+    return np.isin(group_of_row, held)
+
+
+RANKED = Schema("neurons", "a row per neuron, ranked", (
+    NEURONS["rank"],
+    NEURONS["neuron"],
+    text("feature", "Name of the column, where X had names of columns."),
+    number("contribution", "Mean over the training rows of |weight × activation| for the true class, in logit units, "
+           "weights centred over classes; of a probe of numbers, for its prediction, in their unit.", form=".4f"),
+    NEURONS["share"],
+    NEURONS["direction_p"], NEURONS["direction_p_centred"], NEURONS["above_directions"],
+))  # fmt: skip
+
+# All but the last column of `basis.csv`: these are no test tokens.
+BASIS = Schema("basis", "a row per kind of contribution", (
+    *BASIS_COLUMNS[:-1],
+    whole("n_rows", "Number of training rows that contributions were measured on: all, or 4,000 drawn evenly."),
+))  # fmt: skip
+
+USUAL = ProbeOptions()
+
+# Names of options of `fit` that scikit-learn has another word for.
+_NAMES = {"bias": "fit_intercept", "seed": "random_state"}
+
+# Types of X that are read as they are.
+_TYPES = [np.float64, np.float32]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A probe of the columns of an array.
+
+    Args:
+        weight: Weight of each class, or of the number that is predicted, on raw columns, shape (n_classes or 1,
+            n_columns), float64.
+        intercept: Logit of each class, or the number, where all columns are 0, shape (n_classes or 1,), float64.
+        contribution: Mean contribution of each column on the rows, shape (n_columns,), float64.
+        gap: Upper bound on the objective's distance to its minimum.
+        converged: Whether it is within the tolerance.
+        n_passes: Number of passes over the rows.
+        l2: The penalty.
+        tried: What each penalty of the path gives on the rows held out: cross-entropy in nats, or R²; empty if the
+            penalty was given.
+        compare: Measures neurons beside directions; None without rotations.
+    """
+
+    weight: NDArray[np.float64]
+    intercept: NDArray[np.float64]
+    contribution: NDArray[np.float64]
+    gap: float
+    converged: bool
+    n_passes: int
+    l2: float
+    tried: dict[float, float]
+    compare: Callable[[], Directions] | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a probe is fitted with.
+
+    Args:
+        options: How it is trained.
+        held_out: Rows on which the penalty is chosen, by probes of the other rows, shape (n_rows,); None if the options
+            have a penalty.
+        n_rotations: Number of random rotations whose directions neurons are compared with.
+        seed: Seed of the rotations.
+    """
+
+    options: ProbeOptions
+    held_out: NDArray[np.bool_] | None
+    n_rotations: int
+    seed: int
+
+
+class ProbeEstimator(BaseEstimator):
+    """Takes parameters and X as scikit-learn gives them, and ranks what was fitted."""
+
+    rotations: int
+    _compared: Callable[[], Directions] | Directions | None
+    contributions_: NDArray[np.float64]
+    coef_: NDArray[np.float64]
+    intercept_: Any
+    gap_: float
+    n_iter_: int
+    l2_: float
+    validation_scores_: dict[float, float] | None
+    split_: tuple[NDArray[np.int64], NDArray[np.int64]] | None
+
+    @property
+    def neurons_(self) -> Table:
+        """The columns of X, ranked by contribution, each with its share of the sum; equal ones share a rank."""
+        names = getattr(self, "feature_names_in_", None)
+        total, directions = self.contributions_.sum(), self._directions
+        beside = {} if directions is None else directions.columns
+        return Table(
+            (
+                {
+                    "rank": rank,
+                    "neuron": i,
+                    **({} if names is None else {"feature": str(names[i])}),
+                    "contribution": float(self.contributions_[i]),
+                    "share": float(self.contributions_[i] / total) if total else 0.0,
+                    **{name: column[i] for name, column in beside.items()},
+                }
+                for rank, i in ranked(self.contributions_)
+            ),
+            RANKED,
+        )
+
+    @property
+    def basis_(self) -> Table:
+        """Columns of X beside directions of random rotations; empty without them."""
+        from probing.probes.evidence import basis_table
+
+        rows = [{**row, "n_rows": row["n_test_tokens"]} for row in basis_table([(0, self._directions)])]
+        return Table(({name: row[name] for name in BASIS.types} for row in rows), BASIS)
+
+    @property
+    def _directions(self) -> Directions | None:
+        if callable(self._compared):  # not yet measured: it takes longer than most fits, and a search needs none
+            self._compared = self._compared()
+        return self._compared
+
+    def __getstate__(self) -> Any:
+        """Return the state, without the training rows that directions are measured on."""
+        if hasattr(self, "_compared"):
+            _ = self._directions
+        return super().__getstate__()
+
+    def _read(self, X: Any, **options: Any) -> Any:
+        """Return X, and y where it is given, as scikit-learn checks them, which knows no masks and few tensors."""
+        if np.ma.is_masked(X):
+            raise ValueError("`X` has masked values; leave the rows out, or fill them with `X.filled(...)`.")
+        if hasattr(X, "detach"):
+            X = X.detach().cpu().float().numpy()
+        return validate_data(self, X, dtype=_TYPES, **options)
+
+    def _outputs(self, X: Any) -> NDArray[np.float64]:
+        """Return X times the weights plus the intercept, shape (n_rows, n_outputs)."""
+        check_is_fitted(self)
+        return self._read(X, reset=False).astype(np.float64, copy=False) @ np.atleast_2d(self.coef_).T + self.intercept_
+
+    def _fit(
+        self,
+        fit: Callable[[Asked], Fitted],
+        names: Mapping[str, Any],
+        groups: Any,
+        n_rows: int,
+        labels: NDArray[np.int64] | None,
+    ) -> Fitted:
+        """Fit the probe, and set all that both estimators have.
+
+        Args:
+            fit: Fits a probe.
+            names: The options, by their names in `ProbeOptions`.
+            groups: Group of each row, or None.
+            n_rows: Number of rows.
+            labels: Class of each row, if classes are predicted.
+
+        Raises:
+            ValueError: If an option is out of range, or X or y cannot be read.
+        """
+        try:
+            seed = self._seed()
+            options = self._options(names, seed)
+            held_out = self._held_out(groups, n_rows, labels, seed) if options.l2 == "auto" else None
+            found = fit(Asked(options, held_out, int(self.rotations), seed))
+        except UserError as error:
+            raise ValueError(_in_python(str(error))) from None
+        self.contributions_, self.gap_, self.n_iter_ = found.contribution, found.gap, found.n_passes
+        self.l2_, self._compared = found.l2, found.compare
+        self.validation_scores_ = self.split_ = None
+        if held_out is not None:
+            self.validation_scores_, self.split_ = found.tried, (np.flatnonzero(~held_out), np.flatnonzero(held_out))
+        if not found.converged:
+            warnings.warn(
+                f"the probe may be {found.gap:.1g} nats above its optimum, and expected was at most "
+                f"{options.tolerance:g}; give a higher `tolerance`, or a higher `l2`."
+                + " Neurons were not compared with directions, which takes the optimum."
+                * bool(self.rotations),
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        return found
+
+    def _seed(self) -> int:
+        seed = self.random_state
+        return int(seed) if isinstance(seed, Integral) else int(check_random_state(seed).randint(2**31))
+
+    def _options(self, names: Mapping[str, Any], seed: int) -> ProbeOptions:
+        options = ProbeOptions(**checked(ProbeOptions, as_plain(names), type(self).__name__, PYTHON))
+        if not isinstance(self.rotations, Integral) or isinstance(self.rotations, bool):
+            raise UserError(f"`rotations={self.rotations}`: expected a whole number.")
+        refuse(option_problems(options, seed, None, None, 0, int(self.rotations)))
+        return options
+
+    def _held_out(self, groups: Any, n_rows: int, labels: NDArray[np.int64] | None, seed: int) -> NDArray[np.bool_]:
+        from probing.data.arrays import groups_of_rows
+
+        share = self.validation_fraction
+        if not isinstance(share, int | float | np.floating) or not 0 < share < 1:
+            raise UserError(f"`validation_fraction={share}`: expected a number between 0 and 1.")
+        if groups is not None:
+            check_consistent_length(groups, np.empty(n_rows))
+        names, group_of_row = groups_of_rows(None if groups is None else np.asarray(groups), n_rows)
+        return hold_out(names, group_of_row, labels, float(share), seed)
+
+
+def _in_python(message: str) -> str:
+    """Return a message about options of the command line as one about parameters of an estimator."""
+    message = re.sub(r"--probe\.(\w+) (true|false)\b", lambda found: f"{found[1]}={found[2].title()}", message)
+    message = re.sub(r"--(?:probe\.)?(\w+) ", r"\1=", message)
+    for option, parameter in _NAMES.items():
+        message = message.replace(f"`{option}=", f"`{parameter}=")
+    return message
+
+
+# An array is a single layer.
+_LAYERS = (0,)
+
+# What is said of Lightning, and torch's choice of algorithms, are those of the whole process: threads that fit wait for
+# one another.
+_ONE_AT_A_TIME = Lock()
+
+
+class _Rows:
+    """The rows of an array with the class of each, or the number.
+
+    Args:
+        X: The array, shape (n_rows, n_columns).
+        labels: Class of each row, or the place of its number among the values, shape (n_rows,).
+        n_classes: Number of classes; 0 where numbers are predicted.
+        values: The different numbers, ascending, where they are predicted.
+        is_centred: Whether the probe has an intercept. Columns that float32 rounds are then centred before.
+    """
+
+    def __init__(
+        self,
+        X: NDArray[Any],
+        labels: NDArray[np.int64],
+        n_classes: int,
+        values: NDArray[np.float64] | None = None,
+        is_centred: bool = False,
+    ) -> None:
+        self.origin = np.zeros(X.shape[1])
+        with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
+            if is_centred and not np.array_equal(X, X.astype(np.float32)):
+                self.origin = X.mean(0)
+                X = X - self.origin
+            store = activations_of_arrays(X)
+            warn_of_rounding(store)
+            self.store = store.of_layers({0: np.require(X, np.float32, ["C", "W"])})
+        self.labels, self.n_classes, self.values = labels.astype(np.int32), n_classes, values
+
+    def sides(self, held_out: NDArray[np.bool_] | None = None) -> Sides:
+        """Return the rows as training examples, those that are held out as validation examples."""
+        none = np.full_like(self.labels, -1)
+        here = np.zeros(len(none), dtype=bool) if held_out is None else held_out
+        parts = [np.where(here, none, self.labels), np.where(here, self.labels, none), none]
+        examples = [Examples(self.store, part, unit="row", values=self.values) for part in parts]
+        return Sides(examples[0], examples[1], examples[2], np.arange(self.n_classes), False)
+
+
+class _Read(NamedTuple):
+    """What a probe reads.
+
+    Args:
+        sides: Examples whose neurons are centred on their training mean, if the probe has an intercept.
+        mean: The mean that was subtracted, shape (n_columns,), float64; 0 for a probe without an intercept.
+    """
+
+    sides: Sides
+    mean: Tensor
+
+    @classmethod
+    def of(cls, rows: _Rows, options: ProbeOptions, held_out: NDArray[np.bool_] | None = None) -> _Read:
+        """Return the rows as they are read by a probe with these options."""
+        sides, origin = rows.sides(held_out), torch.from_numpy(rows.origin)
+        if not options.bias:
+            return cls(sides, origin)
+        sides, _, transforms = centred(sides, {}, _LAYERS)
+        return cls(sides, origin + transforms[0].shift)
+
+    def with_constant(self, options: ProbeOptions) -> tuple[Sides, list[Moments]]:
+        """Return the sides with the constant beside their neurons, if the probe has an intercept, and the moments."""
+        moments = layer_moments(self.sides.train, _LAYERS)
+        if not options.bias:
+            return self.sides, moments
+        read, _ = with_constant(self.sides, {})
+        return read, [moments_with_constant(own) for own in moments]
+
+    def fitted(
+        self, fit: LayerFit | NumberFit, at_mean: Tensor, l2: float, tried: Mapping[float, float], asked: Asked
+    ) -> Fitted:
+        """Return a probe of these examples as one of the columns of the array.
+
+        Args:
+            fit: The probe.
+            at_mean: Logits, or the number, where all columns have the mean that was subtracted, shape (n_outputs,).
+            l2: Its penalty.
+            tried: What the penalties of the path gave.
+            asked: The rotations, which are left out unless the probe is at its optimum.
+        """
+        sums = class_magnitudes(self.sides.train, _LAYERS, [fit.moments.mean], len(self.sides.classes) or None)
+        weight = fit.weight.double()
+        intercept = at_mean.double() - weight @ self.mean
+        contribution = mean_contribution(fit.weight, sums[0])
+        how = fit.weight, fit.moments, asked.options.penalty_space, asked.n_rotations, asked.seed
+        compare = comparison(self.sides.train, 0, *how) if asked.n_rotations and fit.converged else None
+        return Fitted(
+            weight.numpy(), intercept.numpy(), contribution.numpy(), fit.optimality_gap, fit.converged, fit.n_passes,
+            l2, dict(tried), compare,
+        )  # fmt: skip
+
+
+def fit_classes(X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, asked: Asked) -> Fitted:
+    """Fit a probe of classes to all rows.
+
+    Args:
+        X: The array, shape (n_rows, n_columns).
+        labels: Class of each row, shape (n_rows,), from 0.
+        n_classes: Number of classes.
+        asked: How the probe is trained, by lbfgs, and what neurons are compared with.
+
+    Raises:
+        UserError: If a value is not finite in float32, or all are too large or small.
+    """
+    options = asked.options
+    rows = _Rows(X, labels, n_classes, is_centred=options.bias)
+    tried: dict[float, float] = {}
+    with _ONE_AT_A_TIME, quiet_libraries(), algorithms_kept():
+        if options.l2 == "auto":
+            part, moments = _Read.of(rows, options, asked.held_out).with_constant(options)
+            path, _ = penalised(options, 0, part, _LAYERS, moments, {})
+            assert path is not None
+            options = replace(options, l2=path.chosen)
+            tried = dict(zip(path.l2, path.cross_entropy[:, 0].tolist(), strict=True))
+        read = _Read.of(rows, options)
+        sides, moments = read.with_constant(options)
+        _, training = penalised(options, 0, sides, _LAYERS, moments, {})
+        problem = problem_of_layer(0, 0, training.penalty)
+        (fit,) = train_problems(sides, _LAYERS, moments, [problem], training)
+    fit = of_neurons(fit) if options.bias else fit
+    at_mean = torch.zeros(n_classes) if fit.intercept is None else fit.intercept
+    return read.fitted(fit, at_mean, training.penalty.l2, tried, asked)
+
+
+def fit_numbers(X: NDArray[Any], numbers: NDArray[np.float64], asked: Asked) -> Fitted:
+    """Fit a ridge probe of numbers to all rows.
+
+    Args:
+        X: The array, shape (n_rows, n_columns).
+        numbers: Number of each row, shape (n_rows,).
+        asked: The l2 penalty, its space, whether there is an intercept, and what neurons are compared with.
+
+    Raises:
+        UserError: As in `fit_classes`, or if the numbers do not vary.
+    """
+    options, held_out = asked.options, asked.held_out
+    check_size(numbers, "`y`")
+    check_varies(np.unique(numbers if held_out is None else numbers[~held_out]), "`y`", "rows")
+    values, index = np.unique(numbers, return_inverse=True)
+    rows, l2 = _Rows(X, index, 0, values, options.bias), options.l2
+    tried: dict[float, float] = {}
+    if l2 == "auto":
+        part = Decomposed.of(_Read.of(rows, options, held_out).sides, _LAYERS, options.penalty_space)
+        path = choose_ridge_penalty(part.sides, _LAYERS, part.spectra, part.products)
+        l2, tried = path.chosen, dict(zip(path.l2, path.r2[:, 0].tolist(), strict=True))
+    read = _Read.of(rows, options)
+    (fit,) = Decomposed.of(read.sides, _LAYERS, options.penalty_space).train(l2)
+    return read.fitted(fit, torch.tensor([fit.standard.mean], dtype=torch.float64), l2, tried, asked)
+
+
+class ProbeClassifier(ClassifierMixin, ProbeEstimator):
+    """Softmax probe of classes, with its neurons ranked and a bound on its distance to the optimum.
+
+    It minimises the mean cross-entropy of the rows, in nats, plus l1 |U|_1 + l2 |U|^2, where U are the weights on
+    columns that are divided by their standard deviations. A column that does not vary has the weight 0.
+
+    With two classes, the probe has weights u and -u, and `coef_` is their difference 2 u in one row, as the classifiers
+    of scikit-learn have it: `decision_function` is the logarithm of the ratio of both probabilities.
+
+    Args:
+        l2: Strength of the squared l2 penalty, above 0. `auto` chooses it by the cross-entropy of rows that are held
+            out, on a grid of half decades, and then fits the probe to all rows.
+        l1: Strength of the l1 penalty.
+        fit_intercept: Whether the probe has an intercept; columns are then centred, and their contributions are to the
+            difference from the mean. Without one, a probability depends on where the columns have their 0.
+        penalty_space: What each column is divided by before its weights are penalised: its standard deviation (sd),
+            its root mean square (rms), or 1 (raw).
+        tolerance: Training stops when the bound on the distance to the optimum is at most this, in nats.
+        validation_fraction: Share of the groups that `l2="auto"` holds out, at least one.
+        rotations: Number of random rotations whose directions the columns are compared with, on the training rows; at
+            least 19, or 0 for none. They are measured when first asked for. With `l1`, the probe is the optimum of the
+            basis of columns alone, which favours columns.
+        random_state: Seed of which are held out, and of the rotations: nothing else is random.
+
+    Attributes:
+        classes_: The classes, ascending.
+        coef_: Weights on the columns as they are, shape (n_classes, n_features), or (1, n_features) of two classes.
+        intercept_: Logit of each class where all columns are 0, shape (n_classes,), or (1,) of two classes.
+        contributions_: Mean over the rows of |weight x activation| for the row's class, in logit units, weights centred
+            over classes, shape (n_features,).
+        neurons_: The columns ranked by it, with their shares of the sum, with `direction_p`, the share of the rotations
+            whose largest direction contributes as much, and with `above_directions`, whether that is at most .05.
+        basis_: How concentrated contributions are on columns, and on the directions of random rotations: a row for
+            contributions as they are, and one for those without the columns' means, as in `basis.csv`. Empty without
+            rotations, and where the probe is not at its optimum.
+        gap_: Upper bound on the objective's distance to its minimum, in nats.
+        l2_: The penalty that was used.
+        validation_scores_: Cross-entropy of the rows held out, in nats, by each penalty that was tried; None unless
+            `l2="auto"`.
+        split_: Indices of the rows that were kept and held out for it, as `cv=[split_]` takes them; None likewise.
+        n_iter_: Number of passes over the rows.
+        n_features_in_: Number of columns.
+        feature_names_in_: Their names, where X had names.
+    """
+
+    classes_: NDArray[Any]
+
+    def __init__(
+        self,
+        *,
+        l2: float | Literal["auto"] = USUAL.l2,
+        l1: float = USUAL.l1,
+        fit_intercept: bool = USUAL.bias,
+        penalty_space: Literal["sd", "rms", "raw"] = USUAL.penalty_space,
+        tolerance: float = USUAL.tolerance,
+        validation_fraction: float = 0.1,
+        rotations: int = 20,
+        random_state: Any = 0,
+    ) -> None:
+        self.l2 = l2
+        self.l1 = l1
+        self.fit_intercept = fit_intercept
+        self.penalty_space = penalty_space
+        self.tolerance = tolerance
+        self.validation_fraction = validation_fraction
+        self.rotations = rotations
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> ProbeClassifier:
+        """Fit the probe to the rows of X.
+
+        Args:
+            X: Activations, shape (n_rows, n_features); read as float32, as everywhere in this package.
+            y: Label of each row: text, numbers, or true and false.
+            groups: Group of each row, such as its sentence: where `l2="auto"` holds out rows, those of a group are held
+                out together, and otherwise it has no effect. If None, every row is a group of its own.
+
+        Raises:
+            ValueError: If there is only one class, a value is not finite in float32, or a parameter is out of range.
+        """
+        X, y = self._read(X, y=y)
+        check_classification_targets(y)
+        classes, labels = np.unique(y, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"`y` has only one class, {classes[0]}, and a probe tells at least two apart.")
+
+        def fit(asked: Asked) -> Fitted:
+            return fit_classes(X, labels, len(classes), asked)
+
+        names = {
+            "l1": self.l1, "l2": self.l2, "bias": self.fit_intercept, "penalty_space": self.penalty_space,
+            "tolerance": self.tolerance,
+        }  # fmt: skip
+        found = self._fit(fit, names, groups, len(X), labels)
+        self.classes_, self.coef_, self.intercept_ = classes, found.weight, found.intercept
+        if len(classes) == 2:
+            self.coef_, self.intercept_ = np.diff(self.coef_, axis=0), np.diff(self.intercept_)
+        return self
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Return the logit of each class, shape (n_rows, n_classes); of two classes, the difference, shape (n_rows,).
+
+        The logit of two classes is that of the second class minus that of the first one.
+        """
+        logits = self._outputs(X)
+        return logits[:, 0] if logits.shape[1] == 1 else logits
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the class of each row with the highest logit, shape (n_rows,)."""
+        logits = self.decision_function(X)
+        index = (logits > 0).astype(np.int64) if logits.ndim == 1 else logits.argmax(1)
+        return self.classes_[index]
+
+    def predict_log_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the logarithm of the probability of each class, shape (n_rows, n_classes)."""
+        logits = self.decision_function(X)
+        both = np.stack([np.zeros_like(logits), logits], 1) if logits.ndim == 1 else logits
+        return log_softmax(both, axis=1)
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the probability of each class, shape (n_rows, n_classes)."""
+        return np.exp(self.predict_log_proba(X))
+
+
+class ProbeRegressor(RegressorMixin, ProbeEstimator):
+    """Ridge probe of numbers in closed form, with its neurons ranked.
+
+    It minimises the mean squared error of the standardised numbers plus l2 |u|^2, where u are the weights on columns
+    that are divided by their standard deviations. A column that does not vary has the weight 0. A prediction is the
+    mean of the numbers plus the weights times the columns, which are centred only with `fit_intercept=True`.
+
+    Args:
+        l2: Strength of the squared l2 penalty, above 0. `auto` chooses it by R² on rows that are held out, on a grid of
+            half decades, and then fits the probe to all rows.
+        fit_intercept: Whether columns are centred; their contributions are then to the difference from the mean.
+        penalty_space: What each column is divided by before its weights are penalised: its standard deviation (sd),
+            its root mean square (rms), or 1 (raw).
+        validation_fraction: Share of the groups that `l2="auto"` holds out, at least one.
+        rotations: Number of random rotations whose directions the columns are compared with, on the training rows; at
+            least 19, or 0 for none. They are measured when first asked for.
+        random_state: Seed of which are held out, and of the rotations: nothing else is random.
+
+    Attributes:
+        coef_: Weights on the columns as they are, shape (n_features,).
+        intercept_: Prediction where all columns are 0; without `fit_intercept`, the mean of the numbers.
+        contributions_: Mean over the rows of |weight x activation|, in the unit of the numbers, shape (n_features,).
+        neurons_: The columns ranked by it, with their shares of the sum, with `direction_p`, the share of the rotations
+            whose largest direction contributes as much, and with `above_directions`, whether that is at most .05.
+        basis_: How concentrated contributions are on columns, and on the directions of random rotations: a row for
+            contributions as they are, and one for those without the columns' means, as in `basis.csv`. Empty without
+            rotations, and where the probe is not at its optimum.
+        gap_: Upper bound on the objective's distance to its minimum, as a share of the numbers' variance.
+        l2_: The penalty that was used.
+        validation_scores_: R² on the rows held out by each penalty, the mean of the other rows as the constant answer;
+            None unless `l2="auto"`.
+        split_: Indices of the rows that were kept and held out for it, as `cv=[split_]` takes them; None likewise.
+        n_iter_: Number of passes, which is 1.
+        n_features_in_: Number of columns.
+        feature_names_in_: Their names, where X had names.
+    """
+
+    def __init__(
+        self,
+        *,
+        l2: float | Literal["auto"] = USUAL.l2,
+        fit_intercept: bool = USUAL.bias,
+        penalty_space: Literal["sd", "rms", "raw"] = USUAL.penalty_space,
+        validation_fraction: float = 0.1,
+        rotations: int = 20,
+        random_state: Any = 0,
+    ) -> None:
+        self.l2 = l2
+        self.fit_intercept = fit_intercept
+        self.penalty_space = penalty_space
+        self.validation_fraction = validation_fraction
+        self.rotations = rotations
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> ProbeRegressor:
+        """Fit the probe to the rows of X.
+
+        Args:
+            X: Activations, shape (n_rows, n_features); read as float32, as everywhere in this package.
+            y: Number of each row.
+            groups: As for `ProbeClassifier`.
+
+        Raises:
+            ValueError: If the numbers do not vary, a value is not finite in float32, or a parameter is out of range.
+        """
+        X, y = self._read(X, y=y, y_numeric=True, ensure_min_samples=2)
+
+        def fit(asked: Asked) -> Fitted:
+            return fit_numbers(X, y.astype(np.float64), asked)
+
+        names = {"l2": self.l2, "bias": self.fit_intercept, "penalty_space": self.penalty_space}
+        found = self._fit(fit, names, groups, len(X), None)
+        self.coef_, self.intercept_ = found.weight[0], float(found.intercept[0])
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Return the predicted number of each row, shape (n_rows,)."""
+        return self._outputs(X)[:, 0]

@@ -1,0 +1,443 @@
+"""How good rankings are, judged by probes of their first, last and of random neurons, and how many are enough.
+
+For how many are enough, probes read a ranking's first k neurons alone, and all neurons but these, as k grows. They are
+compared with several draws of k random neurons and with the ranking's last k. The smallest number that does nearly as
+well as all neurons is chosen on validation tokens, because a choice on the test tokens would be biased in its own
+favour. (Dalvi et al. 2020, arXiv 2004.04010, ask the same of a task: how few neurons it needs.) A ranking that is
+itself a mean over the test tokens, such as `contribution`, has nevertheless seen them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from probing.activations.store import Plan, Shard
+from probing.data.examples import Activations, Examples, Sides, n_constants, read
+from probing.data.labelling import thin
+from probing.probes import closed_forms
+from probing.probes.rankings import LayerData, Ranking
+from probing.probes.solvers import Problem
+from probing.probes.training import LayerFit, Lbfgs, Training, train_probes, train_variants
+from probing.statistics import accuracy_interval
+from probing.tables import is_top, smallest
+from probing.text.tokens import Tokens
+
+# Default numbers of neurons; those that exceed the layer's width are left out.
+SIZES = (10, 50, 100)
+
+# Default number of random draws of neurons.
+DRAWS = 10
+
+# The linear probes are trained on at most so many tokens; where there are more, whole sentences are drawn evenly.
+MOST_TOKENS = 50_000
+
+# Largest distance of these probes from their optimum, in nats. On the built-in model's layer 6 accuracies are within
+# .002 of those at a tenth of it.
+TOLERANCE = 1e-2
+
+# Probability that any of the choices of a layer is called better than chance although none is.
+BY_CHANCE = 0.05
+
+# The columns that identify a row.
+EVALUATION_KEY = ("layer", "ranking", "probe", "from", "k", "draw")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A choice of neurons, on which a probe is trained or tested alone.
+
+    Args:
+        ranking: Name of the ranking that chose them; `random` if none did.
+        end: `top`, `bottom` or `random`.
+        draw: Number of the random draw, from 1; None if they are not random.
+        neurons: Indices of the neurons.
+    """
+
+    ranking: str
+    end: str
+    draw: int | None
+    neurons: Sequence[int]
+
+
+class Views:
+    """A store that has views in place of layers: choices of neurons of one layer of another store.
+
+    Dead neurons read as 0. Constants that the store has beside its neurons are in every view.
+
+    Args:
+        store: Store of the activations.
+        layer: Layer number in that store.
+        views: The neurons of each view, equally many in all.
+        dead: Which neurons of the layer are dead, shape (d_model,), bool.
+    """
+
+    def __init__(self, store: Activations, layer: int, views: Sequence[Sequence[int]], dead: Tensor) -> None:
+        self.store, self.layer, self.dead = store, layer, dead
+        self.tokens: Tokens = store.tokens
+        self.n_constants = n_constants(store)
+        constants = range(store.plan.d_model - self.n_constants, store.plan.d_model)
+        self.views = [torch.tensor([*neurons, *constants]) for neurons in views]
+        self.plan: Plan = replace(store.plan, d_model=len(self.views[0]))
+        # The last shard read, since every view reads it; stored by neuron, so that some can be taken alone.
+        self._shard: tuple[int, Tensor] | None = None
+
+    def shard_tokens(self, shard: Shard) -> slice:
+        """Return the rows of the token table that belong to the shard."""
+        return self.store.shard_tokens(shard)
+
+    def read(self, view: int, shard: int) -> Tensor:
+        """Return a shard's activations of one view, shape (n, n_chosen)."""
+        if self._shard is None or self._shard[0] != shard:
+            self._shard = shard, self.store.read(self.layer, shard).masked_fill(self.dead, 0).T.contiguous()
+        return self._shard[1][self.views[view]].T
+
+
+def choices(rankings: Mapping[str, Ranking], data: LayerData, k: int, draws: int) -> list[Chosen]:
+    """Return the first and the last k neurons of each ranking except `random`, and `draws` draws of k random ones."""
+    ends = {"top": slice(None, k), "bottom": slice(-k, None)}
+    chosen = [
+        Chosen(name, end, None, ranking.order[where].tolist())
+        for name, ranking in rankings.items()
+        if name != "random"
+        for end, where in ends.items()
+    ]
+    return chosen + [Chosen("random", "random", draw, data.draw(k, draw)) for draw in range(1, draws + 1)]
+
+
+def evaluate(
+    rankings: Mapping[str, Ranking], data: LayerData, sides: Sides, sizes: Sequence[int], draws: int
+) -> list[dict[str, Any]]:
+    """Return a row for each ranking, probe, end and size, as in `evaluation.csv`, measured on the test tokens.
+
+    `above_chance` is `yes` where the lower end of the accuracy's interval exceeds the accuracy of the majority class
+    and that of every draw of k random neurons. Rows of random draws have no such verdict. The interval used is at the
+    level that leaves 5% for all choices of the layer together (Bonferroni), and is wider than the one in the row.
+
+    Args:
+        rankings: Rankings by name.
+        data: Data of the layer.
+        sides: Examples and their classes.
+        sizes: Numbers of neurons, each at least 1 and at most d_model.
+        draws: Number of draws of random neurons for each size.
+    """
+    test = sides.test
+    labels, n_tokens = torch.from_numpy(test.labels[test.labels >= 0]), test.clusters(test.tokens_by_sentence())
+    majority = float((labels == int(sides.train.counts(len(sides.classes)).argmax())).double().mean())
+    rows = []
+    for k in sizes:
+        chosen = choices(rankings, data, k, draws)
+        n_judged = len(sizes) * len(PROBES) * (len(chosen) - draws)  # the same for every size
+        for probe, judge in PROBES.items():
+            judged = judge(chosen, data, sides)
+            right = [float(found.correct_by_sentence.sum() / len(labels)) for found in judged]
+            by_chance = [majority, *(a for c, a in zip(chosen, right, strict=True) if c.end == "random")]
+            for choice, found, accuracy in zip(chosen, judged, right, strict=True):
+                correct = test.clusters(found.correct_by_sentence)
+                low, high = accuracy_interval(correct, n_tokens)
+                cautious, _ = accuracy_interval(correct, n_tokens, 1 - 2 * BY_CHANCE / max(n_judged, 1))
+                bits = closed_forms.entropy(labels) - found.cross_entropy / math.log(2)
+                rows.append({
+                    "layer": data.layer, "ranking": choice.ranking, "probe": probe, "from": choice.end, "k": k,
+                    **({"draw": choice.draw} if choice.draw else {}),
+                    "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "majority_accuracy": majority,
+                    **({} if choice.draw else {"above_chance": "yes" if cautious > max(by_chance) else "no"}),
+                    "cross_entropy": found.cross_entropy, "mutual_information": bits,
+                    "share_of_entropy": bits / closed_forms.entropy(labels),
+                    "n_train_tokens": found.n_train_tokens, "n_test_tokens": len(labels),
+                })  # fmt: skip
+    return rows
+
+
+class Judged(NamedTuple):
+    """The result of one probe on the test tokens.
+
+    Args:
+        cross_entropy: Mean cross-entropy, in nats.
+        correct_by_sentence: Number of correctly predicted tokens in each sentence of the test corpus.
+        n_train_tokens: Number of tokens that the probe was trained on.
+    """
+
+    cross_entropy: float
+    correct_by_sentence: NDArray[np.int64]
+    n_train_tokens: int
+
+
+def linear(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:
+    """Train a linear probe on each choice of neurons, all in one stack, with the run's penalty, and test it."""
+    neurons = [choice.neurons for choice in chosen]
+    few = replace(sides, train=thin(sides.train, MOST_TOKENS, data.seed))
+    viewed = few.each(lambda examples: of_views(examples, data.layer, neurons, data.moments.dead))
+    fits = train_probes(viewed, range(len(chosen)), rough_training(data))
+    return [Judged(fit.metrics["cross_entropy"], fit.correct_by_sentence, few.train.n_tokens) for fit in fits]
+
+
+def of_views(examples: Examples, layer: int, views: Sequence[Sequence[int]], dead: Tensor) -> Examples:
+    """Return the examples with views of a layer in place of layers; see `Views`."""
+    return replace(examples, store=Views(examples.store, layer, views, dead))
+
+
+def rough_training(data: LayerData) -> Training:
+    """Return training options for probes that are only tested: the run's penalty, solved to `TOLERANCE`."""
+    return Training(data.penalty, Lbfgs(TOLERANCE), data.scaling.space)
+
+
+def of_gaussians(chosen: Sequence[Chosen], data: LayerData, sides: Sides) -> list[Judged]:
+    """Test a Gaussian probe of each choice of neurons; dead neurons are left out."""
+    live = [[i for i in choice.neurons if not data.moments.dead[i]] for choice in chosen]
+    drawn = [i for i in data.draw(len(chosen[0].neurons), 0) if not data.moments.dead[i]]
+    probe = closed_forms.choose_shared(data.classes, *data.validation, drawn)
+    nats = torch.zeros(len(chosen), dtype=torch.float64)
+    right = torch.zeros(len(chosen), sides.test.store.tokens.n_sentences, dtype=torch.int64)
+    for batch in read(sides.test, [data.layer]):
+        for i, neurons in enumerate(live):
+            log_p = probe.log_p(batch.hidden_states[0], neurons)
+            nats[i] -= log_p.gather(1, batch.labels[:, None]).sum()
+            right[i].index_add_(0, batch.sentences, (log_p.argmax(1) == batch.labels).long())
+    n_train = int(data.classes.counts.sum())
+    means = (nats / sides.test.n_tokens).tolist()
+    return [Judged(mean, correct.numpy(), n_train) for mean, correct in zip(means, right, strict=True)]
+
+
+# The probes that judge rankings, by name.
+PROBES = {"linear": linear, "gaussian": of_gaussians}
+
+# The same of the probes as k grows.
+COUNTS = (1, 2, 5, 10, 20, 50, 100, 200)
+
+# Bisection finds the smallest sufficient number to within a fiftieth of itself.
+PRECISION = 50
+
+# The columns that identify a row.
+CURVE_KEY = ("layer", "ranking", "kind", "from", "k", "draw")
+
+# A probe reads only the k neurons, or all neurons without these.
+KINDS = ("only", "without")
+
+Row = Mapping[str, Any]
+
+
+def curves(
+    rankings: Mapping[str, Ranking],
+    data: LayerData,
+    sides: Sides,
+    sizes: Sequence[int],
+    draws: int,
+    say: Callable[[str], None] = lambda message: None,
+) -> list[dict[str, Any]]:
+    """Return a row for each ranking, kind, end, number and draw, as in `curves.csv`.
+
+    Each ranking has further rows `only` of the `top`: for all d_model neurons, and for the numbers tried by bisection.
+
+    Args:
+        rankings: Rankings by name; `random` is left out, since random neurons are compared with every ranking.
+        data: Data of the layer.
+        sides: Examples and their classes, some of them in validation.
+        sizes: Numbers of neurons, each at least 1 and less than d_model.
+        draws: Number of draws of random neurons for each size.
+        say: Receives one-line progress messages.
+    """
+    measure = _Measure(data, sides)
+    named = {name: ranking for name, ranking in rankings.items() if name != "random"}
+    rows = []
+    for kind in KINDS:
+        for k in sizes:
+            say(f"layer {data.layer}: {kind} {k} neurons")
+            rows += measure(kind, choices(named, data, k, draws))
+    for name, ranking in named.items():
+        tops = measure.full(name) + [row for row in rows if row["ranking"] == name and is_top(row)]
+        while between := _between(tops):
+            say(f"layer {data.layer}: {name}, smallest number of neurons, {between}")
+            tops += measure("only", [Chosen(name, "top", None, ranking.order[:between].tolist())])
+        rows += [row for row in tops if row["k"] not in sizes]
+    return rows
+
+
+def _between(tops: Sequence[Row]) -> int | None:
+    """Return the middle of the smallest sufficient number and the next lower one tried; None once they are close."""
+    high = smallest(tops)["k"]
+    low = max((row["k"] for row in tops if row["k"] < high), default=0)
+    return (low + high) // 2 if high - low > max(1, high // PRECISION) else None
+
+
+class _Measure:
+    """Trains probes of some neurons of one layer and returns their rows.
+
+    Args:
+        data: Data of the layer.
+        sides: Examples and their classes.
+    """
+
+    def __init__(self, data: LayerData, sides: Sides) -> None:
+        self.data, self.d_model = data, len(data.moments.sd)
+        self.sides = replace(sides, train=thin(sides.train, MOST_TOKENS, data.seed))
+        self.training = rough_training(data)
+        (self.of_all,) = train_probes(self.sides, [data.layer], self.training)
+
+    def __call__(self, kind: str, chosen: Sequence[Chosen]) -> list[dict[str, Any]]:
+        """Return the rows of choices of neurons; all choices have equally many, fewer than d_model."""
+        neurons = [list(choice.neurons) for choice in chosen]
+        rest = [sorted(set(range(self.d_model)) - set(some)) for some in neurons]
+        return self._rows(kind, chosen, self._train(neurons if kind == "only" else rest))
+
+    def full(self, ranking: str) -> list[dict[str, Any]]:
+        """Return the row of the probe of all neurons, as a row of the given ranking."""
+        return self._rows("only", [Chosen(ranking, "top", None, range(self.d_model))], [self.of_all])
+
+    def _train(self, kept: Sequence[Sequence[int]]) -> list[LayerFit]:
+        """Train a probe on each set of neurons; the returned weights are those of all neurons, (n_classes, d_model).
+
+        Up to half of the neurons are trained as a narrow problem of their own columns. For more, starting from the
+        probe of all neurons takes a third to a sixth of the time (measured without one, and without ten, neurons of the
+        built-in model's last layer).
+        """
+        layer, dead, train_on = self.data.layer, self.data.moments.dead, self.sides
+        if len(kept[0]) <= self.d_model // 2:
+            viewed = train_on.each(lambda examples: of_views(examples, layer, kept, dead))
+            narrow = train_probes(viewed, range(len(kept)), self.training)
+            return [
+                replace(fit, weight=torch.zeros_like(self.of_all.weight).index_copy_(1, torch.tensor(some), fit.weight))
+                for fit, some in zip(narrow, kept, strict=True)
+            ]
+        none = torch.zeros(self.d_model, dtype=torch.bool)
+        problems = [
+            Problem(f"probe_{i}", 0, self.data.penalty, neurons=none.index_fill(0, torch.tensor(some), True))
+            for i, some in enumerate(kept)
+        ]
+        return train_variants(train_on, [layer], [self.of_all], problems, self.training, test=True)
+
+    def _rows(self, kind: str, chosen: Sequence[Chosen], fits: Sequence[LayerFit]) -> list[dict[str, Any]]:
+        test, data = self.sides.test, self.data
+        n_tokens = test.clusters(test.tokens_by_sentence())
+        intervals = [accuracy_interval(test.clusters(fit.correct_by_sentence), n_tokens) for fit in fits]
+        validation = _accuracies(self.sides.validation, fits, data.layer)
+        return [
+            {
+                "layer": data.layer, "ranking": choice.ranking, "kind": kind, "from": choice.end,
+                "k": len(choice.neurons), **({"draw": choice.draw} if choice.draw else {}),
+                "accuracy": float(fit.correct_by_sentence.sum() / test.n_tokens),
+                "accuracy_low": interval[0], "accuracy_high": interval[1],
+                "cross_entropy": fit.metrics["cross_entropy"], "validation_accuracy": accuracy,
+                "n_train_tokens": self.sides.train.n_tokens, "n_test_tokens": test.n_tokens,
+            }
+            for choice, fit, interval, accuracy in zip(chosen, fits, intervals, validation.tolist(), strict=True)
+        ]  # fmt: skip
+
+
+def _accuracies(examples: Examples, fits: Sequence[LayerFit], layer: int) -> NDArray[np.float64]:
+    """Return the accuracy of each probe of one layer, shape (n_fits,); the weights are those of all neurons."""
+    weight = torch.stack([fit.weight for fit in fits])
+    right = torch.zeros(len(fits), dtype=torch.int64)
+    for batch in read(examples, [layer]):
+        right += ((batch.hidden_states[0] @ weight.mT).argmax(2) == batch.labels).sum(1)
+    return (right.double() / examples.n_tokens).numpy()
+
+
+Rows = list[dict[str, Any]]
+
+
+def heads_of(n_neurons: int, n_heads: int) -> list[range]:
+    """Return the neurons of each head; heads have equally many, in order."""
+    width = n_neurons // n_heads
+    return [range(head * width, (head + 1) * width) for head in range(n_heads)]
+
+
+def head_contributions(layer: int, contribution: Tensor, n_heads: int) -> Rows:
+    """Return a row per head with its part of the layer's contributions, as in `heads.csv`; heads are counted from 1.
+
+    Args:
+        layer: Layer number.
+        contribution: Contribution of each neuron, shape (n_neurons,).
+        n_heads: Number of heads.
+    """
+    total = float(contribution.sum())
+    rows = []
+    for head, neurons in enumerate(heads_of(len(contribution), n_heads), start=1):
+        own = float(contribution[neurons.start : neurons.stop].sum())
+        rows.append({
+            "layer": layer, "head": head, "first_neuron": neurons.start, "n_neurons": len(neurons),
+            "contribution": own, "share": own / total if total else own,
+        })  # fmt: skip
+    return rows
+
+
+def head_accuracies(sides: Sides, fit: LayerFit, n_heads: int, training: Training, seed: int) -> Rows:
+    """Train a probe on each head's slice and on random slices of its width, all in one stack; return a row per head.
+
+    `above_chance` is `yes` where the lower end of the accuracy's interval exceeds the accuracy of the majority class
+    and that of every random slice; that interval is at the level that leaves 5% for all heads of the layer together
+    (Bonferroni) and is wider than the one in the row.
+
+    Args:
+        sides: Examples and their classes.
+        fit: The layer's probe, for its moments.
+        n_heads: Number of heads.
+        training: Settings of the layer's probe; these probes have its penalty.
+        seed: Seed of the random slices, and of the sample of the training tokens where not all are used.
+    """
+    d_model = fit.weight.shape[1] - n_constants(sides.train.store)
+    slices = [list(neurons) for neurons in heads_of(d_model, n_heads)]
+    slices += [_drawn(d_model, len(slices[0]), fit.layer, draw, seed) for draw in range(1, DRAWS + 1)]
+    few = replace(sides, train=thin(sides.train, MOST_TOKENS, seed))
+    viewed = few.each(lambda examples: of_views(examples, fit.layer, slices, fit.moments.dead))
+    roughly = replace(training.for_measuring(), solver=Lbfgs(TOLERANCE))
+    fits = train_probes(viewed, range(len(slices)), roughly, f"heads of layer {fit.layer}")
+    test, majority = sides.test, int(sides.train.counts(len(sides.classes)).argmax())
+    n_tokens, of_majority = test.clusters(test.tokens_by_sentence()), float((_classes(sides) == majority).mean())
+    accuracies = [float(one.correct_by_sentence.sum() / test.n_tokens) for one in fits]
+    drawn, rows = accuracies[n_heads:], []
+    for accuracy, one in zip(accuracies[:n_heads], fits, strict=False):
+        correct = test.clusters(one.correct_by_sentence)
+        low, high = accuracy_interval(correct, n_tokens)
+        cautious, _ = accuracy_interval(correct, n_tokens, 1 - 2 * BY_CHANCE / n_heads)
+        rows.append({
+            "accuracy": accuracy, "accuracy_low": low, "accuracy_high": high, "majority_accuracy": of_majority,
+            "random_accuracy": float(np.mean(drawn)), "random_lowest": min(drawn), "random_highest": max(drawn),
+            "n_random": len(drawn), "above_chance": "yes" if cautious > max(of_majority, *drawn) else "no",
+            "n_train_tokens": few.train.n_tokens, "n_test_tokens": test.n_tokens,
+        })  # fmt: skip
+    return rows
+
+
+def head_rows(
+    sides: Sides,
+    fits: Sequence[LayerFit],
+    contributions: Sequence[Tensor],
+    n_heads: int,
+    training: Training | None,
+    seed: int,
+) -> Rows:
+    """Return a row per layer and head, as in `heads.csv`.
+
+    Args:
+        sides: Examples and their classes.
+        fits: The probe of each layer.
+        contributions: Contribution of each neuron, by layer, each of shape (n_neurons,).
+        n_heads: Number of heads.
+        training: Settings of the probes; None measures no accuracies.
+        seed: Seed of the random slices.
+    """
+    rows = []
+    for fit, contribution in zip(fits, contributions, strict=True):
+        shares = head_contributions(fit.layer, contribution, n_heads)
+        measured: Rows = head_accuracies(sides, fit, n_heads, training, seed) if training else [{}] * n_heads
+        rows += [{**share, **accuracy} for share, accuracy in zip(shares, measured, strict=True)]
+    return rows
+
+
+def _drawn(d_model: int, n_neurons: int, layer: int, draw: int, seed: int) -> list[int]:
+    """Return randomly drawn neurons of a layer, ascending; each number `draw` gives an independent draw."""
+    generator = np.random.default_rng([seed, layer, draw])
+    return sorted(generator.permutation(d_model)[:n_neurons].tolist())
+
+
+def _classes(sides: Sides) -> Any:
+    """Return the class of each test token."""
+    return sides.test.labels[sides.test.labels >= 0]

@@ -1,0 +1,702 @@
+"""The ranked neuron table of a layer, each row with the evidence that lets a reader believe it or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from probing.data.examples import Examples, Sides, read_clusters, read_share
+from probing.data.labelling import thin
+from probing.probes.closed_forms import Decomposed, NumberFit, errors_of
+from probing.probes.rankings import ClassMagnitudes, class_magnitudes, mean_contribution
+from probing.probes.removal import (
+    PENALTIES,
+    REMOVED,
+    AblationEffect,
+    Outcome,
+    Stability,
+    bootstrap,
+    matched,
+    penalty_stability,
+    stability_of,
+)
+from probing.probes.solvers import centre_over_classes
+from probing.probes.training import LayerFit
+from probing.runtime.processes import sum_over_ranks
+from probing.statistics import ranked, ratio_interval, ratio_p_value
+from probing.statistics.chance import discovery_rates, random_rotation
+from probing.statistics.label_scores import (
+    ConditionalAccumulator,
+    Separation,
+    SeparationAccumulator,
+    StratumMeans,
+    WithinStrata,
+    neurons_at_a_time,
+    strata_with_several,
+)
+from probing.statistics.moments import Moments, PenaltySpace, Scaling
+from probing.tables import BASIS_KINDS, CONCENTRATION, FAR, FIRST, NEGLIGIBLE, UNINFORMATIVE, UNRESOLVED
+from probing.tables.evidence_sentences import ALPHA
+from probing.tables.schema import FALSE_DISCOVERIES, GIVEN, NEURONS
+
+# Test tokens that are read, whole sentences drawn evenly.
+N_TOKENS = 4_000
+
+# Numbers at a time, so that a wide layer takes no more memory than a narrow one.
+AT_A_TIME = 2**17
+
+# Sums of equal parts differ in the last bits alone.
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Contributions of a layer's neurons and of the directions of rotations, on the same test tokens.
+
+    The first axis is of `BASIS_KINDS`: contributions as they are, and with the means over training tokens subtracted.
+
+    Args:
+        neurons: Mean contribution of each neuron, 0 for dead ones, shape (2, d_model), float64.
+        directions: Mean contribution of each direction, highest first, shape (2, n_rotations, n_live), float64.
+        n_tokens: Number of test tokens.
+    """
+
+    neurons: Tensor
+    directions: Tensor
+    n_tokens: int
+
+    @property
+    def n_rotations(self) -> int:
+        """Number of rotations."""
+        return self.directions.shape[1]
+
+    @property
+    def p(self) -> Tensor:
+        """Share of the rotations, and of the neurons, whose largest direction contributes as much; (2, d_model)."""
+        return torch.stack([shares_above(*pair) for pair in zip(self.neurons, self.directions, strict=True)])
+
+    @property
+    def columns(self) -> dict[str, list[Any]]:
+        """Which neurons contribute more than directions, with the share of rotations in which they do not."""
+        plain, centred = self.p.tolist()
+        above = ["yes" if p <= ALPHA else "no" for p in plain]
+        return {"direction_p": plain, "direction_p_centred": centred, "above_directions": above}
+
+
+def shares_above(neurons: Tensor, directions: Tensor) -> Tensor:
+    """Return the share of the rotations, and of the neurons, whose largest direction scores as much as each neuron.
+
+    Args:
+        neurons: Score of each neuron, shape (n,).
+        directions: Score of each direction, highest first, shape (n_rotations, n_live).
+    """
+    largest = directions[:, :1].sum(-1)  # 0 where no neuron is live
+    reached = largest[:, None] >= neurons * (1 - ROUNDING)
+    return (1 + reached.sum(0)).double() / (1 + len(directions))
+
+
+def comparison(
+    test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
+) -> Callable[[], Directions]:
+    """Read some of a layer's test tokens, divided among ranks, and return what measures neurons and directions on them.
+
+    Args:
+        test: Test examples.
+        layer: Layer number.
+        weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
+        moments: Moments of the layer's training tokens.
+        space: By what neurons are divided before they are rotated, as before their weights are penalised.
+        n_rotations: Number of rotations.
+        seed: Seed of the rotations, and of the sample of the tokens where not all are used.
+
+    """
+    scaling, live = Scaling(moments, space), ~moments.dead
+    weights = scaling.scaled_weight(centre_over_classes(weight.double()))[:, live]
+    mean = scaling.features(moments.mean)[live]
+    states, labels = _sample(thin(test, N_TOKENS, seed), layer, scaling, live, len(weight))
+    return partial(_compared, states, labels, mean, weights, live, int(layer), n_rotations, seed)
+
+
+def measure_directions(
+    test: Examples, layer: int, weight: Tensor, moments: Moments, space: PenaltySpace, n_rotations: int, seed: int
+) -> Directions:
+    """Return what neurons and directions contribute, as `comparison` measures it."""
+    return comparison(test, layer, weight, moments, space, n_rotations, seed)()
+
+
+def _compared(
+    states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor, live: Tensor, layer: int, n_rotations: int, seed: int
+) -> Directions:
+    n_live, width = states.shape[1], len(live)
+    if not n_live:
+        return Directions(torch.zeros(2, width), torch.zeros(2, n_rotations, 0), len(labels))
+    sums = torch.zeros(2, 1 + n_rotations, n_live, dtype=torch.float64)
+    sums[:, 0] = _sums(states, labels, mean, weights)
+    for draw in range(n_rotations):
+        rotate = random_rotation(n_live, seed, layer, draw)
+        turned_mean, turned_weights = rotate(mean[None])[0], rotate(weights)
+        for part, own in zip(_parts(states), _parts(labels, n_live), strict=True):
+            sums[:, 1 + draw] += _sums(rotate(part), own, turned_mean, turned_weights)
+    n_tokens = int(sum_over_ranks(torch.tensor(len(labels))))
+    means = sum_over_ranks(sums) / max(n_tokens, 1)
+    neurons = torch.zeros(2, width, dtype=torch.float64)
+    neurons[:, live] = means[:, 0]
+    return Directions(neurons, means[:, 1:].sort(-1, descending=True).values, n_tokens)
+
+
+def _parts(rows: Tensor, width: int = 0) -> Sequence[Tensor]:
+    return rows.split(max(1, AT_A_TIME // (width or rows.shape[1])))
+
+
+def _sample(examples: Examples, layer: int, scaling: Scaling, live: Tensor, n_classes: int) -> tuple[Tensor, Tensor]:
+    """Return this rank's scaled hidden states of live neurons, in float64, and their classes, ascending."""
+    states = [torch.zeros(0, int(live.sum()), dtype=torch.float64)]
+    labels = [torch.zeros(0, dtype=torch.int64)]
+    for batch in read_share(examples, [layer]):
+        states.append(scaling.features(batch.hidden_states[0].double())[:, live])
+        labels.append(batch.labels if n_classes > 1 else torch.zeros_like(batch.labels))
+    order = torch.cat(labels).argsort(stable=True)
+    return torch.cat(states)[order], torch.cat(labels)[order]
+
+
+def _sums(states: Tensor, labels: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
+    """Return the sums over tokens of |W[y, i] z[i]|, and of the same with z - mean in the place of z, shape (2, n)."""
+    if not len(labels):
+        return torch.zeros(2, weights.shape[1], dtype=torch.float64)
+    classes, counts = labels.unique_consecutive(return_counts=True)
+    sizes = weights[classes].abs()
+    found = []
+    for deviations in (states.abs(), (states - mean).abs_()):
+        by_class = torch.segment_reduce(deviations, "sum", lengths=counts)
+        found.append((sizes * by_class).sum(0))
+    return torch.stack(found)
+
+
+def directions_of(
+    fits: Sequence[LayerFit | NumberFit], test: Examples, space: PenaltySpace, n_rotations: int, seed: int
+) -> list[Directions | None]:
+    """Return for each layer what its neurons and the directions of rotations contribute; None without rotations.
+
+    Args:
+        fits: The probe of each layer, at its optimum.
+        test: Test examples.
+        space: By what neurons are divided before their weights are penalised.
+        n_rotations: Number of rotations.
+        seed: Seed of the rotations.
+    """
+    if not n_rotations:
+        return [None] * len(fits)
+    return [measure_directions(test, fit.layer, fit.weight, fit.moments, space, n_rotations, seed) for fit in fits]
+
+
+def basis_table(of_layers: Iterable[tuple[int, Directions | None]]) -> list[dict[str, Any]]:
+    """Return for each layer a row of contributions as they are and one of centred ones, as in `basis.csv`."""
+    return [
+        {
+            "layer": layer, "kind": kind, **concentration(found.neurons[i], found.directions[i]),
+            "n_above": int((found.p[i] <= ALPHA).sum()), "n_neurons": found.directions.shape[2],
+            "n_rotations": found.n_rotations, "n_test_tokens": found.n_tokens,
+        }
+        for layer, found in of_layers
+        if found is not None
+        for i, kind in enumerate(BASIS_KINDS)
+    ]  # fmt: skip
+
+
+def concentration(neurons: Tensor, directions: Tensor) -> dict[str, float]:
+    """Return how concentrated scores of neurons are, and beside each number that of the rotations."""
+    found: dict[str, float] = {}
+    for name, (own, *_), of_rotations in zip(
+        CONCENTRATION, _statistics(neurons[None]), _statistics(directions), strict=True
+    ):
+        sign = -1 if name == "participation_ratio" else 1  # the fewer, the more concentrated
+        reached = int((sign * of_rotations >= sign * own - ROUNDING * abs(own)).sum())
+        found |= {
+            name: float(own), f"{name}_directions": float(of_rotations.quantile(0.5)),
+            f"{name}_lowest": float(of_rotations.min()), f"{name}_highest": float(of_rotations.max()),
+            f"{name}_p": (1 + reached) / (1 + len(of_rotations)),
+        }  # fmt: skip
+    return found
+
+
+def _statistics(contributions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the share of the first, that of the first ten, and the participation ratio, of each row; 0 without sum."""
+    highest = contributions.sort(-1, descending=True).values
+    total = highest.sum(-1)
+    known = torch.where(total > 0, total, 1.0)
+    ratio = known.square() / highest.square().sum(-1).clamp(min=torch.finfo(torch.float64).tiny)
+    ratio = torch.where(total > 0, ratio, 0.0)
+    return highest[:, :1].sum(-1) / known, highest[:, :FIRST].sum(-1) / known, ratio
+
+
+def separation_given(train: Examples, layer: int, n_classes: int) -> Separation | None:
+    """Stream one layer's training examples twice, divided among ranks, and return how its neurons go with the labels.
+
+    Args:
+        train: Training examples.
+        layer: Layer number.
+        n_classes: Number of classes; of no importance where numbers are predicted.
+
+    Returns:
+        None if nothing is held fixed.
+    """
+    if train.given is None:
+        return None
+    stratum = strata_with_several(train.given, train.labels)
+    used = replace(train, labels=np.where(stratum >= 0, train.labels, -1).astype(np.int32))
+    codes, kept = used.codes(n_classes), stratum >= 0
+    between = codes.excess_between(used.labels, used.store.tokens.sentences)
+    vectors = WithinStrata.of(codes, torch.from_numpy(used.labels[kept]).long(), torch.from_numpy(stratum[kept]))
+    strata, parts = torch.from_numpy(stratum), []
+    for neurons in torch.arange(used.store.plan.d_model).split(neurons_at_a_time(vectors.labels.shape[1])):
+        here = slice(int(neurons[0]), int(neurons[-1]) + 1)
+        means = StratumMeans.empty(len(vectors.sizes), len(neurons))
+        for batch, _ in read_clusters(used, [layer]):
+            means.add(batch.hidden_states[0][:, here].double(), strata[batch.rows], batch.sentences)
+        means = StratumMeans(sum_over_ranks(means.states), sum_over_ranks(means.of_sentences)).over(vectors.sizes)
+        sums = ConditionalAccumulator(means, vectors, between)
+        for batch, clusters in read_clusters(used, [layer]):
+            sums.update(batch.hidden_states[0][:, here], strata[batch.rows], batch.labels, batch.sentences, clusters)
+        sums.all_reduce(sum_over_ranks)
+        parts.append(sums.result())
+    return Separation.of_all(parts)
+
+
+def compared_with(train: Examples) -> dict[str, int]:
+    """Return the numbers of training tokens that are compared, and of the values that they have."""
+    assert train.given is not None
+    stratum = strata_with_several(train.given, train.labels)
+    return {"n_tokens": int((stratum >= 0).sum()), "n_values": int(stratum.max(initial=-1)) + 1}
+
+
+# A neuron is flagged `offset` where centring leaves less than this share of its contribution.
+OFFSET_BELOW = 0.5
+
+_OUTCOMES: Mapping[Outcome, str] = {"seen": "", "negligible": f", {NEGLIGIBLE}", "unresolved": f", {UNRESOLVED}"}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a layer's neurons beyond the probe's weights.
+
+    Args:
+        moments: Moments of the training tokens.
+        magnitudes: Class magnitudes of the test tokens.
+        separation: How the neurons separate the classes, on the training tokens.
+        unique: Estimated loss of the probe without each neuron, shape (d_model,), or None.
+        stability: Stability of the ranking over bootstraps of the training sentences, or None.
+        penalty_stability: Columns of `accuracy.csv`; empty if no other penalty was tried.
+        ablation_effects: Effect of retraining without a neuron, by neuron, for those that were removed.
+        matched: Neurons among these that were removed only for comparison.
+        contribution_with_intercept: Mean over tokens of |W[y, i] * (v[i] - mean(v[i]))| with the weights of a probe
+            with an intercept, shape (d_model,), or None.
+        given: How the neurons separate the classes among training tokens that are alike in what is held fixed, or None.
+        control_task_share: Share of each neuron in the contributions to probes of the control task, shape (d_model,),
+            or None.
+        directions: What the directions of random rotations contribute, or None.
+    """
+
+    moments: Moments
+    magnitudes: ClassMagnitudes
+    separation: Separation
+    unique: Tensor | None = None
+    stability: Stability | None = None
+    penalty_stability: Mapping[str, float] = field(default_factory=dict)
+    ablation_effects: Mapping[int, AblationEffect] = field(default_factory=dict)
+    matched: Sequence[int] = ()
+    contribution_with_intercept: Tensor | None = None
+    given: Separation | None = None
+    control_task_share: Tensor | None = None
+    directions: Directions | None = None
+
+
+def collect_evidence(
+    train: Examples, test: Examples, layers: Sequence[int], moments: Sequence[Moments], n_classes: int | None
+) -> list[Evidence]:
+    """Stream the training and the test tokens, divided among ranks, and return the evidence of each layer.
+
+    Args:
+        train: Training examples.
+        test: Test examples.
+        layers: Layer numbers.
+        moments: Moments of each layer's training tokens.
+        n_classes: Number of classes; None where numbers are predicted, of which a probe has one logit, the prediction.
+    """
+    magnitudes = class_magnitudes(test, layers, [own.mean for own in moments], n_classes)
+    parts = zip(layers, moments, magnitudes, strict=True)
+    return [
+        Evidence(
+            m,
+            sums,
+            separation_of(train, layer, m, n_classes or 0),
+            given=separation_given(train, layer, n_classes or 0),
+        )
+        for layer, m, sums in parts
+    ]
+
+
+def separation_of(train: Examples, layer: int, moments: Moments, n_classes: int) -> Separation:
+    """Stream one layer's training examples, divided among ranks, and return how its neurons go with the labels.
+
+    With so many classes that the products of all neurons exceed memory, the examples are streamed several times.
+
+    Args:
+        train: Training examples.
+        layer: Layer number.
+        moments: Moments of the layer's training examples.
+        n_classes: Number of classes; of no importance where numbers are predicted.
+    """
+    codes = train.codes(n_classes)
+    between, parts = codes.excess_between(train.labels, train.store.tokens.sentences), []
+    for neurons in torch.arange(len(moments.mean)).split(neurons_at_a_time(len(codes.mean))):
+        here = slice(int(neurons[0]), int(neurons[-1]) + 1)
+        sums = SeparationAccumulator(moments.mean[here], moments.sd[here], codes, between)
+        for batch, clusters in read_clusters(train, [layer]):
+            sums.update(batch.hidden_states[0][:, here], batch.labels, batch.sentences, clusters)
+        sums.all_reduce(sum_over_ranks)
+        parts.append(sums.result())
+    return Separation.of_all(parts)
+
+
+def is_far(moments: Moments) -> Tensor:
+    """Return which live neurons have a mean far from 0 (more than `FAR` sd), shape (d_model,), bool."""
+    return (moments.mean.abs() > FAR * moments.sd) & ~moments.dead
+
+
+# Size of a correlation from which on two neurons are of one group.
+ALIKE = 0.99
+
+
+def correlated_groups(moments: Moments) -> NDArray[np.int64]:
+    """Return the lowest neuron of the group of each, chained by correlations of `ALIKE` in size; -1 of one alone."""
+    scale = torch.where(moments.dead, 0.0, 1 / moments.covariance.diagonal().clamp(min=1e-300).sqrt())
+    is_alike = (scale[:, None] * moments.covariance * scale).abs() >= ALIKE
+    _, group = connected_components(csr_array(is_alike.numpy()), directed=False)
+    _, first, size = np.unique(group, return_index=True, return_counts=True)
+    return np.where(size[group] > 1, first[group], -1)
+
+
+def order(statistic: Tensor) -> Tensor:
+    """Return neuron indices from the highest to the lowest value, equal ones by lower index."""
+    return torch.tensor([i for _, i in ranked(statistic.double().numpy())])
+
+
+def flags(
+    contribution: Tensor, contribution_centred: Tensor, q: Tensor, dead: Tensor, q_given: Tensor | None = None,
+    direction_p: Tensor | None = None,
+) -> list[str]:  # fmt: skip
+    """Return what a reader must know before believing a neuron's rank.
+
+    `dead`: the neuron hardly varies, so its weight and contribution are 0. `offset`: less than half of the
+    contribution remains once the neuron's mean is subtracted: it is large and nearly constant, and replaces
+    the intercept that the probe lacks. `no-signal`: its values differ between classes no more than under
+    chance alone. Among the layer's neurons without this flag, at most a share of
+    `FALSE_DISCOVERIES` is expected to have no signal. `confound`: it has a signal, but is not shown to have
+    one among tokens that are alike in what is held fixed, at the same rate. `direction`: a direction of a random
+    rotation contributes as much.
+
+    Args:
+        contribution: Contribution of each neuron, shape (d_model,).
+        contribution_centred: Contribution of each neuron without its mean, shape (d_model,).
+        q: Lowest false discovery rate at which each neuron counts as a signal, shape (d_model,).
+        dead: Which neurons are dead, shape (d_model,), bool.
+        q_given: The rates among tokens that are alike, shape (d_model,); None if nothing is held fixed.
+        direction_p: Share of rotations whose largest direction contributes as much, shape (d_model,); None without any.
+    """
+    offset = contribution_centred < OFFSET_BELOW * contribution
+    no_signal = q > FALSE_DISCOVERIES
+    confound = torch.zeros_like(no_signal) if q_given is None else ~no_signal & (q_given > FALSE_DISCOVERIES)
+    direction = torch.zeros_like(no_signal) if direction_p is None else direction_p > ALPHA
+    held = {
+        "offset": offset.tolist(), "no-signal": no_signal.tolist(), "confound": confound.tolist(),
+        "direction": direction.tolist(),
+    }  # fmt: skip
+    return [
+        "dead" if is_dead else " ".join(name for name, holds in held.items() if holds[i])
+        for i, is_dead in enumerate(dead.tolist())
+    ]
+
+
+def first_neurons(fits: Sequence[LayerFit | NumberFit], evidence: Sequence[Evidence], n: int) -> dict[int, list[int]]:
+    """Return the first neurons of each layer's ranking, which is by contribution."""
+    pairs = zip(fits, evidence, strict=True)
+    return {fit.layer: order(mean_contribution(fit.weight, one.magnitudes))[:n].tolist() for fit, one in pairs}
+
+
+def neuron_table(
+    layer: int, weight: Tensor, evidence: Evidence, is_informative: bool = True, n_heads: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the ranked table of a layer, one row per neuron, by contribution.
+
+    Args:
+        layer: Layer number.
+        weight: Weight of the layer's probe on raw hidden states, shape (n_classes, d_model).
+        evidence: Evidence of the layer.
+        is_informative: Whether the layer's probe beats a constant answer; where it does not, every neuron that is not
+            dead has this as its only flag.
+        n_heads: Number of heads that the neurons belong to, equally many to each in order; None if to none.
+    """
+    contribution = mean_contribution(weight, evidence.magnitudes)
+    centred = mean_contribution(weight, evidence.magnitudes, centred=True)
+    mean, total = float(contribution.mean()), float(contribution.sum())
+    dead, separation = evidence.moments.dead, evidence.separation
+    # A dead neuron's variance is rounding error, so its share explained by class means nothing.
+    p = torch.where(dead, 1.0, separation.p)
+    q = discovery_rates(p, ~dead)
+    given = _given_columns(evidence)
+    beside = evidence.directions
+    flag = flags(contribution, centred, q, dead, given.get("given_q"), None if beside is None else beside.p[0])
+    if not is_informative:
+        flag = [own if own == "dead" else UNINFORMATIVE for own in flag]
+    width = len(contribution) // (n_heads or 1)
+    columns: dict[str, Any] = {
+        **({"head": [1 + i // width for i in range(len(contribution))]} if n_heads else {}),
+        "contribution": contribution.tolist(),
+        "ratio": (contribution / mean if mean else contribution).tolist(),
+        "share": (contribution / total if total else contribution).tolist(),
+        "contribution_centred": centred.tolist(),
+        "eta_squared": torch.where(dead, 0.0, separation.eta_squared).tolist(),
+        "eta_squared_z": torch.where(dead, 0.0, separation.z).tolist(),
+        "eta_squared_p": p.tolist(),
+        "eta_squared_q": q.tolist(),
+        **{name: values.tolist() for name, values in given.items()},
+        "mean": evidence.moments.mean.tolist(),
+        "sd": evidence.moments.sd.tolist(),
+        "flag": flag,
+        **({} if beside is None else beside.columns),
+    }
+    groups = correlated_groups(evidence.moments)
+    if (groups >= 0).any():
+        columns["correlated_group"] = [None if group < 0 else group for group in groups.tolist()]
+    if (share := evidence.control_task_share) is not None:
+        columns["control_task_share"] = share.tolist()
+        columns["selectivity"] = (contribution / (total or 1) - share).tolist()
+    if evidence.unique is not None:
+        columns["unique"] = evidence.unique.tolist()
+    if evidence.stability is not None:
+        columns["rank_low"] = evidence.stability.rank_low.tolist()
+        columns["rank_high"] = evidence.stability.rank_high.tolist()
+    if evidence.contribution_with_intercept is not None:
+        pairs = zip(evidence.contribution_with_intercept.tolist(), is_far(evidence.moments).tolist(), strict=True)
+        columns["contribution_companion"] = [value if far else None for value, far in pairs]
+    rows = [
+        {"layer": layer, "rank": rank, "neuron": i, **{name: values[i] for name, values in columns.items()}}
+        for rank, i in ranked(contribution.numpy())
+    ]
+    if beside is not None:
+        lowest, highest = (ends.tolist() for ends in beside.directions[0].aminmax(dim=0))
+        for row, low, high in zip(rows, lowest, highest, strict=False):  # dead neurons, the last ones, have none
+            row |= {"direction_lowest": low, "direction_highest": high}
+    for row in rows if evidence.ablation_effects else ():
+        row |= _removal_columns(evidence.ablation_effects.get(row["neuron"]), row["neuron"] in evidence.matched)
+    return rows
+
+
+def _given_columns(evidence: Evidence) -> dict[str, Tensor]:
+    """Return how neurons go with the labels with something held fixed; nothing if nothing is."""
+    if (given := evidence.given) is None:
+        return {}
+    dead = evidence.moments.dead
+    p = torch.where(dead, 1.0, given.p)
+    values = (torch.where(dead, 0.0, given.eta_squared), torch.where(dead, 0.0, given.z), p, discovery_rates(p, ~dead))
+    return dict(zip((column.name for column in GIVEN), values, strict=True))
+
+
+def _removal_columns(effect: AblationEffect | None, is_matched: bool) -> dict[str, Any]:
+    """Return the result of retraining without a neuron; the cells are empty for neurons that were not removed."""
+    if effect is None:
+        return dict.fromkeys((*NEURONS["cross_entropy_without"].names, "removed"))
+    how = ("matched" if is_matched else "top") + _OUTCOMES[effect.outcome]
+    loss = dict(zip(NEURONS["cross_entropy_without"].names, (effect.value, effect.low, effect.high), strict=True))
+    return {**loss, "removed": how}
+
+
+@dataclass(frozen=True)
+class NumberEvidence(Evidence):
+    """What is known of a layer's neurons beyond the weights of a ridge probe.
+
+    Args:
+        correlation: Correlation of each neuron with the numbers on training examples, shape (d_model,).
+    """
+
+    correlation: Tensor | None = None
+
+
+def collect_number_evidence(found: Decomposed, fits: Sequence[NumberFit]) -> list[NumberEvidence]:
+    """Stream the training and the test examples, divided among ranks, and return the evidence of each layer."""
+    sides, moments = found.sides, [fit.moments for fit in fits]
+    collected = collect_evidence(sides.train, sides.test, found.layers, moments, None)
+    return [
+        NumberEvidence(**vars(one), correlation=_correlation(fit)) for fit, one in zip(fits, collected, strict=True)
+    ]
+
+
+def _correlation(fit: NumberFit) -> Tensor:
+    """Return the correlation of each neuron with the numbers, 0 for dead neurons."""
+    moments = fit.moments
+    raw = fit.spectrum.scaling.scaled_weight(fit.product)  # the product with raw neurons around their mean
+    return torch.where(moments.dead, 0.0, raw / moments.sd.clamp(min=1e-300))
+
+
+def with_number_replicates(
+    evidence: Sequence[NumberEvidence], found: Decomposed, fits: Sequence[NumberFit], l2: float, n: int, seed: int
+) -> tuple[list[NumberEvidence], Tensor]:
+    """Add the stability of each layer's ranking over bootstraps of the training sentences.
+
+    Args:
+        evidence: Evidence of each layer.
+        found: Examples with the decomposition of their layers.
+        fits: The probes.
+        l2: Strength of the penalty.
+        n: Number of bootstraps, at least 2.
+        seed: Seed of the bootstraps.
+
+    Returns:
+        The evidence, and the replicates' weights on raw hidden states, shape (n, n_layers, 1, d_model).
+    """
+    draws = bootstrap(found.sides.train, n, seed).double()
+    strengthened, weights = [], []
+    for fit, one in zip(fits, evidence, strict=True):
+        weight = _replicates(found.sides.train, fit, draws, l2)[:, None]
+        scores = np.stack([_scores(own, one) for own in weight])
+        strengthened.append(replace(one, stability=stability_of(_scores(fit.weight, one), scores)))
+        weights.append(weight)
+    return strengthened, torch.stack(weights, 1)
+
+
+def _replicates(train: Examples, fit: NumberFit, draws: Tensor, l2: float) -> Tensor:
+    """Return the weights on raw hidden states of one layer's probes on bootstraps, shape (n_replicates, d_model)."""
+    table, moments, scaling = fit.standard.table(train), fit.moments, fit.spectrum.scaling
+    d_model = len(moments.mean)
+    second = torch.zeros(len(draws), d_model, d_model, dtype=torch.float64)
+    product = torch.zeros(len(draws), d_model, dtype=torch.float64)
+    counts = torch.zeros(len(draws), dtype=torch.float64)
+    for batch in read_share(train, [fit.layer]):
+        states, numbers = scaling.features(batch.hidden_states[0].double()), table[batch.labels]
+        for i, drawn in enumerate(draws[:, batch.sentences]):
+            weighted = states * drawn[:, None]
+            second[i].addmm_(weighted.T, states)
+            product[i] += weighted.T @ numbers
+            counts[i] += drawn.sum()
+    second, product, counts = (sum_over_ranks(part) for part in (second, product, counts))
+    size = counts.clamp(min=1)[:, None]
+    curvature = second / size[:, :, None] + l2 * torch.eye(d_model, dtype=torch.float64)
+    return scaling.raw_weight(torch.linalg.solve(curvature, product / size)) * fit.standard.sd
+
+
+def with_number_removals(
+    evidence: Sequence[NumberEvidence], sides: Sides, fits: Sequence[NumberFit], l2: float, seed: int
+) -> list[NumberEvidence]:
+    """Add the loss without each neuron, exact in training for all, and measured on test examples for some.
+
+    Also add the stability of each layer's ranking under more and under less penalty, and the centred contribution by a
+    probe with an intercept in layers with neurons whose mean is far from 0.
+    """
+    found = []
+    for fit, one in zip(fits, evidence, strict=True):
+        inverse = fit.spectrum.inverse(l2)
+        others = [_scores(_raw(fit, fit.spectrum.solve(fit.product, l2 * 10.0**n)), one) for n in PENALTIES.values()]
+        effects, drawn = _ablation_effects(sides, fit, one, inverse, seed)
+        found.append(
+            replace(
+                one,
+                unique=fit.scaled.square() / inverse.diagonal(),
+                penalty_stability=penalty_stability(_scores(fit.weight, one), np.stack(others)),
+                ablation_effects=effects,
+                matched=drawn,
+                contribution_with_intercept=_with_intercept(fit, one, l2),
+            )
+        )
+    return found
+
+
+def _with_intercept(fit: NumberFit, evidence: Evidence, l2: float) -> Tensor | None:
+    """Return the centred contributions to a probe with an intercept; None if no mean is far from 0.
+
+    Its intercept is free, so that it is the ridge probe of centred neurons.
+    """
+    if not is_far(fit.moments).any():
+        return None
+    scaling = fit.spectrum.scaling
+    mean = scaling.features(fit.moments.mean)
+    curvature = fit.spectrum.second_moment - torch.outer(mean, mean) + l2 * torch.eye(len(mean), dtype=torch.float64)
+    weight = _raw(fit, torch.linalg.solve(curvature, fit.product))
+    return mean_contribution(weight, evidence.magnitudes, centred=True)
+
+
+def _ablation_effects(
+    sides: Sides, fit: NumberFit, evidence: Evidence, inverse: Tensor, seed: int
+) -> tuple[dict[int, AblationEffect], list[int]]:
+    """Return by how much R² on test examples falls without each of the first neurons and of as many matched ones."""
+    scores = torch.from_numpy(_scores(fit.weight, evidence))
+    live = [n for n in order(scores).tolist() if not evidence.moments.dead[n]]
+    top = live[: min(REMOVED, len(live) // 2)]
+    drawn = matched(top, live[len(top) :], evidence.moments.sd, seed)
+    removed = [*top, *drawn]
+    if not removed:
+        return {}, []
+    weights = [fit.spectrum.scaling.raw_weight(without(fit.scaled, i, inverse)) for i in removed]
+    tested = errors_of(sides.test, [fit.layer], [torch.stack(weights)], fit.standard)
+    lost = tested.squared[0] - fit.errors[:, None]
+    intervals = r2_intervals(sides.test, lost, fit.deviations)
+    value = lost.sum(0) / fit.deviations.sum()
+    p = r2_p_values(sides.test, lost, fit.deviations)
+    return {n: AblationEffect(float(value[i]), *intervals[i], p[i]) for i, n in enumerate(removed)}, drawn
+
+
+def without(scaled: Tensor, neuron: int, inverse: Tensor) -> Tensor:
+    """Return the optimum of the other neurons when one is removed, exactly: its entry is 0.
+
+    Args:
+        scaled: The optimum with all neurons, shape (d_model,).
+        neuron: The neuron that is removed.
+        inverse: Inverse of C + l2, shape (d_model, d_model).
+    """
+    weight = scaled - inverse[neuron] * (scaled[neuron] / inverse[neuron, neuron])
+    weight[neuron] = 0
+    return weight
+
+
+def r2_intervals(
+    test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]
+) -> list[tuple[float, float]]:
+    """Return 95% intervals, over the test sentences, of shares of the constant answer's squared error.
+
+    Args:
+        test: Test examples.
+        saved: Squared errors saved, summed for each sentence of the corpus, shape (n_sentences, n).
+        deviations: Squared errors of the constant answer, summed likewise, shape (n_sentences,).
+    """
+    return [ratio_interval(ratio) for ratio in _ratios(test, saved, deviations)]
+
+
+def r2_p_values(test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]) -> list[float]:
+    """Return the p-values of such shares: are they 0? The arguments are those of `r2_intervals`."""
+    return [ratio_p_value(ratio) for ratio in _ratios(test, saved, deviations)]
+
+
+def _ratios(
+    test: Examples, saved: NDArray[np.float64], deviations: NDArray[np.float64]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    tested = test.clusters(test.tokens_by_sentence()) > 0
+    of_constant = test.clusters(deviations)[tested]
+    return [(test.clusters(column)[tested], of_constant) for column in saved.T]
+
+
+def _raw(fit: NumberFit, scaled: Tensor) -> Tensor:
+    """Return a weight on raw hidden states in units of the numbers, shape (1, d_model)."""
+    return fit.spectrum.scaling.raw_weight(scaled)[None] * fit.standard.sd
+
+
+def _scores(weight: Tensor, evidence: Evidence) -> NDArray[np.float64]:
+    """Return the contribution of each neuron, shape (d_model,), given a weight of shape (1, d_model)."""
+    return mean_contribution(weight, evidence.magnitudes).numpy()

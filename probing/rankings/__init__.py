@@ -1,1 +1,0 @@
-"""Ways to rank neurons, and ways to judge a ranking."""

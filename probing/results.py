@@ -1,0 +1,823 @@
+"""Tables whose columns are declared once: a name, a type, a meaning, a heading and a format, for every place."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any, TextIO
+
+from probing.errors import UserError, as_clause
+from probing.runtime.files import most_text, open_file, replacing
+from probing.runtime.terminal import plain_table
+
+
+def shown(value: float, form: str) -> str:
+    """Return a number as text; one that is not 0 never looks like 0: it has as many digits as show its first one.
+
+    So an interval that leaves out 0 is seen to do so, such as `2e-05 to 0.0036` in place of `0.0000 to 0.0036`.
+
+    Args:
+        value: The number.
+        form: Its format, such as `.4f`, `+.3f` or `.1%`.
+    """
+    text = format(value + 0.0 if value else 0.0, form)
+    if value and math.isfinite(value) and not set(text) & set("123456789"):
+        sign, percent = "+" * form.startswith("+"), "%" * form.endswith("%")
+        return format(100 * value if percent else value, f"{sign}.1g") + percent
+    return text
+
+
+Row = Mapping[str, Any]
+
+Value = int | float | str
+
+Type = Callable[[str], Value]
+
+# Heading of an interval beside the column that it is of, and its meaning.
+RANGE = "95% range"
+
+RANGE_MEANING = "Confidence interval of the number before it, over sentences or what else is independent."
+
+# Stands for the layer in rows over all layers but the embeddings.
+ALL_LAYERS = "all"
+
+# Column of the name of a layer that has one; tables are shown with the name in the column of the layer.
+LAYER_NAME = "layer_name"
+
+
+class NamedLayer(int):
+    """A layer's number that is shown by its name: as text it is the name, in order, arithmetic and files the number.
+
+    Args:
+        number: The number.
+        name: The name.
+    """
+
+    name: str
+
+    def __new__(cls, number: int, name: str) -> NamedLayer:  # noqa: D102
+        made = super().__new__(cls, number)
+        made.name = name
+        return made
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, form: str) -> str:
+        return format(int(self), form) if form else self.name
+
+    def __reduce__(self) -> tuple[type[NamedLayer], tuple[int, str]]:
+        return NamedLayer, (int(self), self.name)
+
+
+def layer_cells(layer: int) -> dict[str, Any]:
+    """Return the cells of a row that say which layer it is of: its number, and its name if it has one."""
+    return {"layer": layer, LAYER_NAME: layer.name} if isinstance(layer, NamedLayer) else {"layer": layer}
+
+
+def with_layer_name(row: Row) -> dict[str, Any]:
+    """Return a row as it is written: with the number of its layer, and the name beside it if it has one."""
+    layer = row.get("layer")
+    if not isinstance(layer, NamedLayer):
+        return dict(row)
+    return {key: cell for name, value in row.items() for key, cell in _written(name, value)}
+
+
+def _written(name: str, value: Any) -> list[tuple[str, Any]]:
+    return [("layer", int(value)), (LAYER_NAME, value.name)] if name == "layer" else [(name, value)]
+
+
+def with_named_layer(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as it is in memory, whose layer knows its name, from one that was read."""
+    if row.get(LAYER_NAME):
+        row["layer"] = NamedLayer(row["layer"], row[LAYER_NAME])
+    return row
+
+
+def layer_number(text: str) -> int | str:
+    """Return a layer's number, or the word for all layers."""
+    return text if text == ALL_LAYERS else int(text)
+
+
+def label_of_class(text: str) -> int | str:
+    """Return the label of a class as it is written; `results.json` says whether labels are text or whole numbers."""
+    return text
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: all that a file, a terminal, a page, W&B and the documentation say of it.
+
+    Args:
+        name: Its name in files.
+        type: What makes a cell of its text: `int`, `float`, `str`, `layer_number` or `label_of_class`.
+        meaning: What it holds, as a sentence that a page and the documentation print.
+        heading: Its heading where it is shown; its name in words by default.
+        form: Format of a shown cell.
+        interval: What the names of the columns of its interval begin with, which follow it: `""` for `low` and `high`,
+            otherwise a name such as `accuracy`; None without an interval.
+        may_be_empty: Whether an empty cell is a value, the empty text; otherwise it is no value.
+        labels: What is shown in place of some values, such as `as it is` for `intact`.
+    """
+
+    name: str
+    type: Type = float
+    meaning: str = ""
+    heading: str = ""
+    form: str = ""
+    interval: str | None = None
+    may_be_empty: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """Its heading."""
+        return self.heading or self.name.replace("_", " ")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its name, and those of the ends of its interval."""
+        if self.interval is None:
+            return (self.name,)
+        return self.name, *(f"{self.interval}_{end}".lstrip("_") for end in ("low", "high"))
+
+    def show(self, row: Row) -> str:
+        """Return a row's cell as text, empty where it has no value; a number that is not 0 never looks like 0."""
+        value = row.get(self.name)
+        if value is None or value == "":
+            return ""
+        if value in self.labels:
+            return self.labels[value]
+        return shown(value, self.form) if isinstance(value, float) and self.form else format(value, self.form)
+
+
+def text(
+    name: str, meaning: str, heading: str = "", *, may_be_empty: bool = False, labels: Mapping[str, str] | None = None
+) -> Column:
+    """Return a column of words."""
+    return Column(name, str, meaning, heading, may_be_empty=may_be_empty, labels=labels or {})
+
+
+def whole(name: str, meaning: str, heading: str = "", form: str = "", interval: str | None = None) -> Column:
+    """Return a column of whole numbers."""
+    return Column(name, int, meaning, heading, form, interval)
+
+
+def number(name: str, meaning: str, heading: str = "", form: str = ".3f", interval: str | None = None) -> Column:
+    """Return a column of numbers."""
+    return Column(name, float, meaning, heading, form, interval)
+
+
+def measured(name: str, meaning: str, heading: str = "", form: str = ".3f") -> Column:
+    """Return a column of numbers that the two ends of an interval named like it follow: NAME_low, NAME_high."""
+    return Column(name, float, meaning, heading, form, name)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The schema of a table: what a row is, and which columns a row may have.
+
+    Args:
+        name: Its name, which its file and its attribute in Python have.
+        row: What a row is: "a row per layer".
+        columns: Its columns in the order of the file.
+        further: Type of a column that the user names, such as an option of a sweep, by its name; None for a name that
+            cannot be one. Without it there are no other columns than those declared.
+        optional: Whether the table is written only where it was asked for.
+    """
+
+    name: str
+    row: str
+    columns: Sequence[Column]
+    further: Callable[[str], Type | None] | None = None
+    optional: bool = False
+
+    def __getitem__(self, name: str) -> Column:
+        return self._by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._by_name
+
+    @cached_property
+    def _by_name(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns}
+
+    @cached_property
+    def types(self) -> dict[str, Type]:
+        """The type of each column of its file, in the order of the file."""
+        return {name: column.type for column in self.columns for name in column.names}
+
+    def type_of(self, name: str) -> Type:
+        """Return the type of a column; one that is not declared, as of another version, is text."""
+        declared = self.types.get(name)
+        further = self.further(name) if declared is None and self.further else None
+        return declared or further or str
+
+    def terms(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the meanings of some columns by their headings, and what their intervals are.
+
+        Args:
+            names: The columns; an asterisk behind a name is for one that is shown with its interval.
+        """
+        found = {(column := self[name.rstrip("*")]).words: column.meaning for name in names}
+        return found | ({RANGE: RANGE_MEANING} if any(name.endswith("*") for name in names) else {})
+
+    @cached_property
+    def may_be_empty(self) -> frozenset[str]:
+        """The columns in which an empty cell is a value."""
+        return frozenset(column.name for column in self.columns if column.may_be_empty)
+
+    def order(self, rows: Sequence[Row]) -> list[str]:
+        """Return the names of the columns that some row has, in the order of the file; all of them without rows.
+
+        Where the user names columns, the order is that of the rows.
+
+        Raises:
+            RuntimeError: If a row has a column that is not declared, so that it would be lost.
+        """
+        there = dict.fromkeys(name for row in rows for name in row)
+        undeclared = [name for name in there if name not in self.types]
+        if lost := [name for name in undeclared if not (self.further and self.further(name))]:
+            raise RuntimeError(f"the table {self.name} has no column {lost[0]}: declare it where the table is declared")
+        if self.further and rows:
+            return list(there)
+        return [name for name in self.types if name in there or not rows]
+
+
+def is_end(column: str) -> bool:
+    """Return whether a column holds an end of an interval; its cell is empty where there is no interval."""
+    return column.split("_")[-1] in ("low", "high")
+
+
+def without_nan(row: Row) -> dict[str, Any]:
+    """Return a row with None in place of NaN, which JSON does not have."""
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
+
+
+def ends(row: Row, of: str = "") -> tuple[float, float] | None:
+    """Return both ends of an interval, or None where the row has none.
+
+    Args:
+        row: A row, from memory or from a file.
+        of: Name of the quantity; the columns are `OF_low` and `OF_high`, or `low` and `high` without a name.
+    """
+    low, high = (row.get(f"{of}_{end}".lstrip("_")) for end in ("low", "high"))
+    there = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
+    return (float(low), float(high)) if there else None  # type: ignore[arg-type]
+
+
+def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", times: float = 1) -> str:
+    """Return an interval as text, empty where the row has none.
+
+    Args:
+        row: A row, from memory or from a file.
+        of: Name of the quantity, as in `ends`.
+        between: Text between the ends.
+        form: Format of each end.
+        times: Factor by which each end is multiplied; below 0 the ends change places.
+    """
+    found = sorted(times * end for end in ends(row, of) or ())
+    return between.join(shown(end, form) for end in found)
+
+
+def in_brackets(*parts: str) -> str:
+    """Return the parts that are not empty in brackets after a space; an empty text if all are empty."""
+    said = "; ".join(part for part in parts if part)
+    return f" ({said})" if said else ""
+
+
+def shortened(name: object, most: int) -> str:
+    """Return a name as text of at most so many characters, with an ellipsis where some are left out."""
+    text = str(name)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def two_decimals(value: float) -> str:
+    """Return a number with two decimals, and 0 without a sign."""
+    return f"{round(value, 2) + 0.0:.2f}"
+
+
+def listed(items: Sequence[object], before_last: str = "and") -> str:
+    """Return items as a list in a sentence, with `and` before the last one, or `or` where one is to be chosen."""
+    *first, last = map(str, items)
+    return f"{', '.join(first)} {before_last} {last}" if first else last
+
+
+def layers_named(layers: Sequence[int]) -> str:
+    """Return layers, ascending, with their noun; several in a row by the first and the last."""
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    if isinstance(layers[0], NamedLayer):
+        return f"layers {listed(layers)}"
+    in_a_row = len(layers) > 2 and layers[-1] - layers[0] == len(layers) - 1
+    return f"layers {layers[0]} to {layers[-1]}" if in_a_row else f"layers {listed(layers)}"
+
+
+def count(n: int, one: str, many: str = "") -> str:
+    """Return a number with its noun."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+# Further columns by their headings, each with what returns a row's cell.
+Beside = Mapping[str, Callable[[Row], str]]
+
+
+def shown_table(
+    schema: Schema, rows: Sequence[Row], title: str = "", names: Sequence[str] = (), beside: Beside | None = None
+) -> Any:
+    """Return rows as a rich table.
+
+    Args:
+        schema: The table.
+        rows: Its rows.
+        title: Title of the table; what a row is by default.
+        names: The columns; an asterisk behind a name shows its interval as well. By default all that some row has, and
+            both ends of a range in one cell.
+        beside: Further columns.
+    """
+    table = plain_table(title or f"{schema.name.replace('_', ' ').capitalize()}: {schema.row}", collapse_padding=True)
+    cells: list[Callable[[Row], str]] = []
+    for name in names or _there(schema, rows):
+        column = schema[name.rstrip("*")]
+        table.add_column(column.words, justify="left" if column.type is str else "right")
+        cells.append(column.show if names else _shown_with_other_end(schema, column))
+        if name.endswith("*"):
+            table.add_column(_heading_of_range(column), justify="right")
+            cells.append(_range_of(column))
+    for heading, cell in (beside or {}).items():
+        table.add_column(heading, justify="right")
+        cells.append(cell)
+    for row in rows:
+        table.add_row(*(cell(row) for cell in cells))
+    return table
+
+
+def _there(schema: Schema, rows: Sequence[Row]) -> list[str]:
+    """Return the columns that are shown by default: of numbers, those that some row has; of ranges, the lower ends."""
+    upper = {_other_end(schema, column.name) for column in schema.columns}
+    there = [
+        column
+        for column in schema.columns
+        if any(column.name in row and (column.type is str or column.show(row)) for row in rows)
+        and column.name not in (LAYER_NAME, *upper)
+    ]
+    return [f"{column.name}*" if column.interval is not None else column.name for column in there]
+
+
+def _other_end(schema: Schema, lower: str) -> str | None:
+    """Return the column of the upper end of a range that is declared by its ends, or None for any other column."""
+    upper = lower.removesuffix("_low") + "_high"
+    return upper if lower.endswith("_low") and upper in (column.name for column in schema.columns) else None
+
+
+def _shown_with_other_end(schema: Schema, column: Column) -> Callable[[Row], str]:
+    other = _other_end(schema, column.name)
+    return (lambda row: "-".join(filter(None, (column.show(row), schema[other].show(row))))) if other else column.show
+
+
+def _heading_of_range(column: Column) -> str:
+    """Return the heading of a column's interval, which says what it is of where that is not the column itself."""
+    is_own = column.interval in ("", column.name)
+    return RANGE if is_own else f"{RANGE} {str(column.interval).replace('_', ' ')}"
+
+
+def _range_of(column: Column) -> Callable[[Row], str]:
+    """Return what gives a row's interval, with signs where the column has them."""
+    between, form = (" to ", column.form) if column.form.startswith("+") else ("-", column.form or ".3f")
+    return lambda row: interval(row, column.interval or "", between, form)
+
+
+Child = str | int | None
+
+# The first line of a page, by which a report is recognised.
+MARK = '<!doctype html><html lang="en" data-made-by="probing report">'
+
+
+class Html(str):
+    """A string that is already HTML, so it is not escaped again."""
+
+    __slots__ = ()
+
+
+# What is code in a sentence: what stands between backticks, and options.
+_CODE = re.compile(r"`([^`\n]+)`|((?<![\w-])--[a-z][\w.]*)")
+
+# Most characters of code that is not broken over lines.
+_SHORT = 32
+
+
+def element(name: str, *children: Child, **attributes: str | float | bool | None) -> Html:
+    """Return an element with its attributes and children; in text of a paragraph, what is code is marked as code.
+
+    Args:
+        name: Name of the element.
+        children: Text, which is escaped, or HTML; None is omitted.
+        attributes: Attributes: `class_` is `class` and `data_x` is `data-x`; True gives a bare attribute, None and
+            False are omitted.
+    """
+    written = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in ("br", "input", "meta"):
+        return Html(f"<{name}{written}>")
+    inner = joined(*map(_with_code, children)) if name in ("p", "li", "dd") else joined(*children)
+    return Html(f"<{name}{written}>{inner}</{name}>")
+
+
+def _with_code(child: Child) -> Child:
+    if isinstance(child, Html) or not isinstance(child, str):
+        return child
+    parts: list[Child] = []
+    end = 0
+    for found in _CODE.finditer(child):
+        code = found[1] or found[2]
+        parts += [child[end : found.start()], element("code", code, class_="whole" if len(code) <= _SHORT else None)]
+        end = found.end()
+    return joined(*parts, child[end:])
+
+
+def joined(*children: Child) -> Html:
+    """Return the children joined."""
+    return Html("".join(c if isinstance(c, Html) else escape(str(c)) for c in children if c is not None))
+
+
+def _attribute(key: str, value: str | float | bool | None) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {name}"
+    return f' {name}="{escape(f"{value:g}" if isinstance(value, float) else str(value))}"'
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Child]], caption: Child = None) -> Html:
+    """Return a table whose first column names the rows."""
+    body = [
+        element(
+            "tr",
+            element("th", first, scope="row", class_=_phrase(first)),
+            *(element("td", cell, class_=_phrase(cell)) for cell in rest),
+        )
+        for first, *rest in rows
+    ]
+    return element(
+        "div",
+        element(
+            "table",
+            element("caption", caption) if caption else None,
+            element("thead", element("tr", *(element("th", name, scope="col") for name in head))),
+            element("tbody", *body),
+        ),
+        class_="scroll",
+    )
+
+
+def _phrase(cell: Child) -> str | None:
+    """Return the class of a cell of several words, which may take several lines on paper; no number is broken."""
+    return "phrase" if " " in str(cell) else None
+
+
+def as_in_terminal(shown: Any) -> Html:
+    """Return a rich table as a table of the page, so that both show the same; the caller shows its title."""
+    columns = [list(column.cells) for column in shown.columns]
+    head = [str(column.header) for column in shown.columns]
+    return table(head, list(zip(*columns, strict=True)))
+
+
+def pairs(entries: Sequence[tuple[str, Child]]) -> Html:
+    """Return a list of names and their meanings."""
+    parts = [part for name, value in entries for part in (element("dt", name), element("dd", value))]
+    return element("dl", *parts)
+
+
+# Rows that a prompt or a notebook shows of a table.
+SHOWN = 10
+
+# In a notebook no number is broken, and an interval has room for one line.
+_STYLE = element(
+    "style", Html(".probing td:not(.phrase) { white-space: nowrap } .probing td.phrase { min-width: 11em }")
+)
+
+
+class Table(list[dict[str, Any]]):
+    """Rows of a table, in order; each is a dict by column. A prompt or a notebook shows the first `SHOWN`.
+
+    Args:
+        rows: The rows.
+        schema: Its columns with their types; without it, a column is what its cells are.
+    """
+
+    def __init__(self, rows: Iterable[Row] = (), schema: Schema | None = None) -> None:
+        super().__init__(row if isinstance(row, dict) else dict(row) for row in rows)
+        self.schema = schema
+
+    def __repr__(self) -> str:
+        if self.schema is None or not self:
+            return super().__repr__()
+        from probing.runtime.terminal import render
+
+        table = self._shown()
+        table.caption, table.caption_justify = self._which(), "left"
+        return render(table)
+
+    def _repr_html_(self) -> str:
+        if self.schema is None or not self:
+            return element("p", repr(self))
+        table = self._shown()
+        shown = as_in_terminal(table)
+        return element("div", _STYLE, element("p", table.title), shown, element("p", self._which()), class_="probing")
+
+    def _shown(self) -> Any:
+        assert self.schema
+        return shown_table(self.schema, self[:SHOWN])
+
+    def _which(self) -> str | None:
+        return f"the first {SHOWN} of {len(self):,} rows" if len(self) > SHOWN else None
+
+    def to_pandas(self) -> Any:
+        """Return the table as a pandas DataFrame, each column by its type; missing numbers are NaN.
+
+        Raises:
+            UserError: If pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("`to_pandas` needs pandas, which is not installed; `pip install pandas`.") from None
+
+        def series(column: str) -> Any:
+            cells, kind = self._cells(column)
+            if kind is str:
+                return pandas.Series(cells)
+            return pandas.Series(cells, dtype=float if kind is float or None in cells else int)
+
+        return pandas.DataFrame({column: series(column) for column in self._columns()})
+
+    def to_latex(self, columns: Sequence[str] = ()) -> str:
+        r"""Return the table as a LaTeX `tabular`, with the headings, numbers and intervals that a prompt shows.
+
+        It needs `\usepackage{booktabs}`; the caption is yours.
+
+        Args:
+            columns: The columns, by their names in files; an asterisk behind a name, such as `accuracy*`, shows its
+                interval as well. By default all that some row has.
+
+        Raises:
+            UserError: If the table does not have a column, or the column no interval, or there are no rows.
+        """
+        if not self:
+            raise UserError("`to_latex`: the table has no rows; expected at least one.")
+        there = self._columns()
+        schema = self.schema or Schema("table", "", [Column(name, self._cells(name)[1]) for name in there])
+        known = [name for name in there if name in schema]
+        for name in columns:
+            bare = name.removesuffix("*")
+            if bare not in known:
+                raise UserError(f"`to_latex`: the table has no column `{bare}`; it has {', '.join(known)}.")
+            if bare != name and schema[bare].interval is None:
+                raise UserError(f"`to_latex`: the column `{bare}` has no interval; give it without the asterisk.")
+        return booktabs(shown_table(schema, self, names=columns))
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Write the table as a Parquet file, each column by its type; an existing file is replaced.
+
+        A cell is null where its row does not have the column, where a number is missing, and at the ends of an interval
+        where there is none. Columns of whole numbers and of words, such as classes, are text.
+
+        Args:
+            path: The file.
+
+        Raises:
+            UserError: If pyarrow is not installed, or the file cannot be written.
+        """
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise UserError(
+                "`to_parquet` needs pyarrow, which is not installed; `pip install pyarrow`, or read the CSV file."
+            ) from None
+        table = pyarrow.table({column: self._array(column, pyarrow) for column in self._columns()})
+        try:
+            with replacing(Path(path)) as partial, partial.open("wb") as file:
+                parquet.write_table(table, file)
+        except OSError as error:
+            raise UserError(f"`{path}` cannot be written ({as_clause(error)}); name a writable file.") from None
+
+    def _columns(self) -> list[str]:
+        return list(dict.fromkeys(column for row in self for column in row))
+
+    def _array(self, column: str, pyarrow: Any) -> Any:
+        """Return a column as an Arrow array."""
+        cells, kind = self._cells(column)
+        if kind is str:
+            return pyarrow.array([None if cell is None else str(cell) for cell in cells], pyarrow.string())
+        return pyarrow.array(cells, pyarrow.float64() if kind is float else pyarrow.int64())
+
+    def _cells(self, column: str) -> tuple[list[Any], type]:
+        """Return the cells of a column, None where one is missing, and their type: text if any of them is text."""
+        cells = [row.get(column) for row in self]
+        if (self.schema.type_of(column) if self.schema else None) is str:
+            return cells, str
+        known = [None if _is_missing(column, cell) else cell for cell in cells]
+        if any(isinstance(cell, str) for cell in known):
+            return known if self.schema else cells, str
+        is_whole = all(isinstance(cell, int) for cell in known if cell is not None)
+        declared = self.schema.type_of(column) if self.schema else None
+        return known, int if is_whole and declared is not float and any(cell is not None for cell in known) else float
+
+
+def _is_missing(column: str, cell: Any) -> bool:
+    """Whether a cell of numbers holds none: it is empty, or the end of an interval that there is not."""
+    return cell is None or cell == "" or (is_end(column) and isinstance(cell, float) and math.isnan(cell))
+
+
+_LARGEST = 2**63 - 1
+
+
+def write_csv(path: Path, rows: Sequence[Row], schema: Schema) -> None:
+    """Write rows in full precision, leaving out columns that no row has; without rows, the columns alone.
+
+    Where there is no interval, the cells of its ends are empty.
+
+    Raises:
+        RuntimeError: If a row has a column that the schema does not declare.
+    """
+    rows = [with_layer_name(row) for row in rows]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        # With this end of a line, the writer also puts cells with a carriage return in quotes.
+        writer = csv.DictWriter(_Lines(file), schema.order(rows), lineterminator="\r\n")
+        writer.writeheader()
+        writer.writerows({name: _cell(name, value) for name, value in row.items()} for row in rows)
+
+
+class _Lines:
+    """Writes each row, which ends in CR LF, with LF as its end."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
+    def write(self, row: str) -> int:
+        return self.file.write(row.removesuffix("\r\n") + "\n")
+
+
+def write_tables(
+    folder: Path, config: Mapping[str, Any], tables: Mapping[str, Sequence[Row]], schemas: Sequence[Schema]
+) -> list[Path]:
+    """Write the configuration and the tables of a run, and return their paths.
+
+    Args:
+        folder: The run's folder.
+        config: The resolved configuration as plain values.
+        tables: Rows by the name of their table.
+        schemas: The tables that the command may write.
+
+    Raises:
+        RuntimeError: If a table, or a column of one, is not declared.
+    """
+    import yaml
+
+    declared = {schema.name: schema for schema in schemas}
+    if undeclared := [name for name in tables if name not in declared]:
+        raise RuntimeError(f"the table {undeclared[0]} is not declared")
+    paths = [folder / "config.yaml", *(folder / f"{name}.csv" for name in tables)]
+    paths[0].write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    for path, (name, rows) in zip(paths[1:], tables.items(), strict=True):
+        write_csv(path, rows, declared[name])
+    return paths
+
+
+def read_csv(path: Path, schema: Schema) -> Table:
+    """Read rows, each cell by the type of its column.
+
+    Where there is no interval, its ends are NaN; another empty cell is an empty text.
+
+    Raises:
+        ValueError: If a cell is not of its column's type.
+    """
+    names, rows = _cells(path)
+    types = [schema.type_of(name) for name in names]
+    cells = [
+        {name: _value(path, name, text, kind) for name, text, kind in zip(names, row, types, strict=True)}
+        for row in rows
+    ]
+    return Table(map(with_named_layer, cells), schema)
+
+
+def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Return the names of the columns and the cells of the rows of a table that is whole.
+
+    Raises:
+        ValueError: If it has no columns or two of a name, or a row is cut or too long.
+    """
+    with open_file(path, "r", within=path.parent, most=most_text(), newline="", encoding="utf-8") as file:
+        text = file.read()
+    if not text:
+        raise ValueError(f"{path.name} is empty")
+    try:
+        names, *rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path.name} is no table ({error})") from None
+    if len({*names}) < len(names) or "" in names:
+        raise ValueError(f"{path.name} has a column twice, or one without a name")
+    for n, row in enumerate(rows, start=1):
+        if len(row) != len(names):
+            raise ValueError(f"{path.name} has {len(row)} cells in row {n}, and {len(names)} columns")
+    if not text.endswith("\n"):
+        raise ValueError(f"{path.name} is cut at its end")
+    return names, rows
+
+
+def read_measured(path: Path, schema: Schema) -> Table:
+    """Read rows in the form that they had in the command that wrote them: cells without a value are absent.
+
+    The ends of an interval that is not there are NaN.
+
+    Raises:
+        ValueError: If a cell is not of its column's type.
+    """
+    found, kept = read_csv(path, schema), schema.may_be_empty
+    rows = ({name: value for name, value in row.items() if value != "" or name in kept} for row in found)
+    return Table(rows, schema)
+
+
+def read_trials(path: Path, schema: Schema) -> Table:
+    """Return the rows of `sweep.csv`, in which columns that are not declared are options of the trials."""
+    rows = (
+        {
+            name: _option(value) if name not in schema.types and isinstance(value, str) else value
+            for name, value in row.items()
+        }
+        for row in read_csv(path, schema)
+    )
+    return Table(rows, schema)
+
+
+def _option(text: str) -> Any:
+    """Return the value of an option that is written as text: a number, true or false, or none; otherwise the text."""
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text or None
+    return value if isinstance(value, bool | int | float) else text
+
+
+def _cell(column: str, value: Any) -> Any:
+    return "" if is_end(column) and isinstance(value, float) and math.isnan(value) else value
+
+
+def _value(path: Path, column: str, text: str, kind: Type) -> Value:
+    if text == "":
+        return math.nan if is_end(column) else ""
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    # Python reads an underscore in a number, and whole numbers that no other library can hold.
+    is_number = isinstance(value, float) or (isinstance(value, int) and abs(value) <= _LARGEST)
+    if value is None or not (isinstance(value, str) or (is_number and "_" not in text)):
+        raise ValueError(f"{path.name} has `{text:.40}` in the column {column}, where a number belongs")
+    return value
+
+
+# What a character is written as. Brackets and stars would be arguments of the end of a row where they begin the next.
+_WRITTEN = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "[": "{[}", "]": "{]}", "*": "{*}",
+    "²": "$^2$", "°": r"$^\circ$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "–": "--", "…": r"\ldots{}",
+}  # fmt: skip
+
+
+def escaped(text: str) -> str:
+    """Return a text as it is written in LaTeX, in one line."""
+    return "".join(_WRITTEN.get(character, character) for character in " ".join(text.split()))
+
+
+def _number(cell: str) -> str:
+    """Return a cell of numbers with dashes between two, minus signs before one, and powers of ten for an `e`."""
+    dashed = escaped(re.sub(r"(?<=[\d%])-(?=-?\.?\d)", "–", cell)).replace("--", "–")
+    powers = re.sub(r"(?<=\d)e([-+])0*(\d+)", lambda e: rf"$\times10^{{{'−' * (e[1] == '-')}{e[2]}}}$", dashed)
+    return re.sub(r"-(?=\.?\d)", "$-$", powers).replace("−", "-").replace("–", "--")
+
+
+def booktabs(table: Any) -> str:
+    """Return a rich table as a `tabular` that needs the package booktabs; it ends in a line break.
+
+    Args:
+        table: The table, whose title and caption are left out.
+    """
+    columns = [([*column.cells], column.justify == "right", str(column.header)) for column in table.columns]
+    cells = [[(_number if is_number else escaped)(str(cell)) for cell in of] for of, is_number, _ in columns]
+    head = [escaped(heading) for _, _, heading in columns]
+    lines = [" & ".join(row) + r" \\" for row in zip(*cells, strict=True)]
+    return "\n".join([
+        rf"\begin{{tabular}}{{{''.join('r' if is_number else 'l' for _, is_number, _ in columns)}}}",
+        r"\toprule", " & ".join(head) + r" \\", r"\midrule", *lines, r"\bottomrule", r"\end{tabular}", "",
+    ])  # fmt: skip

@@ -1,1 +1,0 @@
-"""Result tables: their columns are declared once, and their files, types, headings, terms and documentation follow."""

@@ -1,0 +1,456 @@
+"""Figures of a run, suitable for a paper: readable in greyscale, with units on every axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from probing.results import two_decimals
+from probing.tables import R2, controls_of, score_of, score_of_neurons, with_intercept
+from probing.tables.conclusions import beside_directions
+from probing.tables.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SIDE_BY_SIDE,
+    USUAL,
+    drawing,
+    error_bars,
+    forms_of,
+    joined,
+    name_layers,
+    panels,
+    side_by_side,
+)
+from probing.tables.probes import confusion_shares
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Bases can be told apart without colour, by their lines and marks.
+_LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": BLUE, "ls": "-", "marker": "o", "ms": 4},
+    {"color": ORANGE, "ls": "--", "marker": "s", "ms": 4},
+    {"color": GREY, "ls": ":", "marker": "x", "ms": 5},
+    {"color": PURPLE, "ls": "-.", "marker": "^", "ms": 4, "mfc": "white"},
+)
+
+
+def accuracy_by_basis(figure: Figure, bases: Sequence[Mapping[str, Any]], task: str, model: str) -> None:
+    """Draw accuracy by the number of units, a line for each basis, with intervals; a panel for each layer."""
+    layers = sorted({row["layer"] for row in bases})
+    figure.set_size_inches(6.4, 0.6 + 2.8 * len(layers))
+    for axes, layer in zip(np.atleast_1d(figure.subplots(len(layers), squeeze=False)).ravel(), layers, strict=True):
+        own = [row for row in bases if row["layer"] == layer]
+        names, counts = list(dict.fromkeys(row["basis"] for row in own)), sorted({row["k"] for row in own})
+        shifts = np.linspace(-0.12, 0.12, len(names))
+        for name, look, shift in zip(names, _LOOKS, shifts, strict=False):
+            rows = [row for row in own if row["basis"] == name]
+            values = np.array([row["accuracy"] for row in rows])
+            places = [counts.index(row["k"]) + shift for row in rows]
+            axes.errorbar(places, values, yerr=error_bars(rows, values, "accuracy"), capsize=2, label=name, **look)
+        axes.axhline(own[0]["majority_accuracy"], color=GREY, lw=0.8, label="majority class")
+        axes.set_xticks(range(len(counts)), [str(k) for k in counts])
+        axes.set_xlabel("number of units, the first by the training part")
+        axes.set_ylabel("test accuracy (95% interval)")
+        axes.set_ylim(0, 1.03)
+        axes.set_title(f"{model}, layer {layer}: linear probes of {task} on k units")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center")
+
+
+def neurons_beside_directions(
+    figure: Figure, by_layer: Mapping[int, Sequence[Row]], n_rotations: int, model: str
+) -> None:
+    """Draw the sorted contributions of each layer's neurons over the range of the directions of the same rank.
+
+    Args:
+        figure: An empty figure.
+        by_layer: Rows of `neurons.csv` of each layer, by rank.
+        n_rotations: Number of rotations.
+        model: Model name for the title.
+    """
+    unit = score_of_neurons(next(iter(by_layer.values()))[0]).axis
+    grid = panels(figure, len(by_layer), (2.5, 2.3), (0, 0.8))
+    for axes, (layer, rows) in zip(grid, by_layer.items(), strict=True):
+        live = beside_directions(rows)
+        ranks = [row["rank"] for row in live]
+        low, high = ([row[f"direction_{end}"] for row in live] for end in ("lowest", "highest"))
+        axes.fill_between(
+            ranks, low, high, color="#c8c8c8", lw=0.8, label=f"directions of {n_rotations} rotations (range)"
+        )
+        axes.plot(ranks, [row["contribution"] for row in live], color=BLUE, lw=1.3, label="neurons")
+        above = [row for row in live if row["above_directions"] == "yes"]
+        axes.plot(
+            [row["rank"] for row in above], [row["contribution"] for row in above], "o", ms=3.5, mec=BLUE, mfc="white",
+            label="above the largest direction (p ≤ .05)",
+        )  # fmt: skip
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+        axes.set_ylim(0, None)
+        axes.set_title(f"layer {layer}: {len(above)} above")
+    for axes in grid[::SIDE_BY_SIDE]:
+        axes.set_ylabel(f"contribution ({unit})")
+    for axes in grid[-SIDE_BY_SIDE:]:
+        axes.set_xlabel("rank")
+    figure.suptitle(f"{model}: contributions of neurons and of random directions", x=0.01, ha="left", fontsize=10)
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+
+
+Row = Mapping[str, Any]
+
+# Most classes that are named on an axis of a matrix: words, and numbers.
+LABELLED, NUMBERED = 24, 10
+
+TOP = 15  # neurons in the bar chart
+
+# Control lines can be told apart without colour, and by their marks alone.
+CONTROL_LOOKS: tuple[dict[str, Any], ...] = (
+    {"color": GREY, "ls": "--", "marker": "_", "markersize": 8},
+    {"color": GREY, "ls": ":", "marker": "x", "markersize": 4},
+    {"color": ORANGE, "ls": "-.", "marker": "s", "markersize": 3},
+    {"color": GREEN, "ls": ":", "marker": "v", "markersize": 4},
+    {"color": PURPLE, "ls": "-", "marker": "^", "markersize": 3, "lw": 1},
+    {"color": "black", "ls": "--", "marker": "D", "markersize": 4, "mfc": "white"},
+    {"color": GREY, "ls": "-", "marker": "P", "markersize": 4},
+    {"color": ORANGE, "ls": ":", "marker": "*", "markersize": 5},
+    {"color": GREEN, "ls": "-.", "marker": "<", "markersize": 4, "mfc": "white"},
+)
+
+
+def write_figures(
+    folder: Path,
+    tables: Mapping[str, Sequence[Row]],
+    task: str,
+    model: str,
+    formats: Sequence[str] = USUAL,
+) -> list[Path]:
+    """Draw a run's figures, each in some formats, and return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        tables: The tables of the run by their names.
+        task: Name of the task that the probe is trained on.
+        model: Model name for the titles.
+        formats: Formats of the files.
+    """
+    accuracy, neurons = tables["accuracy"], tables["neurons"]
+    by_layer = {row["layer"]: [n for n in neurons if n["layer"] == row["layer"]] for row in accuracy}
+    paths = [folder / name for name in ("accuracy", "top_neurons", "neuron_map")]
+    with drawing(paths[0], formats) as figure:
+        accuracy_by_layer(figure, accuracy, task, model)
+    with drawing(paths[1], formats) as figure:
+        top_neurons(figure, by_layer, model)
+    with drawing(paths[2], formats) as figure:
+        neuron_map(figure, by_layer, model)
+    if positions := tables.get("positions"):
+        paths.append(folder / "positions")
+        with drawing(paths[-1], formats) as figure:
+            accuracy_by_position(figure, positions, task, model)
+    if scores := tables.get("class_scores"):
+        paths.append(folder / "confusions")
+        with drawing(paths[-1], formats) as figure:
+            confusion_matrices(figure, scores, tables["confusions"], task, model)
+    if bases := tables.get("bases"):
+        paths.append(folder / "bases")
+        with drawing(paths[-1], formats) as figure:
+            accuracy_by_basis(figure, bases, task, model)
+    if basis := tables.get("basis"):
+        paths.append(folder / "directions")
+        with drawing(paths[-1], formats) as figure:
+            neurons_beside_directions(figure, by_layer, basis[0]["n_rotations"], model)
+    return forms_of(paths, formats)
+
+
+def accuracy_by_layer(figure: Figure, accuracy: Sequence[Row], task: str, model: str) -> None:
+    """Draw accuracy by layer with its interval, together with its controls.
+
+    For a single layer, all values are marks side by side, so that none covers another.
+    """
+    figure.set_size_inches(6.4, 3.4)
+    axes = figure.add_subplot()
+    layers = [row["layer"] for row in accuracy]
+    controls = controls_of(accuracy)
+    shifts = side_by_side(1 + len(controls), layers)
+    score = score_of(accuracy[0])
+    values = np.array([row[score.name] for row in accuracy])
+    reach = error_bars(accuracy, values, score.name)
+    axes.errorbar(
+        np.add(layers, shifts[0]), values, yerr=reach, color=BLUE, marker="o", ms=4, capsize=3,
+        label="probe" if reach is None else "probe (95% interval)", **joined({"ls": "-"}, layers),
+    )  # fmt: skip
+    looks = CONTROL_LOOKS[: len(controls)]
+    for (name, words), look, shift in zip(controls.items(), looks, shifts[1:], strict=True):
+        control = [row[f"{name}_{score.name}"] for row in accuracy]
+        axes.plot(np.add(layers, shift), control, label=words, **joined(look, layers))
+    name_layers(axes, layers)
+    # A probe of numbers may be worse than the constant answer, whose R² is 0.
+    axes.set_ylim(min(0, axes.get_ylim()[0]) if score is R2 else 0, 1.03)
+    axes.set_ylabel(f"test {score.words}")
+    axes.set_title(f"{model}: linear probe of {task}")
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles[-1:] + handles[:-1], labels[-1:] + labels[:-1], loc="outside right center")
+
+
+def accuracy_by_position(figure: Figure, positions: Sequence[Row], task: str, model: str) -> None:
+    """Draw accuracy by position, a line for each layer that darkens with depth; intervals for a single layer only."""
+    import matplotlib
+
+    figure.set_size_inches(6.4, 3.4)
+    axes = figure.add_subplot()
+    layers = sorted({row["layer"] for row in positions})
+    colours = matplotlib.colormaps["viridis_r"](np.linspace(0.12, 1, len(layers)))
+    for layer, colour in zip(layers, colours, strict=True):
+        own = [row for row in positions if row["layer"] == layer]
+        x, y = [row["position"] for row in own], np.array([row["accuracy"] for row in own])
+        axes.plot(x, y, color=colour, lw=1.3, marker=".", ms=3, label=f"layer {layer}")
+        if len(layers) == 1 and (reach := error_bars(own, y, "accuracy")) is not None:
+            axes.fill_between(x, y - reach[0], y + reach[1], color=colour, alpha=0.2, lw=0, label="95% interval")
+    axes.set_ylim(-0.02, 1.03)
+    axes.set_xlabel(task.replace("_", " "))
+    axes.set_ylabel("test accuracy")
+    axes.set_title(f"{model}: linear probe of {task}, accuracy of each class")
+    figure.legend(loc="outside right center")
+
+
+def top_neurons(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
+    """Draw the first neurons of each layer's ranking: the contribution as a bar, its centred part over it.
+
+    Where that is unreliable, a mark stands at the centred contribution to a probe that has an intercept.
+    """
+    score = score_of_neurons(next(iter(by_layer.values()))[0])
+    grid = panels(figure, len(by_layer), (2.5, 3.0), (0, 0.6))
+    for axes, (layer, table) in zip(grid, by_layer.items(), strict=True):
+        top = table[:TOP]
+        y = np.arange(len(top))
+        axes.barh(y, [n["contribution"] for n in top], color="#9fc0de", label="|weight x activation|")
+        axes.barh(
+            y, [n["contribution_centred"] for n in top], height=0.35, color=BLUE, label="without the neuron's mean"
+        )
+        found = [(value, i) for i, n in enumerate(top) if (value := with_intercept(n)) is not None]
+        if found:
+            axes.plot(*zip(*found, strict=True), "D", ms=3.5, mfc="white", mec="black", label="with an intercept")
+        axes.set_yticks(y, [f"{n['neuron']}{_marks(n['flag'])}" for n in top], fontsize=7)
+        axes.invert_yaxis()
+        axes.set_title(f"layer {layer}")
+        axes.set_xlabel(f"contribution ({score.axis})")
+    grid[0].set_ylabel("neuron (* offset, ° no-signal)")
+    figure.suptitle(f"{model}: neurons that contribute most to {score.contribution}", x=0.01, ha="left", fontsize=10)
+    # The mark may be in some layers only.
+    named = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    labels = sorted(named, key="with an intercept".__eq__)  # the mark stands last
+    figure.legend([named[label] for label in labels], labels, loc="outside lower center", ncols=2)
+
+
+def neuron_map(figure: Figure, by_layer: Mapping[int, Sequence[Row]], model: str) -> None:
+    """Draw the contribution of every neuron in every layer, in multiples of the layer's mean."""
+    from matplotlib.colors import LogNorm
+
+    ratio = np.array([[n["ratio"] for n in sorted(table, key=lambda n: n["neuron"])] for table in by_layer.values()])
+    figure.set_size_inches(7.0, 1.4 + 0.28 * len(by_layer))
+    # The map is about 5.5 inches wide: with at least a pixel per neuron none is omitted.
+    figure.set_dpi(max(figure.get_dpi(), ratio.shape[1] / 5))
+    axes = figure.add_subplot()
+    # The colours darken with size and read the same in greyscale; the scale spans a decade on either side of the mean.
+    image = axes.imshow(
+        np.clip(ratio, 0.1, None), aspect="auto", cmap="magma_r", norm=LogNorm(0.1, 10), interpolation="none"
+    )
+    axes.set_yticks(range(len(by_layer)), [str(layer) for layer in by_layer])
+    axes.set_ylabel("layer")
+    axes.set_xlabel("neuron")
+    axes.set_title(f"{model}: contribution of each neuron")
+    bar = figure.colorbar(image, ax=axes, extend="max")
+    bar.set_label("x layer mean")
+    bar.set_ticks([0.1, 1, 10], labels=["0.1", "1", "10"])
+
+
+def confusion_matrices(figure: Figure, scores: Sequence[Row], confusions: Sequence[Row], task: str, model: str) -> None:
+    """Draw for each layer which share of each class's test tokens is taken for which class.
+
+    Args:
+        figure: An empty figure.
+        scores: Rows of `class_scores.csv`.
+        confusions: Rows of `confusions.csv`.
+        task: Name of the task whose classes they are.
+        model: Model name for the title.
+    """
+    layers = list(dict.fromkeys(row["layer"] for row in scores))
+    classes = [row["class"] for row in scores if row["layer"] == layers[0]]
+    every = -(-len(classes) // (LABELLED if isinstance(classes[0], str) else NUMBERED))
+    named = range(0, len(classes), every), [str(label) for label in classes[::every]]
+    side = 4.2 if len(layers) == 1 else 2.2
+    grid = panels(figure, len(layers), (side, side), (0.9, 0.7), sharex=True, sharey=True)
+    for axes, layer in zip(grid, layers, strict=True):
+        own = [[row for row in table if row["layer"] == layer] for table in (scores, confusions)]
+        shares = confusion_shares(*own)
+        image = axes.imshow(shares, cmap="Greys", vmin=0, vmax=1, interpolation="none")
+        axes.set_title(f"layer {layer}")
+        axes.tick_params(labelsize=7)
+        axes.tick_params("x", rotation=90)
+    grid[0].set_xticks(*named)
+    grid[0].set_yticks(*named)
+    for axes in grid[::SIDE_BY_SIDE]:
+        axes.set_ylabel("class")
+    for axes in grid[-SIDE_BY_SIDE:]:
+        axes.set_xlabel("taken for")
+        axes.tick_params(labelbottom=True)
+    figure.suptitle(f"{model}: what the probe of {task} takes each class for", x=0.01, ha="left", fontsize=10)
+    bar = figure.colorbar(image, ax=figure.axes, aspect=30)
+    bar.set_label("share of the class's test tokens")
+
+
+def _marks(flag: str) -> str:
+    return ("*" if "offset" in flag else "") + ("°" if "no-signal" in flag else "")
+
+
+def write_comparison_figures(
+    folder: Path,
+    agreement: Sequence[Row],
+    accuracy: Mapping[str, Sequence[Row]],
+    task: str,
+    formats: Sequence[str] = USUAL,
+) -> list[Path]:
+    """Draw a heat map for each pair of runs, and accuracy curves, in some formats; return the paths of the files.
+
+    Args:
+        folder: Folder of the figures.
+        agreement: Rows of `agreement.csv`.
+        accuracy: A row per layer, by run.
+        task: Name of the task that the probes are trained on.
+        formats: Formats of the files.
+    """
+    pairs = list(dict.fromkeys((row["model_a"], row["model_b"]) for row in agreement))
+    names = [f"agreement_{number}" for number in range(1, len(pairs) + 1)] if len(pairs) > 1 else ["agreement"]
+    paths = [folder / name for name in (*names, "accuracy")]
+    for path, pair in zip(paths, pairs, strict=False):
+        with drawing(path, formats) as figure:
+            layers_by_layers(figure, [row for row in agreement if (row["model_a"], row["model_b"]) == pair])
+    with drawing(paths[-1], formats) as figure:
+        accuracies(figure, accuracy, task)
+    return forms_of(paths, formats)
+
+
+def layers_by_layers(figure: Figure, rows: Sequence[Row]) -> None:
+    """Draw the agreement of each layer of one run with each of another, a panel for each of three statistics."""
+    panels = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
+    layers_a, layers_b = (sorted({row[f"layer_{side}"] for row in rows}) for side in "ab")
+    figure.set_size_inches(2.3 + 3 * max(1.9, 0.42 * len(layers_b)), 1.3 + max(1.6, 0.36 * len(layers_a)))
+    for axes, (statistic, title) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+        values = np.full((len(layers_a), len(layers_b)), np.nan)
+        for row in rows:
+            if row["statistic"] == statistic:
+                values[layers_a.index(row["layer_a"]), layers_b.index(row["layer_b"])] = row["value"]
+        image = axes.imshow(values, cmap="Greys", vmin=0, vmax=1, origin="lower", aspect="auto", interpolation="none")
+        for (i, j), value in np.ndenumerate(values):
+            if np.isfinite(value) and values.size <= 200:
+                shown = two_decimals(value).replace("0.", ".", 1)
+                axes.text(j, i, shown, ha="center", va="center", fontsize=6, color="white" if value > 0.6 else "black")
+        axes.set_xticks(range(len(layers_b)), [str(layer) for layer in layers_b])
+        axes.set_yticks(range(len(layers_a)), [str(layer) for layer in layers_a])
+        axes.set_xlabel(f"layer of {rows[0]['model_b']}")
+        axes.set_title(title)
+    figure.axes[0].set_ylabel(f"layer of {rows[0]['model_a']}")
+    bar = figure.colorbar(image, ax=figure.axes, extend="min", aspect=30)
+    bar.set_label("agreement (below 0: white)")
+
+
+def accuracies(figure: Figure, accuracy: Mapping[str, Sequence[Row]], task: str) -> None:
+    """Draw the accuracy curves of several runs, told apart by line style and mark as well as by colour.
+
+    A run of one layer is a mark at that layer. All marks but the first are open, so that they hide none beneath.
+    """
+    figure.set_size_inches(6.4, 3.4)
+    axes = figure.add_subplot()
+    looks = [("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"), ("-", "v"), ("--", "P")]
+    measured = [row["layer"] for rows in accuracy.values() for row in rows]
+    shifts = side_by_side(len(accuracy), measured)
+    for i, (label, rows) in enumerate(accuracy.items()):
+        layers = [row["layer"] for row in rows]
+        line, mark = looks[i % len(looks)]
+        colour = (BLUE, ORANGE, GREEN, GREY, PURPLE, "#000000")[i % 6]
+        axes.plot(
+            np.add(layers, shifts[i]), [row["accuracy"] for row in rows], marker=mark, ms=5, c=colour, label=label,
+            mfc="none" if i else colour, **joined({"ls": line}, layers),
+        )  # fmt: skip
+    name_layers(axes, measured)
+    axes.set_ylim(0, 1.03)
+    axes.set_ylabel("test accuracy")
+    axes.set_title(f"linear probes of {task}")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
+
+
+def write_curves_figure(
+    path: Path, rows: Sequence[Row], majority: float, task: str, model: str, formats: Sequence[str] = USUAL
+) -> list[Path]:
+    """Draw accuracy against the number of neurons in one layer, in some formats, and return the paths of the files.
+
+    Args:
+        path: Path of the figure, whose suffix is replaced by that of each format.
+        rows: Rows of `curves.csv` of one layer.
+        majority: Accuracy of the most frequent class.
+        task: Name of the task that the probes are trained on.
+        model: Model name for the title.
+        formats: Formats of the files.
+    """
+    with drawing(path, formats) as figure:
+        how_many_neurons(figure, rows, majority, task, model)
+    return forms_of([path], formats)
+
+
+def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
+    """Draw accuracy against the number of neurons: with these alone on the left, without them on the right."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    from probing.tables import smallest
+
+    figure.set_size_inches(8.6, 3.3)
+    rankings = list(dict.fromkeys(row["ranking"] for row in rows if row["ranking"] != "random"))
+    looks = [("o", BLUE), ("s", ORANGE), ("^", GREEN), ("D", PURPLE), ("v", "#000000")]
+    all_neurons = max((row for row in rows if row["kind"] == "only"), key=lambda row: row["k"])
+    panels = {"only": "with k neurons alone", "without": "without k neurons"}
+    for axes, (kind, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        here = [row for row in rows if row["kind"] == kind]
+        drawn = {k: [r["accuracy"] for r in here if r["k"] == k and r["from"] == "random"] for k in _sizes(here)}
+        drawn = {k: values for k, values in drawn.items() if values}
+        low, high = ([end(values) for values in drawn.values()] for end in (min, max))
+        axes.fill_between(list(drawn), low, high, color="#c8c8c8", lw=0.8, label="k random neurons\n(range of draws)")
+        for i, ranking in enumerate(rankings):
+            mark, colour = looks[i % len(looks)]
+            for end, line, fill in (("top", "-", colour), ("bottom", "--", "white")):
+                of_end = sorted(
+                    (row for row in here if row["ranking"] == ranking and row["from"] == end), key=lambda row: row["k"]
+                )
+                axes.plot(
+                    [row["k"] for row in of_end], [row["accuracy"] for row in of_end], line, marker=mark, ms=4,
+                    c=colour, mfc=fill, label=f"{'first' if end == 'top' else 'last'} k by {ranking}",
+                )  # fmt: skip
+            if kind == "only":
+                fewest = smallest([row for row in here if row["ranking"] == ranking])
+                axes.plot(
+                    fewest["k"], fewest["accuracy"], "*", ms=11, mfc="white", mec=colour, ls="", zorder=5,
+                    label=f"fewest within 1 point: {fewest['k']}" + (f",\nby {ranking}" if len(rankings) > 1 else ""),
+                )  # fmt: skip
+        axes.axhline(all_neurons["accuracy"], color="black", lw=0.8, label=f"all {all_neurons['k']} neurons")
+        axes.axhline(majority, color=GREY, lw=0.8, ls=":", label="majority")
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(sorted({*drawn, *([all_neurons["k"]] if kind == "only" else [])})))
+        axes.xaxis.set_major_formatter(lambda k, _: f"{k:.0f}")
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set_title(title)
+        axes.set_xlabel("number of neurons k")
+    figure.axes[0].set_ylim(0, None)
+    figure.axes[0].set_ylabel("test accuracy")
+    title = f"{model}, layer {rows[0]['layer']}: linear probes of {task}, retrained on the chosen neurons"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+
+
+def _sizes(rows: Sequence[Row]) -> list[int]:
+    return sorted({row["k"] for row in rows})

@@ -1,0 +1,681 @@
+"""Text: corpora and their fingerprint; the split into training, validation and test; equal sentences."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
+from os import PathLike, fspath
+from os.path import splitext
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from probing.errors import UserError
+from probing.results import shortened
+from probing.runtime.progress import say_once
+from probing.statistics import MIN_SENTENCES
+from probing.text.columns import (
+    BEGINS_DOCUMENT,
+    LABEL,
+    Rows,
+    Wanted,
+    check_text,
+    label_of,
+    values_of_sentences,
+    values_of_words,
+)
+from probing.text.files import path_and_columns, read_dataset, read_lines
+from probing.text.tables import builtin_sentences, read_json_lines, read_table, treebank
+
+Split = Literal["train", "validation", "test"]
+
+# Shares of the split, as thresholds on a uniform hash: 80 / 10 / 10.
+TRAIN_BELOW, VALIDATION_BELOW = 0.8, 0.9
+
+# Punctuation by Unicode's categories that is written as part of a word or a number: C#, 5%, -1, @name.
+_SIGNS = frozenset("#%‰&*@/\\_+-−§†‡")
+
+
+def split_key(sentence: str) -> str:
+    """Return the words of a sentence, without case, punctuation and signs; equal keys are on the same side.
+
+    A word is a run of letters, digits and the marks on them. Sentences with equal keys need not count as equal:
+    `compared` keeps signs.
+    """
+    text = unicodedata.normalize("NFC", sentence.casefold())
+    if not text.isascii():
+        # A mark that NFC leaves by itself, such as a vowel sign of Devanagari, is part of a letter; `\w` leaves it out.
+        text = "".join(letter if unicodedata.category(letter)[0] != "M" else f"_{ord(letter):x}_" for letter in text)
+    return " ".join(re.findall(r"\w+", text)) or sentence
+
+
+def compared(sentence: str) -> str:
+    """Return a sentence in the form in which it is compared with those of other texts.
+
+    Sentences count as equal if they differ only in case, in blanks, in how Unicode composes letters (NFC), or in
+    punctuation around words. Marks and signs are kept: `C++` is not `C#`, and कि is not की.
+    """
+    words = unicodedata.normalize("NFC", sentence.casefold()).split()
+    return " ".join(filter(None, map(_without_punctuation, words))) or sentence
+
+
+def _without_punctuation(word: str) -> str:
+    """Return a word without punctuation at its ends; several marks by themselves, such as `:(`, are kept."""
+    first, last = 0, len(word)
+    while first < last and _is_punctuation(word[first]):
+        first += 1
+    while last > first and _is_punctuation(word[last - 1]):
+        last -= 1
+    return word[first:last] or (word if len(word) > 1 else "")
+
+
+def _is_punctuation(letter: str) -> bool:
+    return letter not in _SIGNS and unicodedata.category(letter)[0] == "P"
+
+
+def assign_splits(sentences: Sequence[str], seed: int, documents: Sequence[int] | None = None) -> list[Split]:
+    """Assign each sentence, or each document as a whole, to a side of the split by a hash salted with `seed`.
+
+    Sentences that differ only in case, punctuation or signs are on the same side. A sentence keeps its side when the
+    corpus grows or is reordered; so does a document, whose hash is that of its first sentence, unless that is also in
+    another document.
+
+    Args:
+        sentences: The sentences.
+        seed: Seed of the split.
+        documents: Document of each sentence; None to assign sentences. A sentence that is also in an earlier document
+            is on the side of that one.
+    """
+    keys = [split_key(sentence) for sentence in sentences]
+    if documents is None:
+        return [side_of(key, seed) for key in keys]
+    first: dict[int, str] = {}
+    for key, document in zip(keys, documents, strict=True):
+        first.setdefault(document, key)
+    side_of_document = dict(zip(first, sides_of_clusters(list(first.values()), seed), strict=True))
+    side_of_key: dict[str, Split] = {}
+    return [side_of_key.setdefault(key, side_of_document[own]) for key, own in zip(keys, documents, strict=True)]
+
+
+def sides_of_clusters(keys: Sequence[str], seed: int) -> list[Split]:
+    """Return the side of each cluster by a hash of its key; if too few are tested on, those of the largest hashes are.
+
+    Of three times `MIN_SENTENCES` clusters or more, at least `MIN_SENTENCES` are tested on, without which there is no
+    interval.
+    """
+    sides = [side_of(key, seed) for key in keys]
+    if sides.count("test") >= MIN_SENTENCES or len(keys) < 3 * MIN_SENTENCES:
+        return sides
+    last = sorted(range(len(keys)), key=lambda i: hashed(keys[i], seed), reverse=True)
+    for rank, i in enumerate(last):
+        sides[i] = "test" if rank < MIN_SENTENCES else "validation" if rank < 1.5 * MIN_SENTENCES else "train"
+    return sides
+
+
+def side_of(key: str, seed: int) -> Split:
+    """Return the side of the split by a hash of a key and the seed: 80% train, 10% validation, 10% test."""
+    if (uniform := hashed(key, seed)) < TRAIN_BELOW:
+        return "train"
+    return "validation" if uniform < VALIDATION_BELOW else "test"
+
+
+def hashed(key: str, seed: int) -> float:
+    """Return a hash of a key and the seed, uniform on 0 to 1."""
+    digest = hashlib.sha256(f"{seed}\0{key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+GroupBy = Literal["auto", "sentence", "document"]
+
+
+def splits_by_document(group_by: GroupBy, corpus: Corpus) -> bool:
+    """Return whether whole documents are assigned to sides of the split.
+
+    Args:
+        group_by: `document`, `sentence`, or `auto`: documents if there are so many that enough are tested on.
+        corpus: The corpus; without documents, its sentences are assigned.
+    """
+    if group_by == "sentence" or corpus.documents is None:
+        return False
+    return group_by == "document" or len(set(corpus.documents)) >= 3 * MIN_SENTENCES
+
+
+def intervals_by_document(group_by: GroupBy, corpora: Sequence[Corpus]) -> bool:
+    """Return whether intervals are over test documents: those of the split, or at least 20 of a test corpus.
+
+    Args:
+        group_by: See `splits_by_document`.
+        corpora: The corpus and, last, the test corpus if it is another one.
+
+    Raises:
+        UserError: If documents are requested but the test corpus has none.
+    """
+    tested = corpora[-1].documents
+    if group_by == "document" and tested is None:
+        raise UserError(
+            f"`--group_by document`: `{corpora[-1].name}` does not say where documents begin; expected empty lines "
+            "between them in a .txt file, or `# newdoc` in CoNLL-U. Leave the option out for intervals over sentences."
+        )
+    if len(corpora) == 1 or tested is None:
+        return splits_by_document(group_by, corpora[0]) and tested is not None
+    return group_by == "document" or (group_by == "auto" and len(set(tested)) >= MIN_SENTENCES)
+
+
+def splits_of(corpus: Corpus, seed: int, group_by: GroupBy = "sentence") -> list[Split]:
+    """Return the side of the split of each sentence of a corpus."""
+    return assign_splits(corpus.sentences, seed, corpus.documents if splits_by_document(group_by, corpus) else None)
+
+
+def read_corpora(
+    corpus: Any,
+    test_corpus: Any,
+    seed: int,
+    say: Callable[[str], None],
+    group_by: GroupBy = "sentence",
+    column_of: Callable[[Corpus], str | None] = lambda corpus: None,
+) -> tuple[list[Corpus], list[list[Split]]]:
+    """Read the corpus, and the test corpus if there is one, and assign each sentence to a side of the split.
+
+    With a separate test corpus, the test part of the main corpus is used for training. `column_of` returns the column
+    of a corpus that labels are read from, for the line that says what was read.
+    """
+    if test_corpus == corpus == "-":
+        raise UserError("`--test_corpus -`: standard input can be read only once; give one of the corpora as a file.")
+    main = load_corpus(corpus, column_of=column_of)
+    test = None if test_corpus is None else load_corpus(test_corpus, "--test_corpus", column_of)
+    return divided(main, test, seed, say, group_by)
+
+
+def divided(
+    main: Corpus, test: Corpus | None, seed: int, say: Callable[[str], None], group_by: GroupBy = "sentence"
+) -> tuple[list[Corpus], list[list[Split]]]:
+    """Assign each sentence of a corpus, and of a test corpus if there is one, to a side; see `read_corpora`."""
+    if test is None:
+        return [main], [splits_of(main, seed, group_by)]
+    kept, left_out = hold_out(main, test)
+    if left_out:
+        say(
+            f"{main.name}: {len(left_out)} {main.unit} that are also in {test.name} were left out of training, such as "
+            f"`{left_out[0]:.60}`"
+        )
+    joined: list[Split] = ["train" if side == "test" else side for side in splits_of(kept, seed, group_by)]
+    return [kept, test], [joined, ["test"] * len(test.sentences)]
+
+
+def hold_out(main: Corpus, test: Corpus) -> tuple[Corpus, list[str]]:
+    """Return the main corpus without the sentences of the test corpus, as `compared` says, and those sentences.
+
+    Of pairs, those are left out that the test corpus has, in either order.
+
+    Raises:
+        UserError: If nothing is left.
+    """
+    held_out = dict(zip(_compared_in(test), test.sentences, strict=True))
+    keys = _compared_in(main)
+    is_kept = [key not in held_out for key in keys]
+    left_out = [sentence for sentence, kept in zip(main.sentences, is_kept, strict=True) if not kept]
+    if not any(is_kept):
+        what = "corpus" if main.seconds is None else "pairs"
+        raise UserError(
+            f"`--test_{what} {test.name}` holds every {main.unit[:-1]} of `--{what} {main.name}`, such as "
+            f"`{left_out[0]:.60}` (there: `{held_out[keys[0]]:.60}`); nothing is left to train on."
+        )
+    return main.subset([i for i, kept in enumerate(is_kept) if kept]), left_out
+
+
+def _compared_in(corpus: Corpus) -> list[Hashable]:
+    """Return what is compared of each sentence of a corpus; of a pair, both sentences in any order."""
+    if corpus.seconds is None:
+        return [compared(sentence) for sentence in corpus.sentences]
+    return [tuple(sorted(map(compared, pair))) for pair in corpus.pairs]
+
+
+# How the mask is written in files, whatever a model's own mask token is.
+MASK = "[MASK]"
+
+# What a file of pairs has, for messages.
+_LINES = "lines `first sentence TAB second sentence`"
+
+_LINES_OF_COUPLES = (
+    f"lines `sentence TAB counterfactual`, or of texts with {MASK} `text TAB counterfactual TAB word TAB other word`"
+)
+
+
+def read_pairs(name: str, option: str = "--pairs") -> Corpus:
+    """Read the distinct pairs of a file, which may be compressed by gzip, or of standard input (`-`).
+
+    Args:
+        name: The source, as the user typed it.
+        option: The option that names it, for messages.
+
+    Raises:
+        UserError: If the source cannot be read, a line is not a pair, or there is no pair at all.
+    """
+    typed = f"{option} {name}"
+    pairs = list(_pairs_of(read_lines(name, option, _LINES), typed))
+    if not pairs:
+        raise UserError(f"`{typed}` holds no pair: it is empty or blank; give {_LINES}.")
+    return from_pairs(name, pairs)
+
+
+@dataclass(frozen=True)
+class Couple:
+    """A sentence and its counterfactual.
+
+    Args:
+        first: The sentence.
+        second: Its counterfactual.
+        words: Where both have `[MASK]` once, the word that suits the first, and the one that suits the second; None for
+            whole sentences.
+    """
+
+    first: str
+    second: str
+    words: tuple[str, str] | None = None
+
+
+def read_couples(name: str, option: str = "--pairs") -> list[Couple]:
+    """Read the distinct pairs of different sentences of a file, all of them whole or all with masks.
+
+    Args:
+        name: The source, as the user typed it.
+        option: The option that names it, for messages.
+
+    Raises:
+        UserError: If the source cannot be read, a line is not a pair of two sentences, or there is no pair at all.
+    """
+    typed = f"{option} {name}"
+    couples = list(dict.fromkeys(_couples_of(read_lines(name, option, _LINES_OF_COUPLES), typed)))
+    if not couples:
+        raise UserError(f"`{typed}` holds no pair: it is empty or blank; give {_LINES_OF_COUPLES}.")
+    return couples
+
+
+def _couples_of(lines: Iterable[str], typed: str) -> Iterator[Couple]:
+    n_columns = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"`{typed}`, line {number}"
+        cells = [" ".join(cell.split()) for cell in line.split("\t")]
+        if len(cells) == 3:
+            raise UserError(f"{where}: expected 2 columns, or 4 with words, found 3; give {_LINES_OF_COUPLES}.")
+        if len(cells) != 4:
+            ((first, second),) = _pairs_of([line], typed, number)
+            couple = Couple(first, second)
+        else:
+            couple = _with_masks(cells, where)
+        if couple.first == couple.second:
+            raise UserError(
+                f"{where}: `{couple.first:.60}` stands on both sides of a tab; give two different sentences."
+            )
+        if n_columns not in (0, len(cells)):
+            raise UserError(
+                f"{where}: expected {n_columns} columns as in the lines above, found {len(cells)}; put whole sentences "
+                f"and texts with {MASK} into files of their own."
+            )
+        n_columns = len(cells)
+        yield couple
+
+
+def _with_masks(cells: list[str], where: str) -> Couple:
+    """Return a pair of texts with masks.
+
+    Raises:
+        UserError: If a text does not have one mask, or a word is missing, or both are the same.
+    """
+    first, second, word, other = cells
+    for text in (first, second):
+        if (n := text.count(MASK)) != 1:
+            raise UserError(f"{where}: `{text:.60}` has {MASK} {n} times; write it once, where the word belongs.")
+    if not word or not other or word == other:
+        raise UserError(
+            f"{where}: expected two different words after the two texts, found `{word}` and `{other}`; write for "
+            f"example `The dog {MASK} here. TAB The dogs {MASK} here. TAB is TAB are`."
+        )
+    return Couple(first, second, (word, other))
+
+
+def _pairs_of(lines: Iterable[str], typed: str, first: int = 1) -> Iterator[tuple[str, str]]:
+    """Yield the two sentences of each line that is not blank; lines are counted from `first`."""
+    for number, line in enumerate(lines, first):
+        if not line.strip():
+            continue
+        where = f"`{typed}`, line {number}"
+        cells = [" ".join(cell.split()) for cell in line.split("\t")]
+        if len(cells) != 2:
+            found = "no tab" if len(cells) == 1 else f"{len(cells)} columns"
+            raise UserError(
+                f"{where}: expected two sentences with a tab between them, found {found}; write for example "
+                "`She left early. TAB He stayed.`, without other columns."
+            )
+        if not all(cells):
+            empty = "second" if cells[0] else "first"
+            raise UserError(
+                f"{where}: the {empty} sentence is empty; write one on both sides of the tab, or remove the line."
+            )
+        yield cells[0], cells[1]
+
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Distinct sentences in their order of appearance, with their words if the source divides them into words.
+
+    A corpus of pairs has both sentences of a pair in one text, which counts as one sentence.
+
+    Args:
+        name: The corpus as the user typed it, for messages and run names.
+        sentences: The sentences, with single spaces and no surrounding blanks. No two are equal; with `words`, no two
+            have equal words.
+        n_repeated: Number of repeated sentences that were dropped.
+        words: The words of each sentence; None for running text. Joined by single spaces, without empty words, they
+            give the sentence.
+        columns: Annotations of the source (CoNLL-U: `upos`, `head`, ...): for each column and sentence, one value per
+            word, as text; `_` where one is missing.
+        documents: Index of each sentence's document, ascending; None if the source has no documents.
+        sentence_columns: Annotations of whole sentences: for each column, one value per sentence, which is text, a
+            number, or None.
+        seconds: For pairs of sentences, where the second one begins in the text of both, in characters; a space stands
+            before it. No two pairs are equal. None for single sentences.
+        relabelled: How many of the repeated sentences had other values in a column than their first occurrence, whose
+            values are kept; columns without any are left out.
+        n_without_text: Number of rows of a .jsonl file or a data set that were dropped because their text is empty or
+            missing. Empty lines of other files are no rows.
+        reading: Which columns of the source were read, and what of them; empty for running text.
+    """
+
+    name: str
+    sentences: tuple[str, ...]
+    n_repeated: int = 0
+    words: tuple[tuple[str, ...], ...] | None = None
+    columns: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
+    documents: tuple[int, ...] | None = None
+    sentence_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    seconds: tuple[int, ...] | None = None
+    relabelled: Mapping[str, int] = field(default_factory=dict)
+    n_without_text: int = 0
+    reading: str = field(default="", compare=False)
+
+    @property
+    def unit(self) -> str:
+        """What the model reads at once, for messages: `sentences` or `pairs`."""
+        return "sentences" if self.seconds is None else "pairs"
+
+    @property
+    def as_read(self) -> dict[str, str]:
+        """Which columns were read, as `results.json` notes it; nothing for running text."""
+        return {"read": self.reading} if self.reading else {}
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The two sentences of each pair."""
+        assert self.seconds is not None
+        return [(text[: at - 1], text[at:]) for text, at in zip(self.sentences, self.seconds, strict=True)]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the sentences, their order and their division into pairs or words.
+
+        The columns are not part of it, because they do not change hidden states.
+        """
+        digest = hashlib.sha256()
+        # `str.split` treats \x1e and \x1f as blanks, so they occur neither in a word nor in running text.
+        if self.seconds is not None:
+            lines: Iterable[str] = map("\x1e".join, self.pairs)
+        elif self.words is None:
+            lines = self.sentences
+        else:
+            lines = ("".join(f"{word}\x1f" for word in words) for words in self.words)
+        for line in lines:
+            digest.update(line.encode("utf-8"))
+            digest.update(b"\n")
+        return digest.hexdigest()
+
+    def subset(self, indices: Sequence[int]) -> Corpus:
+        """Return the corpus with these sentences only, and their words, columns and documents."""
+
+        def pick(rows: Sequence[_T]) -> tuple[_T, ...]:
+            return tuple(rows[i] for i in indices)
+
+        return replace(
+            self,
+            sentences=pick(self.sentences),
+            words=None if self.words is None else pick(self.words),
+            columns={column: pick(values) for column, values in self.columns.items()},
+            documents=None if self.documents is None else pick(self.documents),
+            sentence_columns={column: pick(values) for column, values in self.sentence_columns.items()},
+            seconds=None if self.seconds is None else pick(self.seconds),
+        )
+
+
+def load_corpus(
+    name: Any, option: str = "--corpus", column_of: Callable[[Corpus], str | None] | None = lambda corpus: None
+) -> Corpus:
+    """Read the distinct sentences of `builtin`, a file of text or labels, a data set (`hf:`), or `-` (stdin).
+
+    Of a source with columns, one line says what was read of it.
+
+    Args:
+        name: The source, as the user typed it; from Python, also a path or a list of sentences.
+        option: The option that names it, for messages.
+        column_of: Returns the column of a corpus that labels are read from, None if there is none; without this
+            function, nothing is said.
+
+    Raises:
+        UserError: If the source is unknown, unreadable, damaged, not UTF-8, or holds no sentence, or if it cannot be
+            told which of its columns holds words, sentences or labels.
+    """
+    if isinstance(name, PathLike):
+        name = fspath(name)
+    if not isinstance(name, str):
+        return _from_list(name, option.removeprefix("--"))
+    if name == "builtin":
+        return from_sentences(name, builtin_sentences(), option)
+    if (rows := _rows(name, option)).places:
+        corpus = _from_rows(name, rows, option)
+        column = None if column_of is None else column_of(corpus)
+        corpus = replace(corpus, reading=_reading(corpus, rows, column or LABEL[0]))
+        if column_of is not None:
+            say_once(f"read {name}: {corpus.reading}")
+        return corpus
+    return from_sentences(name, rows.texts, option)
+
+
+def _rows(name: str, option: str) -> Rows:
+    """Return the rows of a source; those of running text are its lines."""
+    if name.startswith("hf:"):
+        return read_dataset(name, option)
+    path, wanted = path_and_columns(name, option)
+    lines = read_lines(path, option)
+    kind = splitext(path.removesuffix(".gz"))[1]
+    if kind in (".csv", ".tsv", ".conll"):
+        return read_table(lines, kind, wanted)
+    if kind == ".jsonl":
+        return read_json_lines(lines, wanted)
+    if wanted != Wanted(wanted.typed, example=wanted.example):
+        raise UserError(f"`{wanted.typed}`: a file of type {kind} has no columns to name; give `{option} {path}`.")
+    return treebank(lines, wanted.typed) if kind == ".conllu" else Rows(lines)
+
+
+def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
+    if rows.are_words:
+        corpus = from_words(name, rows.texts, rows.columns, option, rows.documents, rows.sentence_columns)
+    else:
+        corpus = from_sentences(name, rows.texts, option, rows.sentence_columns)
+    n_begin = sum(list(text) == [BEGINS_DOCUMENT] for text in rows.texts) if rows.are_words else 0
+    if rows.documents is not None:
+        return corpus
+    n_there = len(corpus.sentences) + corpus.n_repeated + n_begin
+    return replace(corpus, n_without_text=len(rows.texts) + rows.n_empty - n_there)
+
+
+def _reading(corpus: Corpus, rows: Rows, column: str) -> str:
+    """Return which columns were read, with two labels and what has them, and how much it is."""
+    label = rows.places.get(column, f"column {column}")
+    counts = [_count(len(corpus.sentences), "sentence")]
+    if corpus.words is not None:
+        counts.append(_count(sum(map(len, corpus.words)), "word"))
+    units: Iterable[str] = corpus.sentences
+    values: Iterable[Any] = corpus.sentence_columns.get(column, ())
+    if corpus.words is not None and column in corpus.columns:
+        units, values = map(chain.from_iterable, (corpus.words, corpus.columns[column]))
+    first: dict[str, str] = {}
+    for unit, value in zip(units, values, strict=False):
+        first.setdefault(label_of(value), unit)
+    read = f"{'text' if corpus.words is None else 'word'} = {rows.places['']}"
+    if labels := [one for one in first if one]:
+        shown = ", ".join(f'"{shortened(first[one], 30)}" {shortened(one, 30)}' for one in labels[:2])
+        read += f", label = {label} ({shown})"
+        counts.append(_count(len(labels), "label"))
+    return ", ".join(filter(None, [read, *counts, rows.note]))
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def _from_list(sentences: Any, option: str) -> Corpus:
+    """Build a corpus from a list of sentences, as Python gives it; an empty one begins a new document."""
+    if not isinstance(sentences, list | tuple):
+        raise UserError(
+            f"`{option}` is of type {type(sentences).__name__}: expected a name, a path, or a list of sentences."
+        )
+    for i, sentence in enumerate(sentences):
+        if not isinstance(sentence, str):
+            raise UserError(
+                f"`{option}`: item {i} of the list, counted from 0, is {sentence!r:.60}, where a sentence was expected."
+            )
+    return from_sentences(f"a list of {len(sentences)} sentences", sentences, option)
+
+
+def from_sentences(
+    name: str,
+    lines: Iterable[str],
+    option: str = "--corpus",
+    sentence_columns: Mapping[str, Sequence[Any]] | None = None,
+) -> Corpus:
+    """Build a corpus from lines: blanks are collapsed, and empty lines and repeated sentences are dropped.
+
+    An empty line between sentences begins a new document. A repeated sentence has the values of its first occurrence.
+
+    Raises:
+        UserError: If nothing is left, or a sentence, a word or a value has a lone surrogate.
+    """
+    cleaned = [_single_spaced(line) for line in lines]
+    distinct = _distinct(cleaned, cleaned, name, option)
+    before = list(accumulate(not line for line in cleaned))
+    of_sentences = values_of_sentences(sentence_columns or {}, f"`{option} {name}`")
+    return Corpus(
+        name, tuple(cleaned[i] for i in distinct.first), len(distinct.repeats),
+        documents=_numbered([before[i] for i in distinct.first]),
+        sentence_columns={column: tuple(rows[i] for i in distinct.first) for column, rows in of_sentences.items()},
+        relabelled=distinct.relabelled(of_sentences),
+    )  # fmt: skip
+
+
+def from_words(
+    name: str,
+    sentences: Iterable[Sequence[str]],
+    columns: Mapping[str, Sequence[Sequence[Any]]] | None = None,
+    option: str = "--corpus",
+    documents: Sequence[int] | None = None,
+    sentence_columns: Mapping[str, Sequence[Any]] | None = None,
+) -> Corpus:
+    """Build a corpus from the words of each sentence, and from columns with a value for each word.
+
+    Blanks inside a word are collapsed. Empty words are kept, so that columns stay aligned. Sentences with only empty
+    words are dropped, and so are repeated sentences. A first word `-DOCSTART-` begins a new document, as in CoNLL-2003,
+    and is left out.
+
+    Raises:
+        UserError: If nothing is left, or a sentence, a word or a value has a lone surrogate.
+    """
+    words = [tuple(_single_spaced(word) for word in sentence) for sentence in sentences]
+    begins = [sentence[:1] == (BEGINS_DOCUMENT,) for sentence in words]
+    words = [sentence[new:] for sentence, new in zip(words, begins, strict=True)]
+    text = tuple(" ".join(filter(None, sentence)) for sentence in words)
+    found = [sentence if any(sentence) else () for sentence in words]
+    distinct = _distinct(found, text, name, option)
+    if any(begins):
+        columns = {
+            column: [row[new:] for row, new in zip(rows, begins, strict=True)]
+            for column, rows in (columns or {}).items()
+        }
+    values = values_of_words(columns or {}, f"`{option} {name}`")
+    of_sentences = values_of_sentences(sentence_columns or {}, f"`{option} {name}`")
+    corpus = Corpus(
+        name, text, len(distinct.repeats), tuple(words), values, sentence_columns=of_sentences,
+        relabelled=distinct.relabelled({**of_sentences, **values}),
+    ).subset(distinct.first)  # fmt: skip
+    marks = documents or list(accumulate(begins))
+    return replace(corpus, documents=_numbered([marks[i] for i in distinct.first]))
+
+
+def from_pairs(
+    name: str, pairs: Iterable[tuple[str, str]], columns: Mapping[str, Sequence[Any]] | None = None
+) -> Corpus:
+    """Build a corpus from one or more pairs of sentences, which have single spaces only; repeated pairs are dropped.
+
+    Args:
+        name: Name of the corpus.
+        pairs: The pairs.
+        columns: For each column, one value per pair; a repeated pair has those of its first occurrence.
+
+    Raises:
+        UserError: If there is no pair, or a sentence or a value has a lone surrogate.
+    """
+    listed = list(pairs)
+    texts = [" ".join(pair) for pair in listed]
+    distinct = _distinct(listed, texts, name, "--pairs")
+    of_pairs = values_of_sentences(columns or {}, f"`--pairs {name}`")
+    return Corpus(
+        name, tuple(texts[i] for i in distinct.first), len(distinct.repeats),
+        sentence_columns={column: tuple(values[i] for i in distinct.first) for column, values in of_pairs.items()},
+        seconds=tuple(len(listed[i][0]) + 1 for i in distinct.first), relabelled=distinct.relabelled(of_pairs),
+    )  # fmt: skip
+
+
+def _numbered(marks: Sequence[int]) -> tuple[int, ...] | None:
+    """Renumber ascending document marks from 0; return None if there is only one document."""
+    numbers = {mark: i for i, mark in enumerate(sorted(set(marks)))}
+    return tuple(numbers[mark] for mark in marks) if len(numbers) > 1 else None
+
+
+def _single_spaced(text: str) -> str:
+    return " ".join(text.split())
+
+
+class _Distinct(NamedTuple):
+    """Which rows are different.
+
+    Args:
+        first: Index of the first occurrence of each row.
+        repeats: Index of each repetition, and of the first occurrence of its row.
+    """
+
+    first: list[int]
+    repeats: list[tuple[int, int]]
+
+    def relabelled(self, columns: Mapping[str, Sequence[Any]]) -> dict[str, int]:
+        """Return the columns in which repetitions have other values than first occurrences, and how many do."""
+        counts = {name: sum(rows[i] != rows[first] for i, first in self.repeats) for name, rows in columns.items()}
+        return {name: n for name, n in counts.items() if n}
+
+
+def _distinct(rows: Sequence[Hashable], texts: Sequence[str], name: str, option: str) -> _Distinct:
+    """Tell apart the rows that are not empty, whose sentences are `texts`."""
+    first: dict[Hashable, int] = {}
+    repeats: list[tuple[int, int]] = []
+    for i, row in enumerate(rows):
+        if row and (at := first.setdefault(row, i)) != i:
+            repeats.append((i, at))
+    if not first:
+        raise UserError(f"`{option} {name}` holds no sentence: it is empty or blank; give a corpus with text.")
+    for number, i in enumerate(first.values(), 1):
+        check_text(texts[i], f"`{option} {name}`: sentence {number}")
+    return _Distinct(list(first.values()), repeats)

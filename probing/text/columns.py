@@ -1,0 +1,572 @@
+"""Which column of a source holds the words or the sentences, and which the labels: told by all cells of its columns."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, pairwise
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+from probing.errors import UserError, did_you_mean
+from probing.results import listed, shortened
+
+# A cell without a value, as CoNLL-U writes it.
+UNSPECIFIED = "_"
+
+_BELOW_ZERO = re.compile(r"-[0-9]+")
+
+# A number as it is usually written, without zeros before it.
+_PLAIN_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+
+# What pandas has in the place of missing values, by name, since pandas need not be installed.
+_MISSING_TYPES = ("NAType", "NaTType")
+
+# Whole numbers up to here are exact as floating-point numbers.
+_EXACT = 2.0**53
+
+
+def text_of(value: Any) -> str | None:
+    """Return a cell as text; None where it is missing.
+
+    Args:
+        value: Text, a number, true or false, or None; scalars of NumPy count as those of Python.
+    """
+    if isinstance(value, Real) and not isinstance(value, Integral):
+        value = float(value)
+        if not math.isfinite(value):
+            return None
+        value = int(value) if value.is_integer() and abs(value) <= _EXACT else value
+    text = "" if value is None or type(value).__name__ in _MISSING_TYPES else str(value).strip()
+    return None if text in ("", UNSPECIFIED) else text
+
+
+def label_of(value: Any) -> str:
+    """Return the class that a cell names, as text; empty where there is none."""
+    text = text_of(value)
+    return "" if text is None or _BELOW_ZERO.fullmatch(text) else text
+
+
+def number_of(value: Any) -> float | None:
+    """Return the number that a cell holds; None where it is missing.
+
+    Raises:
+        ValueError: If it holds something else, such as a word, true or false.
+    """
+    if isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a number")
+    if (text := text_of(value)) is None:
+        return None
+    if "_" in text:  # Python reads 1_000 as a number
+        raise ValueError(f"{text!r} is not a number")
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def truth_of(value: Any) -> bool | None:
+    """Return whether a cell says yes (T, True or 1) or no (F, False or 0); None where it is missing, as a number is.
+
+    Raises:
+        ValueError: If it holds something else.
+    """
+    label = label_of(value).casefold()
+    if label in ("t", "true", "f", "false"):
+        return label.startswith("t")
+    if (number := score_of(label)) in (None, 0, 1):
+        return None if number is None else bool(number)
+    raise ValueError(f"{value!r} is neither yes nor no")
+
+
+def score_of(value: Any) -> float | None:
+    """Return the number that a cell holds where none is below 0; None where it is missing, and for -1 and -100 too.
+
+    Raises:
+        ValueError: If it holds something else, or a fraction below 0.
+    """
+    number = number_of(value)
+    if number is None or number >= 0:
+        return number
+    if not number.is_integer():
+        raise ValueError(f"{value!r} is below 0")
+    return None
+
+
+def check_label(label: str, where: str) -> None:
+    """Refuse a label that files and other programs do not hold as it is.
+
+    Args:
+        label: The label.
+        where: What it is, for the message.
+
+    Raises:
+        UserError: If it has a lone surrogate or U+0000.
+    """
+    check_text(label, where)
+    if "\0" in label:
+        raise UserError(f"{where} has the character U+0000 ({label[:60]!a}), which ends text elsewhere; remove it.")
+
+
+def check_text(text: str, where: str) -> None:
+    """Refuse text that no file can hold, because it has one half of a character.
+
+    Args:
+        text: A sentence, a word or a label.
+        where: What it is, for the message: the option as the user typed it, and the place.
+
+    Raises:
+        UserError: If a surrogate has no partner.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{where} has one half of a character, a lone surrogate ({text[error.start]!a} in {text[:60]!a}), which "
+            "UTF-8 cannot hold; write the whole character, or remove it."
+        ) from None
+
+
+# A word that begins a new document in files of CoNLL-2003.
+BEGINS_DOCUMENT = "-DOCSTART-"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The sentences of a source with their annotations.
+
+    Args:
+        texts: The sentences, as text or as lists of words.
+        columns: For each column and sentence, a value for each word, as the source has it.
+        sentence_columns: For each column, a value for each sentence, as the source has it.
+        n_empty: Number of rows that were left out because they have no text.
+        documents: Number of documents begun up to each sentence; None where only words say it.
+        places: What the source calls the column of sentences or words (under an empty name), and that of a column here
+            if it has another name there.
+        note: What else was chosen in reading it, as a clause.
+    """
+
+    texts: Sequence[Any]
+    columns: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
+    sentence_columns: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    n_empty: int = 0
+    documents: Sequence[int] | None = None
+    places: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def are_words(self) -> bool:
+        """Whether sentences are lists of words."""
+        return bool(self.texts) and isinstance(self.texts[0], list)
+
+
+def values_of_words(
+    columns: Mapping[str, Sequence[Iterable[Any]]], typed: str
+) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Return the values of words as text, `_` where one is missing.
+
+    Args:
+        columns: For each column and sentence, a value for each word.
+        typed: The option and its value, for messages.
+
+    Raises:
+        UserError: If a value has a lone surrogate or U+0000.
+    """
+
+    def texts(column: str, rows: Sequence[Iterable[Any]]) -> tuple[tuple[str, ...], ...]:
+        different = {(type(value), value) for row in rows for value in row}
+        known = {key: text_of(key[1]) or UNSPECIFIED for key in different}
+        for text in known.values():
+            check_label(text, f"{typed}: a value of the column {column}")
+        spelt = _same_spelling(known.values())
+        known = {key: spelt.get(text, text) for key, text in known.items()}
+        return tuple(tuple(known[type(value), value] for value in row) for row in rows)
+
+    return {column: texts(column, rows) for column, rows in columns.items()}
+
+
+def values_of_sentences(columns: Mapping[str, Sequence[Any]], typed: str) -> dict[str, tuple[Any, ...]]:
+    """Return the values of sentences: text without blanks around it, a finite number, true or false; None if missing.
+
+    Args:
+        columns: For each column, a value for each sentence.
+        typed: The option and its value, for messages.
+
+    Raises:
+        UserError: If a value has a lone surrogate or U+0000.
+    """
+
+    def cells(column: str, rows: Sequence[Any]) -> tuple[Any, ...]:
+        texts = [text_of(value) for value in rows]
+        for text in {text for text, value in zip(texts, rows, strict=True) if text and isinstance(value, str)}:
+            check_label(text, f"{typed}: a value of the column {column}")
+        spelt = _same_spelling(filter(None, texts))
+        return tuple(
+            spelt.get(text, text) if isinstance(value, str) and text else value if text is not None else None
+            for text, value in zip(texts, rows, strict=True)
+        )
+
+    return {column: cells(column, rows) for column, rows in columns.items()}
+
+
+def _same_spelling(texts: Iterable[str]) -> dict[str, str]:
+    """Return what the texts of one column become: `1` for `1.0` among numbers, `True` for `TRUE` among true and false.
+
+    A column that also has other texts, or a number such as `01`, stays as it is.
+    """
+    different = set(texts) - {UNSPECIFIED}
+    if all(map(_PLAIN_NUMBER.fullmatch, different)):
+        return {text: text.partition(".")[0] for text in different if not text.partition(".")[2].strip("0")}
+    if {text.casefold() for text in different} <= {"true", "false"}:
+        return {text: text.capitalize() for text in different}
+    return {}
+
+
+# Names of columns, in any case. In a data set, running text goes before its words; in JSON lines it is the reverse.
+WORDS, TEXT = ("words", "tokens", "word", "token", "form"), ("text", "sentence")
+
+LABEL = ("label", "labels")
+
+# Further names in the first line of a file of words.
+_TAGS = {"tag", "tags", "pos", "upos", "xpos", "ner", "chunk", "class", "pos_tag", "pos_tags", "ner_tag", "ner_tags"}
+
+# Words below which a file is too small to tell anything from; its first column then has the words.
+_FEW = 20
+
+# Of numbers with more values than this, none is a class where another column has classes.
+_MOST_NUMBERS = 10
+
+_ENUMERATED = re.compile(r"(.*?)(\d+)", re.DOTALL)
+
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+# A tag of chunks or names, in capitals, or a feature with its value.
+_TAG = re.compile(r"[BIESLUO](-.+)?|[^a-z\s]*[A-Z][^a-z\s]*|\S+[=|]\S*")
+
+# Spans in brackets, as CoNLL-2012 has them: `(TOP(S(NP*`, `(12)`, and `*` or `-` where none begins or ends.
+_SPAN = re.compile(r"[^()]*[()].*|[*\-]")
+
+# Scripts that put no blanks between words, and how long a sentence without blanks is at least.
+_WITHOUT_BLANKS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+
+_SENTENCE = 6
+
+
+class Wanted(NamedTuple):
+    """Which columns the user names: by name, or by number from 1.
+
+    Args:
+        typed: The option and the source, for messages.
+        text: The column of words or sentences; None to choose it.
+        label: The column of labels; None to choose it.
+        is_word: Whether `text` is a column of words.
+        example: How columns are named, for messages: `d.conll?`.
+    """
+
+    typed: str
+    text: str | None = None
+    label: str | None = None
+    is_word: bool = False
+    example: str = ""
+
+    @property
+    def n_columns(self) -> int:
+        """Number of the last column that is read where the user names both by number; otherwise 0."""
+        numbers = [int(one) for one in (self.text, self.label) if one is not None and one.isdecimal()]
+        return max(numbers) if len(numbers) == 2 else 0
+
+    def fits(self, cells: Sequence[str], n: int) -> bool:
+        """Return whether a line has a cell for each column, or, where both are named, for those that are read."""
+        return len(cells) == n or len(cells) > n == self.n_columns
+
+    def way_out(self, settings: str) -> str:
+        """Return what to do where columns cannot be told, as a clause."""
+        return f"name the columns to read, as in `{self.example}{settings}`"
+
+    def named(self, columns: Sequence[Column], value: str | None, setting: str) -> Column | None:
+        """Return the column of a name or a number; None without one.
+
+        Raises:
+            UserError: If there is no such column.
+        """
+        if value is None:
+            return None
+        names = [column.name for column in columns]
+        if value in names:
+            return columns[names.index(value)]
+        if value.isdecimal() and 1 <= int(value) <= len(columns):
+            return columns[int(value) - 1]
+        raise UserError(
+            f"`{self.typed}`: there is no column {value}{did_you_mean(value, names)}; give one of {', '.join(names)} "
+            f"as {setting}=."
+        )
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column, and what its cells are like.
+
+    Args:
+        name: Its name; its number, counted from 1, where the source names none.
+        rows: Its cells: for each sentence, a value for each word; of values of sentences, one row of all.
+        is_named: Whether the source names it.
+    """
+
+    name: str
+    rows: Sequence[Sequence[Any]]
+    is_named: bool = True
+
+    @property
+    def place(self) -> str:
+        """What the column is called in the line that says what was read."""
+        return f"column {self.name}"
+
+    @property
+    def shown(self) -> str:
+        """The column with two of its values, for messages."""
+        return f"{self.name} ({', '.join(shortened(text, 20) for text in list(self.counts)[:2]) or 'empty'})"
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How often each value occurs, as text; what is missing is left out."""
+        found: Counter[str] = Counter()
+        for value, n in Counter(chain.from_iterable(self.rows)).items():
+            if (text := text_of(value)) is not None:
+                found[text] += n
+        return found
+
+    @property
+    def n_types(self) -> int:
+        """Number of different values."""
+        return len(self.counts)
+
+    @cached_property
+    def n_cells(self) -> int:
+        """Number of cells."""
+        return sum(map(len, self.rows))
+
+    @cached_property
+    def are_numbers(self) -> bool:
+        """Whether all values are numbers."""
+        return bool(self.counts) and all(_NUMBER.fullmatch(text) for text in self.counts)
+
+    @cached_property
+    def are_scores(self) -> bool:
+        """Whether all values are numbers, of which some have a fraction or many differ."""
+        has_fraction = self.are_numbers and any(not float(text).is_integer() for text in self.counts)
+        return self.are_numbers and (has_fraction or self.n_types > min(_MOST_NUMBERS, self.n_cells / 4))
+
+    @cached_property
+    def are_features(self) -> bool:
+        """Whether nearly all values are features with their values, such as `Number=Sing|Person=3`."""
+        return bool(self.counts) and sum("=" in text for text in self.counts) >= 0.9 * self.n_types
+
+    @cached_property
+    def are_tags(self) -> bool:
+        """Whether nearly all values are spelt as tags are."""
+        spelt = [text for text in self.counts if any(map(str.isalpha, text))]
+        return bool(spelt) and sum(bool(_TAG.fullmatch(text)) for text in spelt) >= 0.9 * len(spelt)
+
+    @cached_property
+    def are_spans(self) -> bool:
+        """Whether all values are brackets around spans of words, or none."""
+        return self.n_types > 1 and all(_SPAN.fullmatch(text) for text in self.counts)
+
+    @cached_property
+    def counts_up(self) -> bool:
+        """Whether its numbers, perhaps after letters that are the same, grow from cell to cell of a sentence."""
+        split = {text: _ENUMERATED.fullmatch(text) for text in self.counts}
+        if not split or sum(map(bool, split.values())) < 0.95 * len(split):
+            return False
+        n_pairs = n_growing = 0
+        for row in self.rows if max(map(len, self.rows)) > 1 else [[*chain.from_iterable(self.rows)]]:
+            for one, other in pairwise(split.get(text_of(cell) or "") for cell in row):
+                if one is not None and other is not None and len(one[2]) < 19 > len(other[2]):
+                    n_pairs += 1
+                    n_growing += one[1] == other[1] and int(one[2]) < int(other[2])
+        return n_pairs > 0 and n_growing >= 0.95 * n_pairs
+
+    @cached_property
+    def is_same_in_sentence(self) -> bool:
+        """Whether the words of a sentence have one value, and sentences have several, as with a sentence's number."""
+        longer = [row for row in self.rows if len(row) > 1]
+        return self.n_types > 1 and bool(longer) and sum(len(set(row)) == 1 for row in longer) >= 0.95 * len(longer)
+
+    @property
+    def may_be_words(self) -> bool:
+        """Whether cells can be words: they vary, and are neither counts, numbers, spans nor the same in a sentence."""
+        return self.n_types > 1 and not (
+            self.counts_up or self.are_numbers or self.are_spans or self.is_same_in_sentence
+        )
+
+    @property
+    def is_beside_labels(self) -> bool:
+        """Whether the cells are no labels if another column can have them."""
+        return self.are_scores or self.are_spans or self.are_features or self.is_same_in_sentence
+
+    @cached_property
+    def are_sentences(self) -> bool:
+        """Whether more than half of the values are several words, or long in a script without blanks, and differ."""
+        several = sum(n for text, n in self.counts.items() if _is_sentence(text))
+        return 2 * several > self.counts.total() and 2 * self.n_types > self.counts.total()
+
+    @property
+    def recurs(self) -> bool:
+        """Whether a value occurs twice or more on average."""
+        return 1 <= 2 * self.n_types <= self.n_cells
+
+    def resembles(self, other: Column) -> bool:
+        """Return whether most cells begin as those of another column, as lemmas and stems do."""
+        pairs = Counter(zip(chain.from_iterable(self.rows), chain.from_iterable(other.rows), strict=True))
+        alike = sum(n for (one, two), n in pairs.items() if str(one)[:2].casefold() == str(two)[:2].casefold())
+        return alike >= 0.6 * self.n_cells
+
+
+def _is_sentence(text: str) -> bool:
+    return len(text.split()) > 1 or (len(text) >= _SENTENCE and bool(_WITHOUT_BLANKS.search(text)))
+
+
+def by_name(columns: Iterable[Column], names: Sequence[str]) -> Column | None:
+    """Return the column that has the first of these names, in any case; None without one."""
+    listed = [column for column in columns if column.is_named]
+    return next((column for name in names for column in listed if column.name.strip().casefold() == name), None)
+
+
+def is_header(cells: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
+    """Return whether the first line of a file of words names its columns.
+
+    Args:
+        cells: Cells of the line.
+        others: Cells of the lines after it.
+    """
+    names = [cell.strip().casefold() for cell in cells]
+    has_names = any(name in (*WORDS, *TEXT) for name in names) and any(name in _TAGS or name in LABEL for name in names)
+    at = [i for i, name in enumerate(names) if name in _TAGS]
+    return has_names and not any(row[i] == cells[i] for row in others for i in at if i < len(row))
+
+
+def choose_words(columns: Sequence[Column], wanted: Wanted) -> Column:
+    """Return the column of words.
+
+    It is the one that is named so. Else it is, of the columns that can be words, the one with the most different values
+    by far, or whose values are not spelt as tags are; of words and their lemmas, the words. A file of two columns, and
+    one of few words, begins with the words unless that cannot be.
+
+    Raises:
+        UserError: If it cannot be told.
+    """
+    if (chosen := wanted.named(columns, wanted.text, "word")) or (chosen := by_name(columns, WORDS)):
+        return chosen
+    labels = wanted.named(columns, wanted.label, "label")
+    there = [column for column in columns if column.n_types and column is not labels]
+    if len(there) == 2 and labels is None and (chosen := _words_of_two(*there)):
+        return chosen
+    may = [column for column in there if column.may_be_words]
+    most = max((column.n_types for column in may), default=0)
+    near = [column for column in may if 2 * column.n_types >= most]
+    near = [column for column in near if not column.are_tags] or near
+    # Of words and lemmas the words have endings, and capitals; the first one where several are alike.
+    first = max(near, key=_spelling, default=None)
+    if first and all(column is first or column.resembles(first) for column in near):
+        return first
+    if there and there[0].n_cells < _FEW and not (there[0].counts_up and there[0].are_numbers):
+        return there[0]
+    found = f"{_named(near)} may be the words" if near else "no column looks like words"
+    raise UserError(f"`{wanted.typed}`: {found}, of {_named(columns)}; {wanted.way_out(_example(columns, near))}.")
+
+
+def _words_of_two(first: Column, second: Column) -> Column | None:
+    """Return the words of a file of two columns: the first, unless only the second can be; None if it is not clear."""
+    is_open = second.may_be_words and second.n_types > first.n_types and first.n_cells >= _FEW
+    if first.counts_up and not first.may_be_words and second.may_be_words and second.n_types > 2:
+        return None if first.are_numbers or first.n_cells >= _FEW else first
+    if first.is_same_in_sentence and 2 * first.n_types > len(first.rows) and second.may_be_words:
+        return None  # a number of each sentence
+    if not is_open or first.resembles(second):
+        return first
+    is_clear = not first.may_be_words or first.are_tags > second.are_tags or second.n_types >= 1.5 * first.n_types
+    return second if is_clear else None
+
+
+def _spelling(column: Column) -> tuple[int, int, int]:
+    """Return how many different values there are, how many letters these have, and how many capitals."""
+    letters = "".join(column.counts)
+    return column.n_types, len(letters), sum(map(str.isupper, letters))
+
+
+def choose_labels(columns: Sequence[Column], words: Column, wanted: Wanted) -> Column | None:
+    """Return the column of labels of words; None where columns have names, of which the user can give one.
+
+    It is the one that is named so, else the only one that looks like labels: neither missing nor the same throughout,
+    a count, a number of a text or a sentence, lemmas, scores, features, or brackets around spans. Where a file has
+    several and names none, it is the last column.
+
+    Raises:
+        UserError: If it cannot be told.
+    """
+    if (chosen := wanted.named(columns, wanted.label, "label")) or (chosen := by_name(columns, LABEL)):
+        return chosen
+    others = [column for column in columns if column is not words]
+    there = [column for column in others if column.n_types]
+    vary = [column for column in there if column.n_types > 1 and not column.counts_up]
+    found = [column for column in vary if not (column.is_beside_labels or _are_like(column, words))]
+    last = next((column for column in reversed(columns) if column.n_types), words)
+    is_last = last in found and not last.is_named
+    if is_last or len(found or vary) == 1:
+        return (found or vary)[-1]
+    if len(others) == 1 and not (others[0].counts_up and words.n_cells >= _FEW):
+        return others[0]
+    if words.is_named:
+        return None
+    several = f"{_named(found or vary)} may have" if found or vary else "none has"
+    example = _example(columns, [words], found or vary)
+    raise UserError(
+        f"`{wanted.typed}`: the words are {_named([words])}, and {several} the labels; {wanted.way_out(example)}."
+    )
+
+
+def _are_like(column: Column, words: Column) -> bool:
+    """Return whether cells are forms of the words, such as lemmas, or nearly as many things as these."""
+    is_open = words.n_cells >= _FEW and not (column.are_tags or column.are_numbers)
+    return column.resembles(words) or (is_open and column.n_types > 0.7 * words.n_types)
+
+
+def _named(columns: Sequence[Column]) -> str:
+    """Return columns with examples of their cells, for messages."""
+    return f"column{'s' * (len(columns) != 1)} {listed([column.shown for column in columns])}"
+
+
+def _example(columns: Sequence[Column], words: Sequence[Column], labels: Sequence[Column] = ()) -> str:
+    """Return settings that name columns, such as those that may be meant."""
+    word = (*words, *columns)[0]
+    label = next((column for column in (*reversed(labels), *reversed(columns)) if column is not word), word)
+    return f"word={word.name}&label={label.name}"
+
+
+def choose_sentences(columns: Sequence[Column], wanted: Wanted, names: Sequence[str] = TEXT) -> Column | None:
+    """Return the column of sentences: the one named so, else the only one whose cells are; None if it is not clear."""
+    if (chosen := wanted.named(columns, wanted.text, "text")) or (chosen := by_name(columns, names)):
+        return chosen
+    found = [column for column in columns if column.are_sentences]
+    return found[0] if len(found) == 1 else None
+
+
+def label_of_sentences(columns: Sequence[Column], wanted: Wanted) -> Column | None:
+    """Return the column of labels of sentences; None if it is not clear.
+
+    It is the one named so, else the only one that does not count the sentences, else the only one with classes.
+    """
+    if (chosen := wanted.named(columns, wanted.label, "label")) or (chosen := by_name(columns, LABEL)):
+        return chosen
+    others = [column for column in columns if column.n_types and not (column.counts_up and column.n_cells > 2)]
+    for found in (others, [column for column in others if column.recurs and column.n_types > 1]):
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def with_label(columns: Mapping[str, Any], label: Column | None) -> dict[str, Any]:
+    """Return columns with that of the labels also under the name `label`, which tasks read."""
+    return {**columns, LABEL[0]: columns[label.name]} if label and label.name in columns else dict(columns)

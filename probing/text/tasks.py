@@ -1,0 +1,734 @@
+"""Tasks: what a probe predicts of each token or sentence; how tasks are loaded, and how their labels are checked."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from hashlib import sha256
+from importlib.metadata import EntryPoint, entry_points
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from probing.cli.arguments import OptionSource, checked
+from probing.errors import UserError, as_clause, did_you_mean, out_of_range, refuse
+from probing.runtime.files import DOCUMENT, open_file
+from probing.text import Corpus
+from probing.text.columns import check_label, label_of, text_of
+from probing.text.tokens import Tokens
+
+# An int64 array, an object array of strings, or a float64 array of numbers that a probe is to predict.
+Labels = NDArray[Any]
+
+Pooling = Literal["mean", "cls", "max"]
+
+
+class TokenTask(Protocol):
+    """Gives each token a label. A task is a dataclass whose fields are its options (`--task_args.NAME`)."""
+
+    @property
+    def ordinal(self) -> bool:
+        """Whether labels are numbers, so that distances between labels are meaningful."""
+        ...
+
+    @property
+    def word_means(self) -> bool:
+        """Whether a word's activations are the mean over its pieces; its label is then at the first piece."""
+        ...
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> Labels | Sequence[Any]:
+        """Return the label of each token, -1 or an empty string if it is not an example; shape (n_tokens,)."""
+        ...
+
+    def classes(self, labels: Labels, n_sentences: int) -> Labels | Sequence[Any]:
+        """Return the labels that become classes, ascending, given the labels of the training tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task: what a probe predicts of each token. Derive your own from it and define `labels`.
+
+    Fields of a subclass that is a frozen dataclass (`@dataclass(frozen=True)`) are the task's options,
+    `--task_args.NAME` on the command line. A subclass may set these:
+
+    - `ordinal = True`: labels are numbers, and an error of one is smaller than an error of ten. The run then has the
+      mean error and the accuracy of each number, and the controls of positions.
+    - `numbers = True`: labels are numbers to predict as such, with or without a fraction, and not classes. A ridge
+      probe predicts them, and the run has R² in the place of accuracy. A label is None where there is no number.
+    - `word_means = True`: a word's activations are the mean over its pieces; its label is at its first piece.
+
+    Args:
+        min_count: Training examples a label needs to be a class; by default 50, fewer on a small
+            corpus (a twentieth of its training sentences), never under 5.
+    """
+
+    min_count: int | None = None
+
+    ordinal = False
+    numbers = False
+    word_means = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that are out of range."""
+        refuse(out_of_range("task_args.min_count", self.min_count, 1))
+        if self.numbers and self.min_count is not None:
+            raise UserError(
+                "`--task_args.min_count`: the task predicts numbers, which form no classes to have a least size; "
+                "leave it out."
+            )
+
+    def labels(self, tokens: Tokens, corpus: Corpus) -> Labels | Sequence[Any]:
+        """Return the label of each token, in the order of `tokens`; shape (n_tokens,).
+
+        Labels are text, whole numbers, or true and false, in a list or an array. A token is not an example where the
+        label is missing: None, NaN, a number below 0, blank text or `_` (see `probing.text.columns`). Labels that are
+        true or false count only at the first piece of a word; special tokens and later pieces are left out.
+
+        Where `numbers` is true, labels are numbers; where one is None or not finite, the token is not an example.
+
+        Args:
+            tokens: The table of tokens: `sentences`, `positions`, `words`, `special`, `first_pieces` and more for each
+                token; `piece_texts(corpus)` and `word_texts(corpus)` are its characters and those of its word, or
+                the token's own text where the tokenizer added it, such as [CLS].
+            corpus: The sentences, their words, and the columns of their source.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define `labels`")
+
+    def column_of(self, corpus: Corpus) -> str | None:
+        """Return the name of the corpus's column that labels are read from, for messages; None if from elsewhere."""
+        return None
+
+    def classes(self, labels: Labels, n_sentences: int) -> Labels | Sequence[Any]:
+        """Return the labels with enough training examples, ascending.
+
+        Args:
+            labels: Labels of the training tokens, including tokens that are not examples.
+            n_sentences: Number of training sentences.
+        """
+        found, counts = np.unique(labels[has_label(labels)], return_counts=True)
+        return found[counts >= self.threshold(n_sentences)]
+
+    def threshold(self, n_sentences: int) -> int:
+        """Return the number of training examples that a label needs."""
+        return self.min_count if self.min_count is not None else min(50, max(5, n_sentences // 20))
+
+
+@dataclass(frozen=True)
+class SentenceTask(Task):
+    """A task of whole sentences, each with one vector and one label. Derive your own from it and define `labels`.
+
+    Its `labels(tokens, corpus)` returns one label for each sentence, in the order of `corpus.sentences`; all else is as
+    for `Task`.
+
+    Args:
+        min_count: Training sentences a label needs to be a class; by default 50, fewer on a small corpus
+            (a twentieth of its training sentences), never under 5.
+        pooling: Vector of a sentence: the mean or the maximum over its tokens without special ones, or that of its
+            first token, which must be special (cls).
+    """
+
+    pooling: Pooling = "mean"
+
+
+def reader_of(task: TokenTask) -> Callable[[Corpus], str | None]:
+    """Return what gives the column of a corpus that a task reads labels from; see `Task.column_of`."""
+    return task.column_of if isinstance(task, Task) else lambda corpus: None
+
+
+def has_label(labels: Labels) -> NDArray[np.bool_]:
+    """Return whether each token has a label."""
+    kind = labels.dtype.kind
+    has: NDArray[np.bool_] = labels != "" if kind == "O" else ~np.isnan(labels) if kind == "f" else labels >= 0
+    return has
+
+
+def predicts_numbers(task: TokenTask) -> bool:
+    """Return whether a task's labels are numbers to predict as such; those that do not say so have classes."""
+    return bool(getattr(task, "numbers", False))
+
+
+# Kinds of numpy arrays in words, for messages.
+_KINDS = {"c": "complex numbers", "S": "bytes", "M": "dates", "m": "durations"}
+
+# Whole numbers from here on do not fit into 64 bits.
+_TOO_HIGH = 2**63
+
+
+class Given(NamedTuple):
+    """Where labels come from, for messages.
+
+    Args:
+        subject: The beginning of a sentence that ends in what was found: "the task X: `labels` returned", "`y` has".
+        verb: What the user is to do instead: return, give.
+        unit: What has a label: token, sentence, row.
+        way_out: What else to do if labels have a fraction.
+    """
+
+    subject: str
+    verb: str
+    unit: str
+    way_out: str
+
+    @property
+    def expected(self) -> str:
+        """What is expected, for messages."""
+        return f"{self.verb} one label for each {self.unit}: text, whole numbers, or true and false"
+
+
+def class_values(values: Any, given: Given) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return labels as one array of int64, bool, or strings as objects, and where there is one.
+
+    What is missing is told by `probing.text.columns`: None, NaN, blank text, whole numbers below 0 and masked values.
+    Whole numbers are the same with and without a fraction of 0.
+
+    Args:
+        values: A list, a tuple, an array, a masked array or a tensor.
+        given: Where it comes from.
+
+    Raises:
+        UserError: If it is something else, has another shape than (n,), or holds other values or several kinds.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        values = values.tolist()
+    if isinstance(values, list | tuple):
+        return _of_list(values, given)
+    if values is None or isinstance(values, str | bytes) or not hasattr(values, "__array__"):
+        what = "nothing" if values is None else f"a value of the type {type(values).__name__}"
+        raise UserError(f"{given.subject} {what}; {given.verb} a list or an array with {_after_verb(given)}.")
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise UserError(f"{given.subject} an array of shape {array.shape}; {given.expected}, shape (n_{given.unit}s,).")
+    kind = array.dtype.kind
+    if kind in "OU":
+        return _of_list(array.tolist(), given)
+    if kind == "b":
+        return array, np.ones(len(array), dtype=bool)
+    if kind in "iuf":
+        return _whole_numbers(array, given)
+    raise UserError(f"{given.subject} {_KINDS.get(kind, f'an array of {array.dtype}')}; {given.expected}.")
+
+
+def _after_verb(given: Given) -> str:
+    return given.expected.removeprefix(f"{given.verb} ")
+
+
+def _whole_numbers(array: NDArray[Any], given: Given) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    is_known = np.isfinite(array) & (array >= 0)
+    known = array[is_known]
+    if array.dtype.kind == "f" and len(odd := known[known != np.round(known)]):
+        raise UserError(
+            f"{given.subject} numbers with a fraction, such as {odd[0]}; {given.expected}, {given.way_out}."
+        )
+    if len(known) and known.max() >= _TOO_HIGH:
+        raise _too_high(known.max(), given)
+    found = np.full(len(array), -1, dtype=np.int64)
+    found[is_known] = known.astype(np.int64)
+    return found, is_known
+
+
+def _too_high(number: Any, given: Given) -> UserError:
+    return UserError(f"{given.subject} {number!s:.60}, and whole numbers have to be below 2^63; {given.expected}.")
+
+
+def _of_list(values: Sequence[Any], given: Given) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    is_known = np.array([text_of(value) is not None for value in values], dtype=bool)
+    known = [value for value, there in zip(values, is_known.tolist(), strict=True) if there]
+    kinds = {_kind(value) for value in known}
+    if kinds <= {str}:
+        labels = np.full(len(values), "", dtype=object)
+        labels[is_known] = [label_of(value) for value in known]
+        for label in set(labels.tolist()):
+            check_label(label, f"{given.subject} a label that")
+        return labels, labels != ""
+    if kinds == {bool}:
+        found = np.zeros(len(values), dtype=bool)
+        found[is_known] = known
+        return found, is_known
+    if kinds <= {int, float}:
+        numbers = np.full(len(values), -1, dtype=np.float64 if float in kinds else object)
+        numbers[is_known] = known
+        if float in kinds:
+            return _whole_numbers(numbers, given)
+        if (highest := max(known)) >= _TOO_HIGH:
+            raise _too_high(highest, given)
+        found = np.array([max(int(number), -1) for number in numbers.tolist()], dtype=np.int64)
+        return found, found >= 0
+    usual = _kind(known[0])
+    at = next(i for i, value in enumerate(values) if is_known[i] and (_kind(value) is not usual or usual is None))
+    odd = values[at]
+    mixed = f", where others are {type(known[0]).__name__}" if usual is not None else ""
+    raise UserError(
+        f"{given.subject} {odd!r:.60} of the type {type(odd).__name__} for {given.unit} {at}, counted from 0{mixed}; "
+        f"{given.expected}."
+    )
+
+
+def _kind(value: Any) -> type | None:
+    """Return the kind of a label, str, bool, int or float; None if it can be none."""
+    if isinstance(value, str):
+        return str
+    if isinstance(value, bool | np.bool_):
+        return bool
+    if isinstance(value, int | np.integer):
+        return int
+    return float if isinstance(value, float | np.floating) else None
+
+
+def one_number(unit: str) -> str:
+    """Return what is expected of a task of numbers, for messages."""
+    return f"one finite number for each {unit}, None where there is none"
+
+
+def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the numbers to predict, shape (n,), and where there is one; a number that is not finite is missing.
+
+    Args:
+        values: A list, a tuple, an array, a masked array or a tensor.
+        given: Where it comes from.
+
+    Raises:
+        UserError: If a value is something else than a number or None, or the shape is wrong.
+    """
+    expected = f"{given.verb} {one_number(given.unit)}"
+    if values is None or isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        what = "nothing" if values is None else f"a value of the type {type(values).__name__}"
+        raise UserError(f"{given.subject} {what}; {given.verb} a list or an array with {one_number(given.unit)}.")
+    if isinstance(values, np.ma.MaskedArray):
+        values = values.tolist()
+    array = np.asarray(values, dtype=object if isinstance(values, list | tuple) else None)
+    if array.ndim != 1:
+        raise UserError(f"{given.subject} an array of shape {array.shape}; {expected}, shape (n_{given.unit}s,).")
+    if array.dtype.kind not in "iuf":
+        cells = array.tolist()
+        for i, value in enumerate(cells):
+            if text_of(value) is None:
+                cells[i] = None
+            elif isinstance(value, bool | np.bool_) or not isinstance(value, Real):
+                raise UserError(
+                    f"{given.subject} {value!r:.60} of the type {type(value).__name__} for {given.unit} {i}, counted "
+                    f"from 0, and `numbers` says that labels are numbers; {expected}."
+                )
+        array = np.array(cells, dtype=object)
+    found = array.astype(np.float64)
+    return found, np.isfinite(found)
+
+
+def unit_of(task: TokenTask) -> str:
+    """Return what has a label: a token, or a sentence."""
+    return "sentence" if isinstance(task, SentenceTask) else "token"
+
+
+def labels_words(task: TokenTask, tokens: Tokens, corpus: Corpus) -> bool:
+    """Return whether a task labels words, so that no word has two labels and no special token one."""
+    if isinstance(task, SentenceTask):
+        return False
+    if task.word_means:
+        return True
+    labelled = has_label(labels_of(task, tokens, corpus))
+    of_words = np.bincount(tokens.first_pieces.cumsum()[labelled & ~tokens.special])
+    return not labelled[tokens.special].any() and of_words.max(initial=0) == 1
+
+
+def sentences_of(task: TokenTask, tokens: Tokens) -> NDArray[np.integer[Any]]:
+    """Return the sentence of each label that a task gives, shape (n_tokens,), or (n_sentences,)."""
+    return np.arange(tokens.n_sentences) if isinstance(task, SentenceTask) else tokens.sentences
+
+
+def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
+    """Return the labels that a task gives, as int64, as an object array of strings, or as float64 where it has numbers.
+
+    Labels of tokens that are true or false are left out at special tokens and at later pieces of words; labels of
+    sentences are left out where a sentence has only special tokens. Tokens that are set aside have no label.
+
+    Returns:
+        Shape (n_tokens,), or (n_sentences,) for a task of sentences.
+
+    Raises:
+        UserError: If the task returns something else than one label for each token or sentence, or sentences are to be
+            pooled by a first token that is not special.
+    """
+    n, given = len(sentences_of(task, tokens)), _given(task, "labels")
+    values = task.labels(tokens, corpus)
+    found: Labels
+    found, is_example = (numbers_of if predicts_numbers(task) else class_values)(values, given)
+    if len(found) != n:
+        is_without = given.unit == "token" and len(found) == n - int(tokens.special.sum())
+        special = " (special tokens count)" if is_without else ""
+        expected = f"return {one_number(given.unit)}" if predicts_numbers(task) else given.expected
+        raise UserError(
+            f"{given.subject} {len(found)} labels for the {n} {given.unit}s of `{corpus.name}`{special}; {expected}."
+        )
+    if isinstance(task, SentenceTask):
+        if task.pooling == "cls" and not tokens.measured.all():
+            raise UserError(
+                "`--task_args.pooling cls` takes the first token, which `--first_token exclude` leaves out; give mean "
+                "or max, or leave out one of the two."
+            )
+        if task.pooling == "cls" and not tokens.special[tokens.offsets[:-1]].all():
+            raise UserError(
+                "`--task_args.pooling cls`: the model's tokenizer puts no special token before a sentence; "
+                "give mean or max."
+            )
+        is_example = is_example & (np.bincount(tokens.sentences[~tokens.special], minlength=n) > 0)
+    else:
+        is_example = is_example & (tokens.first_pieces if found.dtype.kind == "b" else tokens.measured)
+    if found.dtype.kind == "b":
+        found = found.astype(np.int64)
+        found = found if task.ordinal else np.array(["False", "True"], dtype=object)[found]
+    absent: Any = {"O": "", "f": np.nan}.get(found.dtype.kind, -1)
+    found = np.where(is_example, found, absent)
+    if task.ordinal and found.dtype.kind == "f":
+        raise UserError(
+            f"the task {type(task).__name__} has `numbers = True` and `ordinal = True`; its labels are either numbers "
+            "to predict as such, or classes with distances: leave one out."
+        )
+    if task.ordinal and found.dtype.kind == "O":
+        raise UserError(
+            f"{given.subject} text, and its `ordinal` says that labels are numbers; "
+            "return whole numbers, or set `ordinal = False`."
+        )
+    return found
+
+
+def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
+    """Return the labels that a task makes classes, ascending, in the form of the labels.
+
+    Args:
+        task: The task.
+        labels: Labels of the training tokens, as `labels_of` returns them.
+        n_sentences: Number of training sentences.
+
+    Raises:
+        UserError: If the task returns anything but a list or an array of values of the type of its labels.
+    """
+    given = _given(task, "classes")
+    chosen = task.classes(labels, n_sentences)
+    if isinstance(chosen, Sequence) and not len(chosen):
+        return labels[:0]
+    values, is_known = class_values(chosen, given)
+    found = np.unique(values[is_known])
+    if len(found) and found.dtype.kind != labels.dtype.kind:
+        raise UserError(f"{given.subject} values of another type than `labels`; return some of the labels.")
+    return found.astype(labels.dtype)
+
+
+def _given(task: TokenTask, method: str) -> Given:
+    way_out = "or set `numbers = True` to have numbers predicted"
+    return Given(f"the task {type(task).__name__}: `{method}` returned", "return", unit_of(task), way_out)
+
+
+GROUP = "probing.tasks"
+
+# Modules of files that were named by their path begin with this.
+_OF_A_FILE = "probing_task_file_"
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Return the installed tasks, by name."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+# What a task is called elsewhere.
+ELSEWHERE = {
+    "pos": "upos", "pos_tag": "upos", "part_of_speech": "upos", "dep": "deprel", "dependency": "deprel",
+    "ner": "label", "tag": "label", "tags": "label", "classification": "sentence_label", "sentiment": "sentence_label",
+}  # fmt: skip
+
+
+def is_own(task: str) -> bool:
+    """Return whether a task's name is that of a class in a file or a module."""
+    return ":" in task or task.endswith(".py")
+
+
+def load_task(task: str | TokenTask, options: Mapping[str, Any] | None = None) -> TokenTask:
+    """Build a task from its options, whose types are checked.
+
+    Args:
+        task: The name of an installed task, `FILE.py:CLASS`, `MODULE:CLASS`, or an object, which is returned.
+        options: The task's options; an object has its own.
+
+    Raises:
+        UserError: If there is no such task, or an option is unknown or has the wrong type.
+    """
+    if not isinstance(task, str):
+        _check_object(task, options or {})
+        return task
+    found = installed()
+    if task in found:
+        kind, name = found[task].load(), task
+    elif is_own(task):
+        kind, name = _class_of(task), task.rpartition(":")[2]
+    else:
+        near = did_you_mean(task, found, elsewhere=ELSEWHERE)
+        raise UserError(
+            f"`--task {task}` is not installed{near}; tasks are {', '.join(sorted(found)) or 'none'}, "
+            "or FILE.py:CLASS for one of your own."
+        )
+    # The command line's own checks, so that a task's options behave like any other option.
+    made = kind(**checked(kind, options or {}, f"the task {name}", OptionSource("--task_args.")))
+    if missing := _missing(made):
+        raise UserError(f"`--task {task}`: the class {name} is not a task, since it lacks {missing}.")
+    return made
+
+
+def described(task: str | TokenTask, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options `task` and `task_args` that stand for a task in a run's configuration.
+
+    An object is described by its class and the values of its fields: by the name of an installed task, by
+    `MODULE:CLASS`, or by `FILE.py:CLASS` for a class of a script. Values that YAML cannot hold are described in words.
+
+    Args:
+        task: A task's name, or an object.
+        options: The options of a named task.
+
+    Raises:
+        UserError: If the object is not a task, or options are given with an object.
+    """
+    if isinstance(task, str):
+        return {"task": task, "task_args": dict(options or {})}
+    _check_object(task, options or {})
+    kind = type(task)
+    of_class = f"{kind.__module__}:{kind.__qualname__}"
+    names_of = [name for name, entry in installed().items() if entry.value.replace(" ", "") == of_class]
+    names = [one.name for one in fields(task) if one.init] if is_dataclass(task) else [*vars(task)]
+    return {
+        "task": names_of[0] if names_of else f"{_place(kind)}:{kind.__qualname__}",
+        "task_args": {name: _plain(getattr(task, name)) for name in names},
+    }
+
+
+def _check_object(task: Any, options: Mapping[str, Any]) -> None:
+    if isinstance(task, type):
+        raise UserError(
+            f"`task`: expected a task's name or an object, found the class {task.__name__}; give `{task.__name__}()`."
+        )
+    if missing := _missing(task):
+        raise UserError(
+            f"`task`: expected a task's name or an object derived from probing.Task, found {task!r:.60}, "
+            f"which lacks {missing}."
+        )
+    if options:
+        raise UserError(
+            f"`task_args`: these are the options of a task given by its name; the object {type(task).__name__}(...) "
+            "has its own, so leave `task_args` out."
+        )
+
+
+def _missing(task: Any) -> str:
+    """Return what a class or an object lacks to be a task, in words."""
+    if getattr(task if isinstance(task, type) else type(task), "labels", None) is Task.labels:
+        return "a method `labels` of its own"
+    # The last two may be fields that only an object has, so a class is not checked for them.
+    needed = ("labels", "classes", "ordinal", "word_means")[: 2 if isinstance(task, type) else None]
+    lacking = [f"`{name}`" for name in needed if not hasattr(task, name)]
+    return " and ".join(filter(None, [", ".join(lacking[:-1]), *lacking[-1:]]))
+
+
+def _class_of(typed: str) -> type:
+    """Return the class that `FILE.py:CLASS` or `MODULE:CLASS` names.
+
+    A class that is not a task is refused, so that a configuration cannot have an arbitrary class instantiated.
+    """
+    place, _, name = typed.rpartition(":") if ":" in typed else (typed, "", "")
+    module = _module_of_file(Path(place), typed) if place.endswith(".py") else _module(place, typed)
+    own = [
+        cls.__name__
+        for cls in vars(module).values()
+        if isinstance(cls, type) and cls.__module__ == module.__name__ and not _missing(cls)
+    ]
+    example = f"; give {place}:{own[0]}" if own else "; derive one from probing.Task"
+    if not name:
+        raise UserError(f"`--task {typed}`: expected FILE.py:CLASS, and the name of the class is missing{example}.")
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None and place == "__main__":
+        raise UserError(
+            f"`--task {typed}`: the class {name} was of a notebook or a session that is gone; write it to a file and "
+            "give FILE.py:CLASS."
+        )
+    if found is None:
+        near = did_you_mean(name, own)
+        raise UserError(f"`--task {typed}`: {place} has no class {name}{near}{example}.")
+    if not isinstance(found, type):
+        raise UserError(f"`--task {typed}`: {name} is not a class{example}.")
+    if missing := _missing(found):
+        raise UserError(f"`--task {typed}`: the class {name} is not a task, since it lacks {missing}{example}.")
+    return found
+
+
+def _module_of_file(path: Path, typed: str) -> ModuleType:
+    """Import a file as a module; the same content is imported once."""
+    try:
+        path = path.expanduser().resolve(strict=True)
+        with open_file(path, most=DOCUMENT) as file:
+            content = file.read()
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"`--task {typed}`: {path} cannot be read ({reason}); give FILE.py:CLASS.") from None
+    name = _OF_A_FILE + sha256(f"{path}\0".encode() + content).hexdigest()[:16]
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up here while it is imported.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, UserError) or not isinstance(error, Exception):
+            raise
+        raise UserError(f"`--task {typed}`: {path} cannot be imported ({_where(error, path)}).") from error
+    return module
+
+
+def _module(name: str, typed: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"`--task {typed}`: the module {name} cannot be imported ({type(error).__name__}: "
+            f"{as_clause(error)}); install it, or give FILE.py:CLASS."
+        ) from error
+
+
+def _where(error: Exception, path: Path) -> str:
+    """Return an error of a file with its line, as a clause."""
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno} is not Python: {error.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    at = f" in line {lines[-1]}" if lines else ""
+    return f"{type(error).__name__}{at}: {as_clause(error)}"
+
+
+def _place(kind: type) -> str:
+    """Return a class's module for a configuration: its name, or its file if it cannot be imported by its name."""
+    name = kind.__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file and (name == "__main__" or name.startswith(_OF_A_FILE)):
+        path = Path(file).resolve()
+        return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    return name
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML holds it; others as text."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return f"{value!r:.200}" if not inspect.isroutine(value) else value.__qualname__
+
+
+# Tasks that read a column that the user names.
+_OF_ANY_COLUMN = ("column", "sentence_label")
+
+
+def short_name(config: Mapping[str, Any]) -> str:
+    """Return the name of what a run's task predicts, without the file or the module of its class.
+
+    A task that reads any column is named by its column, unless that is `label`.
+
+    Args:
+        config: The run's configuration.
+    """
+    task = str(config["task"])
+    column = (config.get("task_args") or {}).get("column")
+    return str(column) if task in _OF_ANY_COLUMN and column not in (None, "label") else task.rpartition(":")[2]
+
+
+def task_in_words(config: Mapping[str, Any]) -> str:
+    """Return what `short_name` returns as words of a sentence."""
+    return short_name(config).replace("_", " ")
+
+
+# What stands for the token itself.
+TOKEN = "token"
+
+
+@dataclass(frozen=True)
+class HeldFixed:
+    """What is held fixed.
+
+    Args:
+        typed: The option's value: `token`, the name of a task, `FILE.py:CLASS`, or the name of a column of the corpus.
+        task: The task whose labels are held fixed; None for the token itself and for columns.
+    """
+
+    typed: str
+    task: TokenTask | None = None
+
+    @classmethod
+    def of(cls, typed: str | None) -> HeldFixed | None:
+        """Return what an option's value stands for; None without one.
+
+        Raises:
+            UserError: If it is a task that cannot be loaded.
+        """
+        if typed is None:
+            return None
+        if typed not in installed() and not is_own(typed):
+            return cls(typed)
+        try:
+            return cls(typed, load_task(typed))
+        except UserError as error:
+            raise UserError(str(error).replace("`--task ", "`--given ")) from None
+
+    def task_in(self, corpus: Corpus, of: TokenTask) -> TokenTask | None:
+        """Return the task whose labels are held fixed in a corpus; None for the token itself.
+
+        Args:
+            corpus: The corpus, whose columns may be named.
+            of: The task that is probed.
+
+        Raises:
+            UserError: If there is no such task or column, it gives numbers, or it is of tokens and the probed task of
+                sentences.
+        """
+        typed, of_sentences = f"`--given {self.typed}`", isinstance(of, SentenceTask)
+        if self.typed == TOKEN:
+            if of_sentences:
+                raise UserError(f"{typed}: the task labels sentences, which have many; give a label of sentences.")
+            return None
+        task = self.task
+        if task is None and self.typed in corpus.columns:
+            task = load_task("column", {"column": self.typed})
+        elif task is None and self.typed in corpus.sentence_columns:
+            task = load_task("sentence_label", {"column": self.typed})
+        if task is None:
+            columns = sorted({*corpus.columns, *corpus.sentence_columns})
+            raise UserError(
+                f"{typed} is neither token, nor a task ({', '.join(sorted(installed()))}, FILE.py:CLASS), nor a column "
+                f"of `{corpus.name}`, which has {', '.join(columns) or 'none'}."
+            )
+        if predicts_numbers(task):
+            raise UserError(f"{typed}: of its numbers hardly two are equal; give a task of classes.")
+        if of_sentences and unit_of(task) == "token":
+            raise UserError(f"{typed}: it labels tokens, and the probed task sentences; give a label of sentences.")
+        return task
+
+
+__all__ = [
+    "GROUP", "Labels", "Pooling", "SentenceTask", "Task", "TokenTask", "classes_of", "described", "has_label",
+    "labels_of", "labels_words", "load_task", "predicts_numbers", "reader_of", "sentences_of", "short_name",
+    "task_in_words", "unit_of",
+]  # fmt: skip
