@@ -6,7 +6,7 @@ import warnings
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from probing.registry import STUDIES
+from probing.registry import ACTIONS, STUDIES, load
 
 if TYPE_CHECKING:
     from probing.activations.contents import Activations as Activations
@@ -86,6 +86,34 @@ _HOMES = {
     "read_activations": "probing.activations.reading",
     "report": "probing.commands",
 }
+# The study of each command, in the order of the usage text; the imports above name its function for type checkers.
+STUDIES.update({
+    "fit": "probing.studies.fit:STUDY",
+    "rank": "probing.studies.fit.rank:STUDY",
+    "compare": "probing.studies.compare:STUDY",
+    "sweep": "probing.studies.sweep:STUDY",
+    "geometry": "probing.studies.geometry:STUDY",
+    "attention": "probing.studies.attention:STUDY",
+    "disable": "probing.studies.disable:STUDY",
+    "hierarchy": "probing.studies.hierarchy:STUDY",
+    "cloze": "probing.studies.cloze:STUDY",
+    "pretrain": "probing.studies.pretrain:STUDY",
+    "finetune": "probing.studies.finetune:STUDY",
+    "changes": "probing.studies.changes:STUDY",
+    "series": "probing.studies.series:STUDY",
+    "wic": "probing.studies.similarity:WIC_STUDY",
+    "sts": "probing.studies.similarity:STS_STUDY",
+    "embeddings": "probing.studies.embeddings:STUDY",
+    "reproduce": "probing.studies.claims:STUDY",
+})  # fmt: skip
+# Functions that the methods of results call.
+ACTIONS.update({
+    "report": "probing.commands:report",
+    "export": "probing.exports.formats:export",
+    "card": "probing.exports:card",
+    "push": "probing.exports:push",
+    "neuron_block": "probing.page.run:neuron_block",
+})  # fmt: skip
 # Names that need scikit-learn, where it is not installed: an import of all names leaves them out.
 _LEFT_OUT = () if find_spec("sklearn") else ("ProbeClassifier", "ProbeRegressor")
 # What tqdm says in a notebook that has no ipywidgets, when transformers imports it; progress here needs none.
@@ -99,10 +127,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        return load(f"{_HOMES[name]}:{name}")
     if name in STUDIES:
         from probing.runs import study_of
 

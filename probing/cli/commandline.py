@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, is_dataclass
 from functools import wraps
-from importlib import import_module
 from inspect import BoundArguments, signature
 from os import PathLike, fspath
 from textwrap import fill
@@ -32,6 +31,7 @@ from probing.cli.arguments import (
 from probing.cli.option_types import option_types, python_only, resolved
 from probing.cli.options import are_options, with_shared_help
 from probing.errors import RunError, UserError, did_you_mean, lack_of_machine, one_line, refuse
+from probing.registry import load
 from probing.runtime import own_version, set_heap_aside, started_as
 from probing.runtime.processes import (
     KEPT,
@@ -408,11 +408,10 @@ def load_command(where: str) -> Callable[..., Any]:
     Raises:
         UserError: If another package adds it, and it cannot be imported.
     """
-    module, name = where.split(":")
     try:
-        found = getattr(import_module(module), name)
+        found = load(where)
     except (ImportError, AttributeError) as error:
-        if module.split(".")[0] == __name__.split(".")[0]:
+        if where.split(".")[0] == __name__.split(".")[0]:
             raise
         told = f"the command at {where} cannot be imported ({error})"
         raise UserError(f"{told}; update or remove the package that adds it.") from error

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar
 
 from probing.errors import UserError
-from probing.registry import STUDIES
+from probing.registry import ACTIONS, STUDIES, load
 from probing.results import Html, Schema, Table, as_in_terminal, element, listed, read_measured, shown_table
 from probing.runs.checks import reading
 from probing.runs.folder import read_json, read_yaml
@@ -86,7 +85,7 @@ class Result:
         Raises:
             UserError: If it cannot be written.
         """
-        write = partial(import_module("probing.commands").report, [str(self.folder)])  # the page stands above
+        write = partial(load(ACTIONS["report"]), [str(self.folder)])
         made: Path = write(output=None if output is None else str(output))
         return made
 
@@ -102,7 +101,7 @@ class Result:
         Raises:
             UserError: If there is no such format for these results, or the folder cannot be written.
         """
-        made: Path = import_module("probing.exports.formats").export(self, format, path)
+        made: Path = load(ACTIONS["export"])(self, format, path)
         return made
 
     def card(self) -> str:
@@ -111,7 +110,7 @@ class Result:
         Raises:
             UserError: If the results are damaged.
         """
-        made: str = import_module("probing.exports").card(self)
+        made: str = load(ACTIONS["card"])(self)
         return made
 
     def push(
@@ -130,7 +129,7 @@ class Result:
         Raises:
             UserError: If the results cannot be read from their own files alone, or the hub refuses them.
         """
-        made: str = import_module("probing.exports").push(self, repo_id, private, revision, token, endpoint)
+        made: str = load(ACTIONS["push"])(self, repo_id, private, revision, token, endpoint)
         return made
 
     def __repr__(self) -> str:
@@ -185,8 +184,7 @@ class Study:
     @property
     def command(self) -> Callable[..., Any]:
         """The function that the command is."""
-        module, _, name = self.function.partition(":")
-        function: Callable[..., Any] = getattr(import_module(module), name)
+        function: Callable[..., Any] = load(self.function)
         return function
 
     def tables(self, made: Result) -> list[Any]:
@@ -296,9 +294,8 @@ def study_of(name: str) -> Study:
         UserError: If another package names a study that cannot be imported, or is none.
     """
     where = STUDIES.get(name) or added_studies()[name]
-    module, _, attribute = where.partition(":")
     try:
-        found = getattr(import_module(module), attribute)
+        found = load(where)
     except (ImportError, AttributeError) as error:
         raise UserError(
             f"the study {name} ({where}) cannot be imported ({error}); update or remove its package."

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.models import resolve_model, site_of
 from probing.results import Row, Schema, Table, listed, read_csv, read_measured, write_csv
-from probing.runs import Result, Study, study_names, study_of, study_of_kind
+from probing.runs import Result, study_names, study_of, study_of_kind
 from probing.runs.checks import check_ranking, kind_of, reading
 from probing.runs.folder import read_json
 from probing.runs.places import TEXTS, is_model_of, model_of, sources_of, texts_of
@@ -88,37 +88,6 @@ def _merged(path: Path, rows: Sequence[Row], schema: Schema, key: Sequence[str])
     return sorted([*kept, *rows], key=lambda row: int(row["layer"]))
 
 
-class Rank(Study):
-    """Rankings of a finished run by other methods, and what probes read from their first neurons."""
-
-    name, kind, title = "rank", "rankings", "Rankings"
-    function = "probing.studies.fit.rank:rank"
-    schemas = RANKING, DIRECTIONS, EVALUATION, ERASURE, CURVES
-    page = "rankings.md"
-    files: ClassVar[Mapping[str, str]] = {
-        "curves_LL.png, .pdf": "Accuracy with, and without, the first k neurons of each ranking."
-    }
-
-    def tables(self, made: Result) -> list[Any]:
-        """Return the rankings side by side, and what was measured of them."""
-        from probing.tables import curves_tables, erasure_tables, evaluation_tables, rankings_tables
-
-        return [
-            *rankings_tables(vars(made)["rankings"], made.directions),
-            *evaluation_tables(made.evaluation),
-            *erasure_tables(made.erasure),
-            *curves_tables(made.curves),
-        ]
-
-    def conclusions(self, made: Result) -> list[str]:
-        """Return how many neurons of each ranking are enough."""
-        from probing.tables import curves_lines
-
-        return curves_lines(made.curves)
-
-
-RANK = Rank()
-
 # Schemas of the tables that evaluate rankings, by name.
 TABLES = {schema.name: schema for schema in (DIRECTIONS, EVALUATION, ERASURE, CURVES)}
 
@@ -134,7 +103,7 @@ class Rankings(Result):
     """
 
     def __init__(self, run: Run, folder: Path, rankings: Mapping[str, Table], others: Mapping[str, Table]) -> None:
-        super().__init__(RANK, folder, run.config, run.results, others)
+        super().__init__(study_of("rank"), folder, run.config, run.results, others)
         self.rankings = dict(rankings)
 
 

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,7 @@ from probing.errors import UserError
 from probing.probes.neuron_profiles import extremes, profile_rows
 from probing.probes.solvers import centre_over_classes
 from probing.probes.transforms import Changed
+from probing.registry import ACTIONS, load
 from probing.results import NamedLayer, Row, Table, element, joined, layer_cells, layers_named, shown_table
 from probing.runs import refuse_several
 from probing.runs.checks import leaves_out_first, read_tensor, read_transforms, reading, reads_transformed
@@ -102,7 +102,7 @@ class NeuronPage(Table):
         return "\n".join([*self.sentences(), terminal.render(*tables, classes_table(self.classes))])
 
     def _repr_html_(self) -> str:
-        shown: str = import_module("probing.page.run").neuron_block(self)  # the page stands above
+        shown: str = load(ACTIONS["neuron_block"])(self)
         return shown
 
 

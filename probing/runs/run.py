@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from probing.errors import UserError
 from probing.models import site_of, what_is_a_neuron
-from probing.results import Html, Schema, Table, element, joined, layer_cells, layers_named, read_csv, with_named_layer
-from probing.runs import Result, Study
+from probing.results import Html, Schema, Table, element, joined, layer_cells, layers_named
+from probing.runs import Result, study_of
 from probing.runs.checks import (
-    check_documents,
-    check_tables,
-    check_tensors,
     further_table,
     kind_of,
     read_tensor,
     reading,
 )
-from probing.runs.folder import read_json, read_yaml
 from probing.tables import Order, has_intercept, ordered
 from probing.tables.schema import (
-    ACCURACY,
     BASES,
     BASIS,
     CLASS_SCORES,
@@ -30,86 +25,15 @@ from probing.tables.schema import (
     CONFUSIONS,
     CONTEXTS,
     HEADS,
-    NEURONS,
-    NUMBER_NEURONS,
-    NUMBERS,
     POSITIONS,
     PROFILES,
-    TABLES,
 )
-from probing.text.tasks import task_in_words
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from probing.runs.predictions import Explanation, NeuronPage, Probes
     from probing.text import GroupBy
-
-
-class Fit(Study):
-    """Probes of each layer, and the neurons that they read."""
-
-    name, kind, title = "fit", "run", "Probes"
-    function = "probing.studies.fit:fit"
-    in_several_processes = True
-    schemas = TABLES
-    page = "concepts.md"
-    files: ClassVar[Mapping[str, str]] = {
-        "probe.safetensors": "`weight` (n_layers, n_classes, d_model), to be used on raw hidden states: `logits = "
-        "hidden_states @ weight[i].T`; its metadata names the layer of each slice and the position of each row. Of "
-        "numbers `weight` (n_layers, 1, d_model) in float64, with `mean` in its metadata: a prediction is `mean + "
-        "hidden_states @ weight[i, 0]`. With `--probe.bias`, hidden states are those that `transform.safetensors` has "
-        "centred, and of classes there is `intercept` (n_layers, n_classes) to add.",
-        "replicates.safetensors": "`weight` (n_replicates, n_layers, n_classes, d_model) of the bootstrapped probes.",
-        "contributions.safetensors": "`contribution` (n_layers, n_classes, d_model): mean over the test tokens of each "
-        "class; of numbers one row in the place of classes.",
-        "transform.safetensors": "With `--transform`, the transform of each layer.",
-        "figures/": "Accuracy by layer and by position; top neurons; neuron x layer map; neurons beside directions.",
-        "report.html": "All of it as one page.",
-        "corpus.txt, test_corpus.txt": "Of corpora that Python gave as lists: a sentence a line; `config.yaml` names "
-        "these files.",
-    }
-
-    def tables(self, made: Result) -> list[Any]:
-        """Return the accuracy of each layer, and the first neurons of the leading one."""
-        from probing.tables.conclusions import leading
-        from probing.tables.probes import accuracy_table, classes_table, neurons_table
-
-        layer = leading(made.accuracy)["layer"]
-        ranked = [row for row in made.neurons if row["layer"] == layer]
-        tables = [accuracy_table(made.accuracy), neurons_table(ranked[:10], site_of(made.config))]
-        assert isinstance(made, Run)
-        return tables + [classes_table(scores) for scores in [made.scores_of(layer)] if scores]
-
-    def conclusions(self, made: Result) -> list[str]:
-        """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
-        from probing.probes.neuron_profiles import position_line
-        from probing.tables.conclusions import bases_lines, leading, not_above, ranking_conclusions, why_leading
-        from probing.tables.probes import penalty_lines
-
-        assert isinstance(made, Run)
-        layer, task = leading(made.accuracy)["layer"], task_in_words(made.config)
-        at_positions = position_line([row for row in made.positions if row["layer"] == layer])
-        return [
-            *penalty_lines(made.results.get("penalty", {})), *filter(None, [at_positions]), *not_above(made.accuracy),
-            *bases_lines(made.bases, task), *filter(None, [why_leading(made.accuracy)]),
-            *ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config, made.basis),
-        ]  # fmt: skip
-
-    def read(self, folder: Path) -> Run:
-        """Read a run whose tables are all written, also in a folder that is not renamed yet."""
-        config, results = read_yaml(folder / "config.yaml"), read_json(folder / "results.json")
-        schemas = (NUMBERS, NUMBER_NEURONS) if "numbers" in results else (ACCURACY, NEURONS)
-        accuracy, neurons = (read_csv(folder / f"{schema.name}.csv", schema) for schema in schemas)
-        run = Run(folder, config, results, accuracy, neurons)
-        check_documents(config, results)
-        results["layers"] = [with_named_layer(row) for row in results["layers"]]
-        check_tables(results, accuracy, neurons)
-        check_tensors(folder, results, accuracy, len(neurons))
-        return run
-
-
-FIT = Fit()
 
 
 class Run(Result):
@@ -126,7 +50,7 @@ class Run(Result):
     def __init__(
         self, folder: Path, config: dict[str, Any], results: dict[str, Any], accuracy: Table, neurons: Table
     ) -> None:
-        super().__init__(FIT, folder, config, results, {"accuracy": accuracy, "neurons": neurons})
+        super().__init__(study_of("fit"), folder, config, results, {"accuracy": accuracy, "neurons": neurons})
         # Texts that have moved, as `load_run(folder, corpus=...)` names them.
         self.moved: Sequence[Any] = ()
 
@@ -385,4 +309,6 @@ def read_run(folder: Path) -> Run:
         UserError: If it is damaged.
     """
     with reading(folder):
-        return FIT.read(folder)
+        run = study_of("fit").read(folder)
+    assert isinstance(run, Run)
+    return run

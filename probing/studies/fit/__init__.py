@@ -1,4 +1,4 @@
-"""The study `fit`: text in, ranked neurons and an accuracy curve out; `extract` fills the cache; `probe` takes arrays."""
+"""The study `fit`: text in, ranked neurons and accuracies out; `extract` fills the cache, `probe` takes arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from probing.activations.store import cache_folder
 from probing.cli.commandline import command, configured, converted
@@ -34,14 +34,17 @@ from probing.cli.options import ProbeOptions, WandbOptions, as_options, with_sha
 from probing.data import chosen_controls
 from probing.errors import UserError, refuse
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
-from probing.results import layers_named
+from probing.results import layers_named, read_csv, with_named_layer
+from probing.runs import Result, Study
 from probing.runs.call import keep_inputs, places, runs_folder, say_where, tracking
-from probing.runs.folder import RunFolder, check_name
+from probing.runs.checks import check_documents, check_tables, check_tensors
+from probing.runs.folder import RunFolder, check_name, read_json, read_yaml
 from probing.runs.run import Run, load_fit, read_run
 from probing.runtime import Stopwatch, logger_names, quiet_libraries, terminal
 from probing.runtime.processes import is_main_process
 from probing.runtime.progress import Cost, expect, messages, overview, stage
 from probing.tables import Order, controls_of
+from probing.tables.schema import ACCURACY, NEURONS, NUMBER_NEURONS, NUMBERS, TABLES
 from probing.text import GroupBy, read_corpora
 from probing.text.tasks import (
     HeldFixed,
@@ -576,3 +579,69 @@ def _write_arrays(
     key = {"activations": config["arrays"]["sha256"]}
     cached_of = {side: {"key": key} for side in ("train", "test")}
     return written, write_summary(folder, measured, written, cached_of, watch.timings())
+
+
+class Fit(Study):
+    """Probes of each layer, and the neurons that they read."""
+
+    name, kind, title = "fit", "run", "Probes"
+    function = "probing.studies.fit:fit"
+    in_several_processes = True
+    schemas = TABLES
+    page = "concepts.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "probe.safetensors": "`weight` (n_layers, n_classes, d_model), to be used on raw hidden states: `logits = "
+        "hidden_states @ weight[i].T`; its metadata names the layer of each slice and the position of each row. Of "
+        "numbers `weight` (n_layers, 1, d_model) in float64, with `mean` in its metadata: a prediction is `mean + "
+        "hidden_states @ weight[i, 0]`. With `--probe.bias`, hidden states are those that `transform.safetensors` has "
+        "centred, and of classes there is `intercept` (n_layers, n_classes) to add.",
+        "replicates.safetensors": "`weight` (n_replicates, n_layers, n_classes, d_model) of the bootstrapped probes.",
+        "contributions.safetensors": "`contribution` (n_layers, n_classes, d_model): mean over the test tokens of each "
+        "class; of numbers one row in the place of classes.",
+        "transform.safetensors": "With `--transform`, the transform of each layer.",
+        "figures/": "Accuracy by layer and by position; top neurons; neuron x layer map; neurons beside directions.",
+        "report.html": "All of it as one page.",
+        "corpus.txt, test_corpus.txt": "Of corpora that Python gave as lists: a sentence a line; `config.yaml` names "
+        "these files.",
+    }
+
+    def tables(self, made: Result) -> list[Any]:
+        """Return the accuracy of each layer, and the first neurons of the leading one."""
+        from probing.tables.conclusions import leading
+        from probing.tables.probes import accuracy_table, classes_table, neurons_table
+
+        layer = leading(made.accuracy)["layer"]
+        ranked = [row for row in made.neurons if row["layer"] == layer]
+        tables = [accuracy_table(made.accuracy), neurons_table(ranked[:10], site_of(made.config))]
+        assert isinstance(made, Run)
+        return tables + [classes_table(scores) for scores in [made.scores_of(layer)] if scores]
+
+    def conclusions(self, made: Result) -> list[str]:
+        """Return the penalty, what the accuracies say, and then the rankings, layer by layer."""
+        from probing.probes.neuron_profiles import position_line
+        from probing.tables.conclusions import bases_lines, leading, not_above, ranking_conclusions, why_leading
+        from probing.tables.probes import penalty_lines
+
+        assert isinstance(made, Run)
+        layer, task = leading(made.accuracy)["layer"], task_in_words(made.config)
+        at_positions = position_line([row for row in made.positions if row["layer"] == layer])
+        return [
+            *penalty_lines(made.results.get("penalty", {})), *filter(None, [at_positions]), *not_above(made.accuracy),
+            *bases_lines(made.bases, task), *filter(None, [why_leading(made.accuracy)]),
+            *ranking_conclusions(made.accuracy, made.neurons, task, made.results, made.config, made.basis),
+        ]  # fmt: skip
+
+    def read(self, folder: Path) -> Run:
+        """Read a run whose tables are all written, also in a folder that is not renamed yet."""
+        config, results = read_yaml(folder / "config.yaml"), read_json(folder / "results.json")
+        schemas = (NUMBERS, NUMBER_NEURONS) if "numbers" in results else (ACCURACY, NEURONS)
+        accuracy, neurons = (read_csv(folder / f"{schema.name}.csv", schema) for schema in schemas)
+        run = Run(folder, config, results, accuracy, neurons)
+        check_documents(config, results)
+        results["layers"] = [with_named_layer(row) for row in results["layers"]]
+        check_tables(results, accuracy, neurons)
+        check_tensors(folder, results, accuracy, len(neurons))
+        return run
+
+
+STUDY = Fit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from probing.cli.commandline import configured
 from probing.cli.option_types import (
@@ -22,7 +22,7 @@ from probing.cli.options import WandbOptions, as_options
 from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
 from probing.results import Row, Table, layers_named
-from probing.runs import refuse_several
+from probing.runs import Result, Study, refuse_several
 from probing.runs.call import say_where, writable_folder
 from probing.runs.loading import (
     RANKING_KEY,
@@ -39,7 +39,7 @@ from probing.runs.run import Run
 from probing.runtime import quiet_libraries
 from probing.runtime.progress import BRIEF, expect, messages, stage
 from probing.tables import curves_lines, has_intercept, rankings_lines
-from probing.tables.schema import RANKING
+from probing.tables.schema import CURVES, DIRECTIONS, ERASURE, EVALUATION, RANKING
 from probing.tracking import Tracker, resolve_mode
 
 
@@ -248,3 +248,35 @@ def top_problems(n_top: int, d_model: int) -> list[str]:
     half = d_model // 2
     expected = f"expected 1 to {half}, half the neurons, since they are compared with as many random ones"
     return [] if 1 <= n_top <= half else [f"`--top {n_top}` is out of range: {expected}"]
+
+
+class Rank(Study):
+    """Rankings of a finished run by other methods, and what probes read from their first neurons."""
+
+    name, kind, title = "rank", "rankings", "Rankings"
+    function = "probing.studies.fit.rank:rank"
+    schemas = RANKING, DIRECTIONS, EVALUATION, ERASURE, CURVES
+    page = "rankings.md"
+    files: ClassVar[Mapping[str, str]] = {
+        "curves_LL.png, .pdf": "Accuracy with, and without, the first k neurons of each ranking."
+    }
+
+    def tables(self, made: Result) -> list[Any]:
+        """Return the rankings side by side, and what was measured of them."""
+        from probing.tables import curves_tables, erasure_tables, evaluation_tables, rankings_tables
+
+        return [
+            *rankings_tables(vars(made)["rankings"], made.directions),
+            *evaluation_tables(made.evaluation),
+            *erasure_tables(made.erasure),
+            *curves_tables(made.curves),
+        ]
+
+    def conclusions(self, made: Result) -> list[str]:
+        """Return how many neurons of each ranking are enough."""
+        from probing.tables import curves_lines
+
+        return curves_lines(made.curves)
+
+
+STUDY = Rank()
