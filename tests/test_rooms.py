@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # The facade, whose names are imported when they are asked for, and the table of commands stand above all rooms.
 ABOVE = {"probing", "probing.__main__"}
+# A module as a string, alone or with the name of an object.
+PLACE = re.compile(r"(probing(?:\.\w+)+)(?::\w+)?")
 
 
 def _name(file: Path) -> str:
@@ -27,7 +29,7 @@ def _tree(file: Path) -> ast.Module:
 
 
 def _imports(file: Path, known: Mapping[str, Path], *, of_types: bool) -> Iterator[str]:
-    """Yield what a file imports, inside of functions too, and where asked for also what only type checkers read."""
+    """Yield what a file imports, also in functions and by a string, and where asked for what only type checkers read."""
     only_types = {
         inside
         for node in ast.walk(_tree(file))
@@ -43,6 +45,8 @@ def _imports(file: Path, known: Mapping[str, Path], *, of_types: bool) -> Iterat
         elif isinstance(node, ast.ImportFrom) and node.module:
             inside = [f"{node.module}.{alias.name}" for alias in node.names]
             yield from (name if name in known else node.module for name in inside)
+        elif isinstance(node, ast.Constant) and (place := PLACE.fullmatch(str(node.value))) and place[1] in known:
+            yield place[1]
 
 
 def _imports_of_all(*, of_types: bool) -> dict[str, set[str]]:
@@ -118,6 +122,17 @@ def test_rooms_import_rooms_of_lower_floors_alone() -> None:
         if other in ABOVE or (_room(other) != _room(name) and floor_of[_room(other)] >= floor_of[_room(name)])
     }
     assert upward == set()
+
+
+def test_modules_are_imported_by_strings_in_few_places() -> None:
+    importing = {
+        _name(file)
+        for file in (ROOT / "probing").rglob("*.py")
+        for node in ast.walk(_tree(file))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__")
+    }
+    # The registry; a class that a user names; a part of safetensors; heads, which only some models need.
+    assert importing == {"probing.registry", "probing.text.tasks", "probing.runtime.files", "probing.models.source"}
 
 
 # What asks and what shows: the rooms of both, and in each study the files of these names.
