@@ -29,7 +29,7 @@ def _tree(file: Path) -> ast.Module:
 
 
 def _imports(file: Path, known: Mapping[str, Path], *, of_types: bool) -> Iterator[str]:
-    """Yield what a file imports, also in functions and by a string, and where asked for what only type checkers read."""
+    """Yield what a file imports, also in functions and by a string, and on request what only type checkers read."""
     only_types = {
         inside
         for node in ast.walk(_tree(file))

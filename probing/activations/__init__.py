@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from probing.activations.store import (
     FORMAT,
     ActivationStore,
@@ -160,21 +158,11 @@ def entry_folder(request: Request, cache: Path) -> Path:
 def _whole(folder: Path, request: Request) -> ActivationStore | None:
     """Return the entry if the requested layers are complete and undamaged, else None."""
     try:
-        store = _open(folder, request)
+        store = ActivationStore(folder).of_corpus(request.corpus)
     except DamagedCache:
         return None
     is_whole = not store.uncompared.exists() and not store.missing(request.layers, store.damaged(request.layers))
     return store if is_whole else None
-
-
-def _open(folder: Path, request: Request) -> ActivationStore:
-    """Open the entry of a request; one that does not note the characters of its tokens is tokenised once more."""
-    store = ActivationStore(folder).of_corpus(request.corpus)
-    if store.tokens.spans is None:
-        tokens = tokens_of(request, load_tokenizer(request.source))
-        if np.array_equal(tokens.input_ids, store.tokens.input_ids):
-            store.tokens = tokens
-    return store
 
 
 def _open_or_create(
@@ -185,7 +173,7 @@ def _open_or_create(
     check: Callable[[Tokens], None],
 ) -> ActivationStore:
     try:
-        store = _open(folder, request)
+        store = ActivationStore(folder).of_corpus(request.corpus)
     except DamagedCache as error:
         if folder.exists():
             say(f"the plan of the cache entry is damaged and is made again ({error})")
@@ -303,7 +291,9 @@ def _extract(
         end_together(trainer)
         run_extraction(load_and_keep, folder, work, trainer)
     if work is not None:
-        _compare(request, ActivationStore(folder), trainer.strategy.root_device, uncompared, plain)
+        _compare(
+            request, ActivationStore(folder).of_corpus(request.corpus), trainer.strategy.root_device, uncompared, plain
+        )
     trainer.strategy.barrier()
 
 

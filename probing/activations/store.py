@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Increased whenever the layout on disk or the meaning of the values changes.
-FORMAT = 1
+FORMAT = 2
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -287,14 +287,12 @@ class ActivationStore:
 
     @cached_property
     def tokens(self) -> Tokens:
-        """The table of tokens, with the words that this version finds."""
-        tokens = Tokens.load(self.folder / TOKENS)
-        return tokens if self.corpus is None else tokens.in_words(self.corpus.sentences, self.corpus.words)
+        """The table of tokens."""
+        return Tokens.load(self.folder / TOKENS)
 
     def of_corpus(self, corpus: Corpus) -> ActivationStore:
-        """Return the same entry with the corpus that it is of, which tells the words of its tokens."""
+        """Return the same entry with the corpus that it is of."""
         view = copy(self)
-        view.__dict__.pop("tokens", None)
         view.corpus = corpus
         return view
 

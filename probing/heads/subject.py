@@ -146,8 +146,7 @@ def _punctuation(tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
     different ways, so that their words do not show whether a mark is inside a word.
     """
     found = np.zeros(tokens.n_tokens, dtype=bool)
-    if tokens.spans is None:
-        return found
+    assert tokens.spans is not None
     for row, (sentence, (start, stop)) in enumerate(zip(tokens.sentences.tolist(), tokens.spans.tolist(), strict=True)):
         text = corpus.sentences[sentence]
         piece = text[start:stop]
@@ -164,8 +163,7 @@ def _within(words: re.Pattern[str], tokens: Tokens, corpus: Corpus) -> NDArray[n
     A tokenizer may divide running text otherwise than the pattern does: BERT's makes three words of "don't".
     """
     found = np.zeros(tokens.n_tokens, dtype=bool)
-    if tokens.spans is None:
-        return found
+    assert tokens.spans is not None
     for i, sentence in enumerate(corpus.sentences):
         for match in words.finditer(sentence):
             rows = tokens.of_sentences(i, 1)

@@ -287,7 +287,7 @@ NEURON: Mapping[str, str] = {
 
 
 def site_of(config: Mapping[str, Any]) -> str:
-    """Return the site of a run's neurons, or `arrays`; configurations of earlier versions do not name it."""
+    """Return the site of a run's neurons, or `arrays`; hidden states where there is no such option."""
     return "arrays" if "arrays" in config else str(config.get("site", "residual"))
 
 

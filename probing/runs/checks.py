@@ -46,7 +46,7 @@ def kind_of(folder: Path, wrote: str) -> str | None:
 
 
 def leaves_out_first(config: Mapping[str, Any]) -> bool:
-    """Return whether a run leaves out first tokens; runs of earlier versions, which lack the option, do not."""
+    """Return whether a run leaves out first tokens."""
     return bool(config.get("first_token") == "exclude")
 
 

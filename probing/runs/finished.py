@@ -257,8 +257,7 @@ def sides_of(finished: Finished, extract: Extraction) -> Sides:
     task = task_of(run)
     classes: Labels = np.array(run.results["classes"], dtype=np.int64 if task.ordinal else object)
 
-    # In runs of earlier versions, intervals are over sentences.
-    tested_over = run.results.get("intervals_over", {}).get("unit")
+    tested_over = run.results["intervals_over"]["unit"]
 
     def examples(side: Split, part: int) -> Examples:
         store, corpus = extract.store(finished, finished.corpora[part]), finished.corpora[part]

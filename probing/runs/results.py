@@ -288,7 +288,7 @@ def in_context(examples: Examples, corpus: Corpus, token: int) -> Row:
     if examples.pooling is not None:
         return {"sentence": sentence, "before": "", "token": _shortened(text, WHOLE), "after": ""}
     position = token - int(tokens.offsets[sentence])
-    if tokens.spans is None:  # stored by a version that did not note characters
+    if tokens.spans is None:  # rows of arrays
         return {"sentence": sentence, "position": position, "before": "", "token": "", "after": ""}
     start, stop = (int(end) for end in tokens.spans[token])
     if examples.word_means:

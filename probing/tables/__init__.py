@@ -256,8 +256,7 @@ def _evaluation_table(rows: Sequence[Row]) -> Any:
     probe = {"linear": "a linear probe", "gaussian": "a Gaussian probe"}[rows[0]["probe"]]
     known = [row for row in rows if row["share_of_entropy"]]
     of = f" (of {known[0]['mutual_information'] / known[0]['share_of_entropy']:.2f})" if known else ""
-    # Evaluations of earlier versions do not have it.
-    majority = f" (majority {rows[0]['majority_accuracy']:.3f})" if rows[0].get("majority_accuracy") else ""
+    majority = f" (majority {rows[0]['majority_accuracy']:.3f})"
     table = plain_table(
         f"Layer {rows[0]['layer']}: accuracy of {probe} on the top or bottom k neurons{majority}, "
         f"and bits of information in the top k{of}"

@@ -460,11 +460,8 @@ def _first_unflagged(rows: Sequence[Mapping[str, Any]]) -> str:
 def _of_itself(top: Mapping[str, Any], task: str, layer: Mapping[str, Any] | None, dependent: str) -> str:
     """Return the sentence on how the neuron goes with what is predicted."""
     apart = "going with the number" if score_of_neurons(top) is R2 else "telling the classes apart"
-    # Runs of earlier versions have no p-values.
-    chance = "chance"
-    if "eta_squared_p" in top:
-        rate = f", q = {top['eta_squared_q']:.2g}" if "eta_squared_q" in top else ""
-        chance += f" (p = {top['eta_squared_p']:.2g}{rate})"
+    rate = f", q = {top['eta_squared_q']:.2g}" if "eta_squared_q" in top else ""
+    chance = f"chance (p = {top['eta_squared_p']:.2g}{rate})"
     flags = top["flag"].split()
     if {"offset", "no-signal"} <= {*flags}:
         return say("intercept_only", apart=apart, chance=chance, task=task)
@@ -488,7 +485,7 @@ def carries_it(row: Mapping[str, Any]) -> bool:
     """Return whether a probe without a neuron is shown to do worse, at an error rate for all that were removed.
 
     The loss must be above 0 with a p-value of at most `ALPHA` that is corrected for the layer's removed neurons, and
-    its own interval must reach `NEGLIGIBLE_NATS`. Runs of earlier versions have no such p-values: nothing is shown.
+    its own interval must reach `NEGLIGIBLE_NATS`. Without a removal there is no p-value: nothing is shown.
 
     Args:
         row: The neuron's row of the table.
@@ -668,7 +665,7 @@ def _held_over(results: Mapping[str, Any], test_corpus: str | None) -> str:
         return say("over_arrays", **over)
     if not test_corpus:
         if over["unit"] == "document":
-            return say("over_documents" if results.get("split_by") == "document" else "over_shared_documents", **over)
+            return say("over_documents", **over)
         if n_documents := results.get("cache", {}).get("test", {}).get("n_documents"):
             return say("over_sentences_of_documents", **over, n_documents=n_documents)
     of = test_corpus if test_corpus else "the same corpus; --test_corpus tests on another text"

@@ -243,12 +243,6 @@ SENTENCES: dict[str, Sentence] = {
         "The split keeps documents whole, and the test part is of the training corpus.",
         _INTERVALS,
     ),
-    "over_shared_documents": Sentence(
-        "Intervals are over {n:,} test documents, of which training has other sentences: they hold for other sentences "
-        "of such documents. --test_corpus tests on documents of its own.",
-        "The same, in runs of earlier versions, whose split is by sentence.",
-        _INTERVALS,
-    ),
     "over_sentences_of_documents": Sentence(
         "Intervals are over {n:,} test sentences, of whose {n_documents:,} documents training has others: they hold "
         "for other sentences of these documents, not for other documents. --group_by document keeps documents whole.",

@@ -35,8 +35,8 @@ def role_lines(made: Sequence[Row]) -> list[str]:
 
 
 def _unmatched(row: Row) -> str:
-    """Return how many links were not compared; empty if none, or if an earlier version did not count them."""
-    n = int(row.get("n_unmatched", 0))
+    """Return how many links were not compared; empty if none."""
+    n = int(row["n_unmatched"])
     several = "A further link has" if n == 1 else f"A further {n:,} links have"
     alike = "no unlinked pairs that look alike, together with the other links of their predicate"
     return f" {several} {alike}, and cannot be compared." if n else ""
@@ -172,11 +172,8 @@ def beats_offset(row: Row) -> bool:
 
 
 def finds_relation(row: Row) -> bool:
-    """Whether a head finds a relation more often than the best fixed offset and than with permuted syntactic heads.
-
-    Runs of earlier versions did not permute syntactic heads; in them, the offset decides.
-    """
-    return beats_offset(row) and bool(row.get("p_permuted", 0.0) < 0.05)
+    """Whether a head finds a relation more often than the best fixed offset and than with permuted syntactic heads."""
+    return beats_offset(row) and bool(row["p_permuted"] < 0.05)
 
 
 def largest_move(made: Tables) -> tuple[str, float] | None:

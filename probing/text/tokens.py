@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from probing.errors import UserError
 from probing.runtime.files import parse_json, regular, write_tensors
 from probing.text import Corpus
 
@@ -153,13 +152,12 @@ class Tokens:
             them. Tokens that are set aside belong to no word: `SET_ASIDE`, or `ADDED_SET_ASIDE` for special ones.
         n_truncated: Number of sentences that were longer than the maximum length and were cut.
         spans: First character of each token in its sentence, and the first one after it, shape (n_tokens, 2), int32;
-            equal for special tokens. None where the table was stored by a version that did not note them.
+            equal for special tokens. None where ids are not those of a text.
         segments: Which sentence of a pair each token is of, 0 or 1, and -1 for special tokens, shape (n_tokens,), int8.
             None for single sentences.
         token_types: The token type ids that the tokenizer gives, shape (n_tokens,), int8; None for single sentences
             whose types are all 0, as most tokenizers have it (XLNet's gives 2 to `<cls>`).
-        added_texts: The text of each token that the tokenizer adds, such as [CLS], by its id; empty where the table was
-            stored by a version that did not note it.
+        added_texts: The text of each token that the tokenizer adds, such as [CLS], by its id.
     """
 
     lengths: NDArray[np.int32]
@@ -233,14 +231,10 @@ class Tokens:
     def in_words(self, sentences: Sequence[str], words: Sequence[Sequence[str]] | None = None) -> Tokens:
         """Return the table with the words of its tokens found by their characters; see `probing.text.tokens`.
 
-        A table that was stored by an earlier version has its words corrected; one without characters stays as it is.
-
         Args:
             sentences: The text of each sentence.
             words: The words of each sentence; None for running text.
         """
-        if self.spans is None:
-            return self
         parts = []
         for rows, chunk, found in self.assigned(sentences, words):
             own, of = self.words[rows], self.sentences[rows] - chunk.start
@@ -330,11 +324,7 @@ class Tokens:
         return texts
 
     def _spans(self, corpus: Corpus) -> NDArray[np.int32]:
-        if self.spans is None:
-            raise UserError(
-                f"the cached tokens of `{corpus.name}` were stored by a version that did not note their characters; "
-                "name another folder with --cache, or remove the entry with `cache prune`."
-            )
+        assert self.spans is not None, f"ids of {corpus.name} without characters"
         return self.spans
 
     def _texts(self, spans: NDArray[np.int32], corpus: Corpus) -> NDArray[Any]:

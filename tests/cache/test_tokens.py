@@ -143,7 +143,7 @@ def test_a_special_token_spelled_in_the_text_is_told_from_those_added(checkpoint
     assert table.special[-1]
     corpus = from_sentences("x", ["the [SEP] token"])
     assert table.word_texts(corpus)[[0, spelled[0], -1]].tolist() == ["[CLS]", "[SEP]", "[SEP]"]
-    assert (replace(table, added_texts={}).word_texts(corpus)[[0, -1]] == "").all()  # as stored by an earlier version
+    assert (replace(table, added_texts={}).word_texts(corpus)[[0, -1]] == "").all()
 
 
 def test_the_texts_of_added_tokens_are_stored(checkpoints: dict[str, Path], tmp_path: Path) -> None:

@@ -394,7 +394,6 @@ def test_few_test_rows_give_no_interval_and_the_reason() -> None:
         ("sentence", None, {}, "over_units"),
         ("document", "x.txt", {"split_by": "document"}, "over_units"),
         ("document", None, {"split_by": "document"}, "over_documents"),
-        ("document", None, {}, "over_shared_documents"),
         ("sentence", None, {"cache": {"test": {"n_documents": 12}}}, "over_sentences_of_documents"),
         ("sentence", "x.txt", {"cache": {"test": {"n_documents": 12}}}, "over_units"),
     ],

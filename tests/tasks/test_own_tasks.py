@@ -97,12 +97,6 @@ def test_pieces_are_the_characters_of_their_word(
     assert first.tolist() == [word for row in listed.words or () for word in row]
 
 
-def test_a_table_of_an_earlier_version_says_so(tmp_path: Path) -> None:
-    TOKENS.save(tmp_path / "tokens.safetensors")
-    with pytest.raises(UserError, match=r"tokens of `few.txt` were stored by a version .* --cache"):
-        Tokens.load(tmp_path / "tokens.safetensors").piece_texts(CORPUS)
-
-
 # --- what `labels` returns ---
 
 

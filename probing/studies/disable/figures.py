@@ -324,13 +324,9 @@ def _logged_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _read(found: Found) -> dict[str, Any]:
-    """Return what each readout gives while nothing is disabled; of positions, by the names of earlier versions."""
+    """Return what each readout gives while nothing is disabled."""
     by_name = {
         name: {"n_examples": found.n_examples[name], "intact": {str(layer): value for layer, value in intact.items()}}
         for name, intact in found.intact.items()
     }
-    positions = by_name.get(POSITION)
-    told = {} if positions is None else {
-        "n_examples": positions["n_examples"], "intact_accuracy": positions["intact"],
-    }  # fmt: skip
-    return {**told, "readouts": by_name}
+    return {"readouts": by_name}

@@ -180,7 +180,7 @@ class Finetune(Study):
 
     def answer(self, made: Result) -> list[str]:
         """Return how well each start does, and whether pretraining helps."""
-        layer = made.config["tuning"].get("layer", LAST)  # runs of earlier versions have no such option
+        layer = made.config["tuning"]["layer"]
         on = "" if layer == LAST else f" with its head on layer {layer}"
         return tables.answer(made.by_name, f"{made.config['model']}{on}", made.results)
 

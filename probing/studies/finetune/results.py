@@ -132,7 +132,7 @@ def read_answers_of(run: Result) -> TunedAnswers:
     """Read what the tuned models of a finished run have right.
 
     Raises:
-        UserError: If the run has no such file, as one of an earlier version.
+        UserError: If the run has no such file.
         ValueError: If it is damaged: not all tunings are in it, or their scores are others than in `tunings.csv`.
     """
     from safetensors.numpy import load_file
@@ -140,8 +140,8 @@ def read_answers_of(run: Result) -> TunedAnswers:
     path = run.folder / ANSWERS
     if not path.exists():
         raise UserError(
-            f"`{run.folder}` does not have {ANSWERS}, what its tuned models have right of each test sentence; the run "
-            "is of an earlier version, or the file was removed: tune again."
+            f"`{run.folder}` does not have {ANSWERS}, what its tuned models have right of each test sentence: "
+            "tune again."
         )
     found = load_file(regular(path, run.folder))
     known = [checkpoint_name(row) for row in run.tunings]

@@ -50,9 +50,6 @@ OF_RUN = ("model", "revision", "random_weights", "corpus", "max_length")
 # Options that are about neurons of the stream alone.
 _ABOUT_NEURONS = ("kind", "pairs", "at", "readouts", "tokens", "retrain")
 
-# Defaults of earlier versions, which stand in the configurations of their runs.
-_USUAL_BEFORE = {"readouts": POSITION}
-
 Kind = Literal["mean", "zero", "resample", "direction", "shuffled", "translate", "interchange"]
 
 KINDS: tuple[Kind, ...] = ("mean", "zero", "resample", "direction", "shuffled", "translate")
@@ -154,7 +151,7 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
         given = []  # the run's ranking is only compared with the position part
     if not given:
         for name in _ABOUT_NEURONS:
-            if config[name] not in (usual[name], _USUAL_BEFORE.get(name)):
+            if config[name] != usual[name]:
                 named = "none are named; give `--neurons` or `--from_run` too"
                 if config["from_run"] is not None:
                     named = "none are; add `--interventions`"

@@ -91,7 +91,7 @@ def test_there_is_a_row_for_every_unit_kind_and_later_layer(made: Result) -> Non
     for row in made.disabled:
         assert row["readout"] == "position"
         assert row["effect"] == pytest.approx(row["value"] - row["intact"])
-        assert row["intact"] == pytest.approx(made.results["intact_accuracy"][str(row["layer"])])
+        assert row["intact"] == pytest.approx(made.results["readouts"]["position"]["intact"][str(row["layer"])])
         assert row["low"] <= row["effect"] <= row["high"]
         assert 0 <= row["p_value"] <= 1
         assert row["n"] == made.results["n_sentences"]
@@ -191,7 +191,7 @@ def test_the_probes_of_a_run_are_read_where_it_is_given(fitted: Path, place: Pat
     assert {row["layer"] for row in made.disabled} == {2}
     assert {row["unit"] for row in made.disabled} == {"1-1", "1-2", "1", "2-1", "2-2", "2"}
     (row,) = [row for row in load_run(fitted).accuracy if row["layer"] == 2]
-    assert made.results["intact_accuracy"]["2"] == pytest.approx(row["accuracy"])
+    assert made.results["readouts"]["position"]["intact"]["2"] == pytest.approx(row["accuracy"])
     with pytest.raises(
         UserError, match=r"--max_length 9`: with `--run .*fitted`, the run's own is read, which is None"
     ):
@@ -248,7 +248,6 @@ def test_masked_words_are_read_where_there_is_a_head(
         assert row["intact"] == pytest.approx(told["intact"]["3"])
         assert row["low"] < row["effect"] < row["high"]
     assert told["n_examples"] > 100
-    assert "intact_accuracy" not in made.results
     assert {path.stem for path in (made.folder / "figures").glob("*.png")} == {
         "heads_zero_mlm", "layers_mlm", "pruning_heads_mlm", "pruning_layers_mlm",
     }  # fmt: skip
@@ -307,7 +306,7 @@ def test_runs_of_different_layers_have_the_same_intact_accuracy_where_a_layer_is
     model = save_at_random(tmp_path / "xlm", AutoModel.from_config(config), tokenizer)
     options: dict[str, Any] = {"units": "layers", "quiet": False}
     first, last = (disabled(place, model, corpus_file, layer=layer, name=f"xlm{layer}", **options) for layer in (1, 3))
-    assert first.results["intact_accuracy"]["3"] == last.results["intact_accuracy"]["3"]
+    assert first.results["readouts"]["position"]["intact"]["3"] == last.results["readouts"]["position"]["intact"]["3"]
     assert {row["kind"] for row in last.disabled} == {"uniform", "zero", "mean", "resample"}
     assert "no layer is skipped: a layer of" in capsys.readouterr().err
     for own, said in (

@@ -60,8 +60,6 @@ def least_share_beyond(subject: Subject, role: Role) -> Measured:
     neuron, n = subject.neuron(role), n_sentences(geometry)
     by_layer: dict[int, dict[int, float]] = {}
     for row in above_embeddings(geometry.dimensions):
-        if "beyond_share" not in row:
-            raise NotMeasurable("the run is of an earlier version, which did not count such tokens; make it again")
         by_layer.setdefault(row["layer"], {})[row["neuron"]] = row["beyond_share"]
     if not by_layer or any(neuron not in shares for shares in by_layer.values()):
         raise NotMeasurable(f"the model has no neuron {neuron}")
