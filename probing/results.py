@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from probing.errors import UserError, as_clause
 from probing.runtime.files import most_text, open_file, replacing
-from probing.runtime.terminal import plain_table
+from probing.runtime.terminal import plain_table, render
 
 
 def shown(value: float, form: str) -> str:
@@ -520,7 +520,6 @@ class Table(list[dict[str, Any]]):
     def __repr__(self) -> str:
         if self.schema is None or not self:
             return super().__repr__()
-        from probing.runtime.terminal import render
 
         table = self._shown()
         table.caption, table.caption_justify = self._which(), "left"

@@ -22,7 +22,7 @@ from probing.activations.store import (
 )
 from probing.errors import NotTheModels, RunError, UserError, library_errors
 from probing.models import ModelSource, SiteName, check_ids, length_limits, load_config, load_encoder, load_tokenizer
-from probing.runtime import drop_garbage
+from probing.runtime import drop_garbage, own_version
 from probing.runtime.processes import end_together, is_main_process
 from probing.text import Corpus
 from probing.text.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
@@ -248,8 +248,6 @@ def description(request: Request, site: Site | None = None) -> dict[str, Any]:
     """Return what an entry says to users about its origin."""
     import torch
     import transformers
-
-    from probing.runtime import own_version
 
     return {
         "model": request.source.name,

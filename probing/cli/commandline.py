@@ -32,7 +32,7 @@ from probing.cli.option_types import option_types, python_only, resolved
 from probing.cli.options import are_options, with_shared_help
 from probing.errors import RunError, UserError, did_you_mean, lack_of_machine, one_line, refuse
 from probing.registry import load
-from probing.runtime import own_version, set_heap_aside, started_as
+from probing.runtime import heap_set_aside, own_version, set_heap_aside, started_as
 from probing.runtime.processes import (
     KEPT,
     HungUp,
@@ -118,7 +118,6 @@ def _bound(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
 @contextmanager
 def _process_kept() -> Iterator[None]:
     """Restore torch's algorithms afterwards, and exclude the objects that exist already from garbage collection."""
-    from probing.runtime import heap_set_aside
     from probing.runtime.trainer import algorithms_kept
 
     with algorithms_kept(), heap_set_aside():

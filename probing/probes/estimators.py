@@ -20,13 +20,13 @@ from probing.cli.arguments import PYTHON, checked
 from probing.cli.commandline import as_plain
 from probing.cli.option_types import option_problems
 from probing.cli.options import ProbeOptions
-from probing.data.arrays import activations_of_arrays, warn_of_rounding
+from probing.data.arrays import activations_of_arrays, groups_of_rows, warn_of_rounding
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import check_size, check_varies
 from probing.data.module import layer_moments
 from probing.errors import UserError, refuse
 from probing.probes.closed_forms import Decomposed, NumberFit, choose_ridge_penalty
-from probing.probes.evidence import comparison
+from probing.probes.evidence import basis_table, comparison
 from probing.probes.rankings import class_magnitudes, mean_contribution
 from probing.probes.solvers import problem_of_layer
 from probing.probes.training import LayerFit, penalised, train_problems
@@ -206,8 +206,6 @@ class ProbeEstimator(BaseEstimator):
     @property
     def basis_(self) -> Table:
         """Columns of X beside directions of random rotations; empty without them."""
-        from probing.probes.evidence import basis_table
-
         rows = [{**row, "n_rows": row["n_test_tokens"]} for row in basis_table([(0, self._directions)])]
         return Table(({name: row[name] for name in BASIS.types} for row in rows), BASIS)
 
@@ -291,7 +289,6 @@ class ProbeEstimator(BaseEstimator):
         return options
 
     def _held_out(self, groups: Any, n_rows: int, labels: NDArray[np.int64] | None, seed: int) -> NDArray[np.bool_]:
-        from probing.data.arrays import groups_of_rows
 
         share = self.validation_fraction
         if not isinstance(share, int | float | np.floating) or not 0 < share < 1:

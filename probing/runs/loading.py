@@ -16,7 +16,7 @@ from probing.results import Row, Schema, Table, listed, read_csv, read_measured,
 from probing.runs import Result, study_names, study_of, study_of_kind
 from probing.runs.checks import check_ranking, kind_of, reading
 from probing.runs.folder import read_json
-from probing.runs.places import TEXTS, is_model_of, model_of, sources_of, texts_of
+from probing.runs.places import TEXTS, given_texts, is_model_of, model_of, sources_of, texts_of
 from probing.runs.run import Run, load_fit, of_text, read_run
 from probing.runtime.files import replacing
 from probing.tables import has_intercept
@@ -165,8 +165,6 @@ def _with_text(run: Run, corpus: Any) -> Run:
     Raises:
         UserError: If the text is another than the run read.
     """
-    from probing.runs.places import given_texts, texts_of
-
     run.moved = given_texts(corpus)
     texts_of(of_text(run), run.moved)
     return run

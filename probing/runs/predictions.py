@@ -25,8 +25,8 @@ from probing.registry import ACTIONS, load
 from probing.results import NamedLayer, Row, Table, element, joined, layer_cells, layers_named, shown_table
 from probing.runs import refuse_several
 from probing.runs.checks import leaves_out_first, read_tensor, read_transforms, reading, reads_transformed
-from probing.runs.finished import site_read
-from probing.runs.places import model_of, task_of
+from probing.runs.finished import Extraction, open_runs, sides_of, site_read, width_of
+from probing.runs.places import cache_of, model_of, task_of
 from probing.runs.results import contexts_of
 from probing.runtime import quiet_libraries, terminal
 from probing.runtime.terminal import plain_table, render
@@ -112,8 +112,6 @@ def page_of(run: Run, layer: int, neuron: int, n: int) -> NeuronPage:
     Raises:
         UserError: If the run has no such layer or neuron, or its model or corpus has changed.
     """
-    from probing.runs.finished import width_of
-
     layers, width = run.layers, width_of(run)
     if layer not in layers:
         raise UserError(f"`layer={layer}`: {run.folder} has {layers_named(layers)}.")
@@ -135,9 +133,6 @@ def sides_and_text(run: Run) -> tuple[Sides, Corpus]:
     Raises:
         UserError: If its model or corpus has changed.
     """
-    from probing.runs.finished import Extraction, open_runs, sides_of
-    from probing.runs.places import cache_of
-
     (finished,) = open_runs([run], "index", run.moved)
     return sides_of(finished, Extraction(cache_of(run), {}, terminal.silence)), finished.corpora[-1]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from probing.results import two_decimals
-from probing.tables import R2, controls_of, score_of, score_of_neurons, with_intercept
+from probing.tables import R2, controls_of, score_of, score_of_neurons, smallest, with_intercept
 from probing.tables.conclusions import beside_directions
 from probing.tables.figures import (
     BLUE,
@@ -406,8 +406,6 @@ def write_curves_figure(
 def how_many_neurons(figure: Figure, rows: Sequence[Row], majority: float, task: str, model: str) -> None:
     """Draw accuracy against the number of neurons: with these alone on the left, without them on the right."""
     from matplotlib.ticker import FixedLocator, NullLocator
-
-    from probing.tables import smallest
 
     figure.set_size_inches(8.6, 3.3)
     rankings = list(dict.fromkeys(row["ranking"] for row in rows if row["ranking"] != "random"))

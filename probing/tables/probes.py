@@ -11,6 +11,7 @@ from probing.results import RANGE, Row, ends, in_brackets, interval, layers_name
 from probing.runtime.terminal import plain_table
 from probing.statistics import MIN_SENTENCES, label, size_lines
 from probing.tables import (
+    FAR,
     NEGLIGIBLE,
     NEGLIGIBLE_NATS,
     R2,
@@ -382,8 +383,6 @@ def heads_table(rows: Sequence[Row]) -> Any:
 
 def _is_far(row: Row) -> bool:
     """Whether a neuron's mean is so far from 0 that its centred contribution is unreliable."""
-    from probing.tables import FAR
-
     return bool(abs(row["mean"]) > FAR * row["sd"] and row["flag"] != "dead")
 
 

@@ -23,7 +23,7 @@ from probing.cli.option_types import (
 )
 from probing.cli.options import WandbOptions
 from probing.errors import UserError, about_option
-from probing.models import find_model, layer_numbers
+from probing.models import find_model, layer_numbers, load_tokenizer
 from probing.results import Column, Html, Schema, label_of_class, measured, number, text, whole
 from probing.runs import Result, SectionPlace, Study, Terms, study_of
 from probing.runs.call import Call
@@ -184,7 +184,6 @@ def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> An
         config: The run's configuration, in which an object is named.
     """
     from probing.heads.subject import Checkpoint
-    from probing.models import load_tokenizer
 
     with about_option("--against"):
         found = find_model(model, None, None if isinstance(model, str) else load_tokenizer(source.model))

@@ -23,7 +23,7 @@ from probing.runs.loading import load_run
 from probing.runtime import quiet_libraries, terminal
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, Cost, expect
-from probing.studies.claims.claim import Paper
+from probing.studies.claims.claim import Paper, chosen_claims, papers, read_paper
 from probing.text import load_corpus
 
 Row = Mapping[str, Any]
@@ -396,7 +396,6 @@ def reproduce(
     Returns:
         The table of claims; None for a dry run.
     """
-    from probing.studies.claims.claim import chosen_claims, read_paper
     from probing.studies.claims.measures import MEASURES
     from probing.studies.claims.planning import Given, split_models
 
@@ -428,8 +427,6 @@ def reproduce(
 
 def _checked(paper: str | None, *texts: str | None) -> str:
     """Return the name of the paper; refuse none, and texts that several runs could not read."""
-    from probing.studies.claims.claim import papers
-
     if not paper:
         raise UserError(f"`reproduce` takes a paper: {', '.join(papers())}.")
     if "-" in texts:

@@ -26,8 +26,10 @@ from probing.studies.compare.tables import (
     AGREEMENT,
     OPTIONS,
     RECIPES,
+    TERMS,
     TOP_EVERYWHERE,
     TUNINGS,
+    agreement_section,
     agreement_tables,
     everywhere_sentence,
     everywhere_tables,
@@ -295,7 +297,6 @@ class Compare(Study):
         """Return the agreement of each pair of runs; of recipes, what the terminal shows."""
         if self.is_of_recipes(made):
             return super().section(made, place)
-        from probing.studies.compare.tables import agreement_section
 
         return agreement_section(made, place.anchor)
 
@@ -303,7 +304,6 @@ class Compare(Study):
         """Return the meanings of the headings."""
         if self.is_of_recipes(made):
             return {_RECIPES: compare_tables.RECIPE_TERMS}
-        from probing.studies.compare.tables import TERMS
 
         return {self.title: TERMS}
 

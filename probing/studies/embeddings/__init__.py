@@ -34,7 +34,7 @@ from probing.runs.run import Run
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.embeddings import tables
-from probing.studies.embeddings.tables import EDITS, INSERT
+from probing.studies.embeddings.tables import EDITS, INSERT, embeddings_section
 from probing.text import Corpus, from_sentences, load_corpus
 
 # Options whose values are those of `--run`, where it is given.
@@ -288,8 +288,6 @@ class Embeddings(Study):
 
     def section(self, made: Result, place: SectionPlace) -> Html:
         """Return the curves over places, and the tables of the terminal."""
-        from probing.studies.embeddings.tables import embeddings_section
-
         return embeddings_section(made, place.anchor)
 
     def terms(self, made: Result) -> Mapping[str, Terms]:

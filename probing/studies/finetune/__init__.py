@@ -29,6 +29,7 @@ from probing.studies.finetune.tables import (
     TUNINGS,
     TuningGroup,
     TuningOptions,
+    finetuning_section,
 )
 from probing.text import Corpus, GroupBy, Split, read_corpora
 from probing.text.tasks import TokenTask, described, load_task, reader_of
@@ -186,8 +187,6 @@ class Finetune(Study):
 
     def section(self, made: Result, place: SectionPlace) -> Html:
         """Return the sentences, the scores and losses as charts, and all tables."""
-        from probing.studies.finetune.tables import finetuning_section
-
         return finetuning_section(made, place.anchor)
 
     def terms(self, made: Result) -> Mapping[str, Terms]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from probing.errors import out_of_range
 from probing.page.charts import BY_STEP, SHARES, Across, Line, Up, line_chart
-from probing.results import Html, Schema, element, ends, in_brackets, interval, listed, number, text, whole
+from probing.results import Html, Schema, element, ends, in_brackets, interval, listed, number, shown_table, text, whole
 from probing.results import measured as with_interval
 from probing.runs import Result, folded, framed, section_of
 from probing.statistics import few_sentences
@@ -351,8 +351,6 @@ def _known(row: Row, name: str) -> str:
 
 def more_tables(made: Tables) -> list[Any]:
     """Return each tuning, and all differences."""
-    from probing.results import shown_table
-
     return [shown_table(TUNINGS, made["tunings"]), shown_table(DIFFERENCES, made["differences"])]
 
 

@@ -45,7 +45,7 @@ from probing.runtime.processes import is_main_process
 from probing.runtime.progress import Cost, expect, messages, overview, stage
 from probing.tables import Order, controls_of
 from probing.tables.schema import ACCURACY, NEURONS, NUMBER_NEURONS, NUMBERS, TABLES
-from probing.text import GroupBy, read_corpora
+from probing.text import GroupBy, load_corpus, read_corpora
 from probing.text.tasks import (
     HeldFixed,
     SentenceTask,
@@ -326,8 +326,6 @@ def extract(
         The folder of the cache entry.
     """
     from probing.activations.source import ActivationSource, say_what_was_left_out
-    from probing.runtime.processes import is_main_process
-    from probing.text import load_corpus
 
     problems = number_problems(seed, max_length, batch_tokens)
     if trainer and "logger" in trainer:

@@ -38,7 +38,15 @@ from probing.runs.loading import (
 from probing.runs.run import Run
 from probing.runtime import quiet_libraries
 from probing.runtime.progress import BRIEF, expect, messages, stage
-from probing.tables import curves_lines, has_intercept, rankings_lines
+from probing.tables import (
+    curves_lines,
+    curves_tables,
+    erasure_tables,
+    evaluation_tables,
+    has_intercept,
+    rankings_lines,
+    rankings_tables,
+)
 from probing.tables.schema import CURVES, DIRECTIONS, ERASURE, EVALUATION, RANKING
 from probing.tracking import Tracker, resolve_mode
 
@@ -155,7 +163,6 @@ def _write(made: Rankings, run: Run, layers: Sequence[int], label: str, formats:
     """Write the tables into the files, keeping rows of earlier calls, and return the paths of the figures."""
     from probing.probes.evaluation import CURVE_KEY, EVALUATION_KEY
     from probing.probes.removal import INFORMATION_KEY
-    from probing.tables.schema import CURVES, DIRECTIONS, ERASURE, EVALUATION, RANKING
 
     files: dict[str, Ranked] = {name: (rows, RANKING, RANKING_KEY) for name, rows in made.rankings.items()}
     files["directions"] = made.directions, DIRECTIONS, ("layer", "ranking")
@@ -263,8 +270,6 @@ class Rank(Study):
 
     def tables(self, made: Result) -> list[Any]:
         """Return the rankings side by side, and what was measured of them."""
-        from probing.tables import curves_tables, erasure_tables, evaluation_tables, rankings_tables
-
         return [
             *rankings_tables(vars(made)["rankings"], made.directions),
             *evaluation_tables(made.evaluation),
@@ -274,8 +279,6 @@ class Rank(Study):
 
     def conclusions(self, made: Result) -> list[str]:
         """Return how many neurons of each ranking are enough."""
-        from probing.tables import curves_lines
-
         return curves_lines(made.curves)
 
 

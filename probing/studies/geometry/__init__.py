@@ -27,7 +27,7 @@ from probing.cli.option_types import (
 from probing.cli.options import WandbOptions
 from probing.errors import UserError, out_of_range, refuse
 from probing.interventions import POSITION, READOUTS_OF_RUN, STS, TASK, WIC, WORDS
-from probing.models import layer_numbers
+from probing.models import layer_numbers, load_encoder, load_tokenizer
 from probing.results import Html, Table, layers_named
 from probing.runs import Result, SectionPlace, Study, Terms, study_of
 from probing.runs.call import Call, Measured
@@ -41,7 +41,7 @@ from probing.studies.geometry import neurons as neuron_interventions
 from probing.studies.geometry.position import position_conclusions, position_tables
 from probing.studies.geometry.tables import SCHEMAS
 from probing.tables.heads import first_token_conclusions, first_token_tables
-from probing.text import read_couples
+from probing.text import GroupBy, load_corpus, read_couples, splits_of
 from probing.text.tasks import short_name
 
 # Options whose values are those of `--from_run`, where it is given.
@@ -538,7 +538,6 @@ def _changing(
     from probing.studies.geometry.neurons.interchange import Couples, check_later, survey_couples, survey_words
     from probing.studies.geometry.neurons.sets import Asked
     from probing.studies.geometry.neurons.survey import survey
-    from probing.text import GroupBy, read_couples, splits_of
 
     split_by: GroupBy = "sentence" if stream.run is None else stream.run.split_by
     if stream.run is not None and stream.run.config["test_corpus"] is not None:
@@ -608,7 +607,6 @@ def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     from probing.activations.source import say_what_was_left_out
     from probing.studies.geometry.position.survey import check_position
     from probing.studies.geometry.survey import check_tokens
-    from probing.text import load_corpus
 
     def check(tokens: Any) -> None:
         check_tokens(tokens, config["special_tokens"])
@@ -639,7 +637,6 @@ def _measured(
         inside: What is measured inside the model, by name.
         changing: Measures what is lost without neurons of the stream, if some are to be changed.
     """
-    from probing.models import load_encoder, load_tokenizer
     from probing.studies.geometry.figures import Found
     from probing.studies.geometry.inside.stream import Subject, measure_inside
     from probing.studies.geometry.survey import survey

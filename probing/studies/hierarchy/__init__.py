@@ -15,7 +15,7 @@ from probing.runs.call import Call
 from probing.runtime import quiet_libraries
 from probing.runtime.processes import is_main_process
 from probing.studies.hierarchy import tables
-from probing.studies.hierarchy.tables import CONTROLS, LINEAR
+from probing.studies.hierarchy.tables import CONTROLS, LINEAR, hierarchy_section
 
 
 @configured
@@ -95,8 +95,6 @@ class Hierarchy(Study):
 
     def section(self, made: Result, place: SectionPlace) -> Html:
         """Return the shares by layer, and the tables of the terminal."""
-        from probing.studies.hierarchy.tables import hierarchy_section
-
         return hierarchy_section(made, place.anchor)
 
     def terms(self, made: Result) -> Mapping[str, Terms]:

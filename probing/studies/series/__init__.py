@@ -18,7 +18,7 @@ from probing.runs.call import Call, keep_inputs
 from probing.runs.folder import RunFolder
 from probing.runtime import quiet_libraries, terminal
 from probing.studies.series import tables
-from probing.studies.series.tables import Panel, Tables, course, first_rows, layers_of, panels
+from probing.studies.series.tables import Panel, Tables, course, first_rows, layers_of, panels, series_name
 from probing.text import read_corpora
 
 SERIES_TERMS: Terms = {
@@ -206,8 +206,6 @@ def _problems(loss: float, position: float, outliers: float) -> list[str]:
 
 def _title(checkpoints: Sequence[Any]) -> str:
     """Return what the checkpoints are of."""
-    from probing.studies.series.tables import series_name
-
     return series_name(str(checkpoints[0].model), checkpoints[0].revision)
 
 

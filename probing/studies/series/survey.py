@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from probing.activations.source import ActivationSource
 from probing.errors import UserError, about_option
-from probing.models import load_encoder, load_tokenizer
+from probing.models import find_model, load_config, load_encoder, load_tokenizer
 from probing.models.examination import add_tensor, tokenizer_behaviour
 from probing.models.loading import NOT_OF_THE_MODEL
 from probing.results import count
@@ -147,7 +147,6 @@ def _folders(patterns: Sequence[str]) -> list[Path]:
 
 
 def _of_folder(folder: Path) -> Checkpoint:
-    from probing.models import find_model, load_config, load_tokenizer
 
     with about_option("--checkpoints"):
         source = find_model(str(folder))

@@ -21,7 +21,7 @@ from probing.cli.option_types import (
     Wandb,
 )
 from probing.cli.options import WandbOptions
-from probing.downstream import CLIPPING, TRANSDUCTIVE, WORDS, Definition
+from probing.downstream import CLIPPING, POOLINGS, SPACES, TRANSDUCTIVE, WORDS, Definition, Space
 from probing.errors import UserError, out_of_range, refuse
 from probing.models import load_tokenizer
 from probing.page.charts import Line, line_chart
@@ -407,7 +407,6 @@ def sts(
         The results; None on ranks other than the first.
     """
     from probing.cli.option_types import chosen as named
-    from probing.downstream import POOLINGS, SPACES, Space
 
     call = Call.of(study_of("sts"), config, name, wandb, out_of_range("components", components, 1))
     poolings = named("--pooling", pooling, POOLINGS)
@@ -547,7 +546,6 @@ def wic(
         The results; None on ranks other than the first.
     """
     from probing.cli.option_types import chosen as named
-    from probing.downstream import SPACES, Space
 
     call = Call.of(study_of("wic"), config, name, wandb, out_of_range("components", components, 1))
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]

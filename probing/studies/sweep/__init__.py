@@ -21,14 +21,14 @@ from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Wandb, default
 from probing.cli.options import WandbOptions, as_options, with_shared_help
 from probing.data import chosen_controls
 from probing.errors import UserError, as_clause, out_of_range, refuse
-from probing.models import layer_numbers
+from probing.models import layer_numbers, load_config, parse_layers, resolve_model
 from probing.page.charts import option_words
 from probing.results import Schema, Type, count, interval, read_trials, text, write_csv
 from probing.runs import Result, Study, refuse_several, study_of
 from probing.runs.call import places, say_results
 from probing.runs.folder import PARTIAL, ResumableFolder, read_json
 from probing.runs.run import load_fit
-from probing.runtime import quiet_libraries, started_as
+from probing.runtime import quiet_libraries, started_as, versions
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.processes import interrupt_behind
 from probing.runtime.progress import BRIEF, Advance, expect, hush, messages, remark, stage
@@ -40,6 +40,8 @@ from probing.studies.sweep.definition import (
     Sweep,
     Trial,
     alike,
+    check_layer,
+    check_metric,
     column_of,
     is_stacked,
     parse_sweep,
@@ -331,7 +333,6 @@ def _number_of_trials(definition: Sweep, trials: int | None, file: str) -> int:
     Raises:
         UserError: If nothing limits their number, or the search cannot be done here.
     """
-    from probing.studies.sweep.definition import check_metric
     from probing.studies.sweep.search import check_installed, n_points
 
     refuse([problem] if (problem := check_metric(definition.metric)) else [])
@@ -416,9 +417,7 @@ class _Runner:
 
     def _check(self, trials: Sequence[Trial]) -> None:
         """Refuse what the model or the training cannot do, before any work."""
-        from probing.models import load_config, parse_layers, resolve_model
         from probing.runtime.trainer import check_trainer_options
-        from probing.studies.sweep.definition import check_layer
 
         for same in {alike(trial): trial for trial in trials}.values():
             trainer = same.options["trainer"] or {}
@@ -480,7 +479,6 @@ def _conclude(
     """Write the results of all trials, with what the terminal says of them, and log them."""
     import yaml
 
-    from probing.runtime import versions
     from probing.studies.sweep import search as table
     from probing.studies.sweep.search import write_sweep_figure
 

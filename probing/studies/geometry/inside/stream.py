@@ -16,7 +16,7 @@ from probing.activations import ActivationStore
 from probing.errors import UserError
 from probing.interventions.forward import SentenceSums
 from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, Batch, draw_sentences, token_batches
-from probing.models import ModelSource, load_masked_lm
+from probing.models import ModelSource, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
 from probing.models.residual_stream import BlockNorm, NotFound, Seen, Site, Tap, find_norms, find_path, watching
 from probing.probes.transforms import random_neurons
@@ -335,8 +335,6 @@ def check(source: ModelSource, norms: bool, path: bool) -> None:
     Raises:
         UserError: If they cannot.
     """
-    from probing.models import load_encoder, load_tokenizer
-
     if not norms and not path:
         return
     # The trained weights are loaded even if a run uses random ones: the architecture, which decides, is the same.
