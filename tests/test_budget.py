@@ -62,14 +62,33 @@ def code_lines(path: Path) -> int:
     return len(lines - docstrings)
 
 
+def identifiers(tree: ast.AST) -> Iterator[str]:
+    """Yield every identifier of a file where it stands; the same in every version of Python."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "asname"):
+            if isinstance(text := getattr(node, field, None), str):
+                yield text
+
+
 def vague_identifiers() -> dict[str, int]:
     """Return how often each vague word stands in identifiers of the package."""
     words: Counter[str] = Counter()
     for path in python_files("probing"):
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
-            if token.type == tokenize.NAME:
-                words.update(re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", token.string).lower()))
+        for identifier in identifiers(ast.parse(path.read_text(encoding="utf-8"))):
+            words.update(re.findall(r"[a-z]+", re.sub(r"([A-Z])", r"_\1", identifier).lower()))
     return {word: words[word] for word in VAGUE}
+
+
+def import_lines() -> int:
+    """Return the number of lines of imports in the package."""
+    lines = {
+        (path, line)
+        for path in python_files("probing")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for line in range(node.lineno, (node.end_lineno or 0) + 1)
+    }
+    return len(lines)
 
 
 def measure() -> dict[str, int]:
@@ -83,6 +102,7 @@ def measure() -> dict[str, int]:
     return {
         **{f"files of {room}": len(files) for room, files in by_room.items()},
         **{f"code lines of {room}": sum(map(code_lines, files)) for room, files in by_room.items()},
+        "lines of imports": import_lines(),
         "public names": sum(bool(name) and not name.startswith("#") for name in names),
         **{f"words of {name}": n for name, n in documents.items()},
         **{f"identifiers with {word}": n for word, n in vague_identifiers().items()},

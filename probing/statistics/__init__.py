@@ -1,16 +1,16 @@
-"""Similarity of rankings of the same neurons, computed on arrays: one ranking against one or many others.
-
-Whitening d directions by the covariance of n independent Gaussian vectors gives new vectors an average variance of
-n / (n - d - 2) instead of 1 (the mean of an inverse Wishart matrix). The ratio of the largest variance to the smallest
-is about ((1 + sqrt(d / n)) / (1 - sqrt(d / n)))^2 (Marchenko & Pastur 1967). They are 1.1 and 4 with ten vectors per
-dimension, 2 and 34 with two, and unbounded as n approaches d. Tokens of one sentence are not independent and count for
-less; `docs/notes/whitening.md` has the measurements.
+"""Intervals over clusters of tokens, the number of vectors that a covariance needs, and the similarity of rankings.
 
 The tokens of a sentence are not independent, so the sampling unit is the sentence, or another cluster of tokens such as
 a document. Each function takes the sums over the tokens of every cluster and the numbers of its tokens. It estimates a
 ratio of sums. The variance comes from the jackknife that leaves out one cluster at a time (Bell & McCaffrey 2002), the
 quantile from Student's t with one degree of freedom less than there are clusters. `docs/notes/intervals.md` has the
 formulas and their simulated coverage.
+
+Whitening d directions by the covariance of n independent Gaussian vectors gives new vectors an average variance of
+n / (n - d - 2) instead of 1 (the mean of an inverse Wishart matrix). The ratio of the largest variance to the smallest
+is about ((1 + sqrt(d / n)) / (1 - sqrt(d / n)))^2 (Marchenko & Pastur 1967). They are 1.1 and 4 with ten vectors per
+dimension, 2 and 34 with two, and unbounded as n approaches d. Tokens of one sentence are not independent and count for
+less; `docs/notes/whitening.md` has the measurements.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_the_old_one(tmp_path: Path) -> Non
 
 def test_no_label_is_a_formula_which_would_be_shown_as_it_is_typed() -> None:
     files = [file for room in ("probing", "benchmarks") for file in (ROOT / room).rglob("*.py")]
-    drawing_ones = {file.name: text for file in files if "figures.style" in (text := file.read_text(encoding="utf-8"))}
+    drawing_ones = {file.name: text for file in files if "tables.figures" in (text := file.read_text(encoding="utf-8"))}
     assert len(drawing_ones) > 10
     assert [name for name, text in drawing_ones.items() if "$\\" in text] == []
 
