@@ -261,7 +261,7 @@ def _write_dictionary(folder: Path, d_in: int, n_features: int) -> None:
         "architecture": "standard", "d_in": d_in, "d_sae": n_features, "dtype": "float32",
         "apply_b_dec_to_input": False,
         "metadata": {"hook_name": "blocks.1.hook_resid_post", "hook_head_index": None},
-        "normalize_activations": "none", "model_from_pretrained_kwargs": {},
+        "normalize_activations": "none", "model_from_pretrained_kwargs": {"center_writing_weights": False},
     }  # fmt: skip
     (folder / "cfg.json").write_text(json.dumps(config), encoding="utf-8")
 
