@@ -40,7 +40,7 @@ CALLS = f"""
 position fit {_BERT} {_TEXT} --layer 0,2 --mdl --verbose
 again fit {_BERT} {_TEXT} --layer 1,2 --probe.l2 1e-2 --transform clip --replicates 2
 gpt fit --model data/gpt2 {_TEXT} --layer 2 {_PROBE} --first_token exclude --replicates 0 --evidence none
-upos fit {_BERT} --corpus data/train.conllu --task upos --layer 2 --given token {_PROBE} --replicates 2
+upos fit {_BERT} --corpus data/train.conllu --task upos --layer 2 --given deprel {_PROBE} --replicates 2
 heads fit {_BERT} {_TEXT} --site attention --layer 2 {_PROBE} --replicates 0
 units fit {_BERT} {_TEXT} --site mlp --layer 1 {_BARE} --test_corpus data/other.txt
 features fit {_BERT} {_TEXT} --site sae:data/dictionary {_PROBE} --replicates 0 --controls none
@@ -260,7 +260,7 @@ def _write_dictionary(folder: Path, d_in: int, n_features: int) -> None:
     config = {
         "architecture": "standard", "d_in": d_in, "d_sae": n_features, "dtype": "float32",
         "apply_b_dec_to_input": False,
-        "metadata": {"hook_name": "blocks.1.hook_resid_post", "hook_head_index": None},
+        "metadata": {"hook_name": "blocks.2.hook_resid_pre", "hook_head_index": None},
         "normalize_activations": "none", "model_from_pretrained_kwargs": {"center_writing_weights": False},
     }  # fmt: skip
     (folder / "cfg.json").write_text(json.dumps(config), encoding="utf-8")
