@@ -1,4 +1,4 @@
-"""Measures a model as it is at this moment: probes of its layers, as `fit` trains them, and their geometry."""
+"""Probes and geometry of a model while Lightning, or the Trainer of transformers, trains it."""
 
 from __future__ import annotations
 

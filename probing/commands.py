@@ -1,4 +1,4 @@
-"""`report`: finished runs as one self-contained HTML page."""
+"""The commands that are no studies: `report` and `cache`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables whose columns are declared once: a name, a type, a meaning, a heading and a format, for every place."""
+"""Tables: columns declared once (name, type, meaning, heading, format), and rows as Python and as CSV files have them."""
 
 from __future__ import annotations
 
