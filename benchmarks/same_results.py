@@ -63,7 +63,7 @@ neurons geometry {_BERT} {_TEXT} --interventions --from_run runs/position --laye
 named geometry {_BERT} {_TEXT} --interventions --neurons 3,5 --layer 1 --draws 3 --kind zero,resample,translate \
 --transforms none --retrain 0 --readouts position,mlm
 exchanged geometry {_BERT} {_TEXT} --interventions --from_run runs/position --layer 0 --draws 2 --top 2 \
---kind interchange --pairs data/pairs.tsv --transforms none --retrain 0
+--kind interchange --pairs data/pairs.tsv --transforms none
 first geometry --model data/gpt2 {_TEXT} --first_token exclude
 survey attention {_BERT} --corpus data/train.conllu --test_corpus data/test.conllu --run runs/position --parts \
 classes,profile,tokens,words,rollout,similarity,relations,trees,position_heads,position_neurons
