@@ -69,7 +69,7 @@ survey attention {_BERT} --corpus data/train.conllu --test_corpus data/test.conl
 classes,profile,tokens,words,rollout,similarity,relations,trees,position_heads,position_neurons
 roles attention {_BERT} {_TEXT} --parts roles --roles data/roles.tsv --layer 2
 fused attention {_BERT} --corpus data/train.conllu --parts fusion,attention_probe --layer 1,3
-against attention {_BERT} {_TEXT} --against data/other --parts classes,profile --as_published
+against attention {_BERT} {_TEXT} --against data/other --parts classes,profile
 disabled disable {_BERT} {_TEXT} --prune all --retrain 1 --readouts position,mlm --prune_share 0.3
 rounded disable {_BERT} {_TEXT} --quantise 8,4 --units layers --kinds skip --retrain 0
 rules hierarchy {_BERT} --train_sentences 120 --test_sentences 40 --generalisation_sentences 60 --layer 0,2 {_PROBE}
