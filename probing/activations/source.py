@@ -201,9 +201,9 @@ def say_what_was_left_out(corpora: Sequence[Corpus], tables: Sequence[Tokens], s
         if n_truncated := tokens.n_truncated:
             say(f"{corpus.name}: {n_truncated} {corpus.unit} were longer than the model accepts and were cut")
         counts = count_words(tokens, corpus)
-        if counts and counts.n_left_out:
+        if counts and counts.n_unassigned:
             say(
-                f"{corpus.name}: {counts.n_left_out:,} of {counts.n_words:,} words have no token of their own "
+                f"{corpus.name}: {counts.n_unassigned:,} of {counts.n_words:,} words have no token of their own "
                 f"({_examples(counts.examples)}) and are left out"
             )
 

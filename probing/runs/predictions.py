@@ -330,7 +330,7 @@ def labelled_tokens(task: TokenTask, tokens: Tokens) -> NDArray[np.bool_]:
     if (pieces := getattr(task, "pieces", None)) in by_piece:
         return by_piece[pieces]
     includes_special = getattr(task, "special_tokens", "exclude") == "include"
-    return tokens.measured if includes_special else ~tokens.special
+    return tokens.included if includes_special else ~tokens.special
 
 
 def _tokens(tokens: Tokens, corpus: Corpus, are_words: bool) -> list[dict[str, Any]]:

@@ -295,7 +295,7 @@ class Subject:
 
     def counts(self, tokens: Tokens) -> NDArray[np.bool_]:
         """Return which tokens count in means of hidden states, shape (n_tokens,)."""
-        return tokens.measured if self.includes_special else ~tokens.special
+        return tokens.included if self.includes_special else ~tokens.special
 
 
 def norms_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) -> list[BlockNorm]:
