@@ -38,7 +38,7 @@ from probing.runs.finished import Asked, measure
 from probing.runtime import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
 from probing.runtime.processes import of_first_rank
 from probing.runtime.terminal import silence
-from probing.runtime.trainer import algorithms_kept
+from probing.runtime.trainer import preserve_algorithms
 from probing.statistics.chance import weights
 from probing.statistics.moments import ProfileAccumulator, by_mean_profile
 from probing.studies.fit import controls_of_call, fit
@@ -127,7 +127,7 @@ def without_traces() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(heap_set_aside())
         stack.callback(drop_garbage)  # models and Trainers refer to each other
-        for own in (_draws_kept(), algorithms_kept(), _numbers_kept(), _environment_kept(), quiet_libraries()):
+        for own in (_draws_kept(), preserve_algorithms(), _numbers_kept(), _environment_kept(), quiet_libraries()):
             stack.enter_context(own)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())

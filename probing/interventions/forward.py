@@ -38,8 +38,8 @@ from probing.models.examination import (
     examination_inputs,
     largest_change,
     run,
-    vectors_given,
     vectors_in,
+    vectors_received,
     with_the_same_weights,
     with_vectors,
 )
@@ -243,7 +243,7 @@ class LaterBlocks:
         inputs, calls = examination_inputs(self.encoder, self.pad_token_id), list[tuple[Any, Any]]()
 
         def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-            calls.append((vectors_given(args, kwargs), vectors_in(made)))
+            calls.append((vectors_received(args, kwargs), vectors_in(made)))
 
         blocks = dict.fromkeys(self._blocks)
         with until_enough([block.register_forward_hook(note, with_kwargs=True) for block in blocks]):
@@ -277,7 +277,7 @@ class LaterBlocks:
             number += 1
             if number == block and (first == block or self.are_layers):
                 args, kwargs = with_vectors(args, kwargs, states)
-            given: Any = vectors_given(args, kwargs)
+            given: Any = vectors_received(args, kwargs)
             enter(number, given)
             if number >= block and number in entering:
                 args, kwargs = with_vectors(args, kwargs, entering[number](given))
@@ -286,7 +286,7 @@ class LaterBlocks:
         def project(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if number not in waiting or module is not projections[number]:
                 return None
-            given: Any = vectors_given(args, kwargs)
+            given: Any = vectors_received(args, kwargs)
             return with_vectors(args, kwargs, waiting.pop(number)(given))
 
         assert self.heads.projections is not None  # checked by `of`

@@ -27,13 +27,13 @@ from probing.data.examples import (
     check_given,
     common_words,
     exchanged,
-    one_token_each,
     open_shard,
     permuted_within,
     pool_words,
     read,
     read_clusters,
     read_shard,
+    token_per_sentence,
     type_keys,
     values_of,
     with_given,
@@ -323,13 +323,13 @@ def test_vectors_are_pooled_over_tokens_that_are_not_special(
             found = torch.cat([vectors.read(1, shard.index) for shard in vectors.plan.shards])
             assert found.dtype == torch.float32
             assert torch.allclose(found, 2 * torch.stack(expected), atol=1e-6)
-        assert bool(vectors._kept) == bool(kept)
+        assert bool(vectors._cached) == bool(kept)
 
 
 def test_different_sentences_are_different_types_and_equal_ones_are_not() -> None:
     tokens = make_tokens([4, 4, 4])
     tokens.input_ids[:] = [1, 2, 3, 4, 1, 3, 2, 4, 1, 2, 3, 4]
-    table = one_token_each(tokens)
+    table = token_per_sentence(tokens)
     assert (table.n_tokens, table.n_sentences) == (3, 3)
     assert table.input_ids[0] == table.input_ids[2] != table.input_ids[1]
     assert not table.special.any()

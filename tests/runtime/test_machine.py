@@ -390,8 +390,8 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 MAKE = """
 import os, sys, tempfile
 sys.modules.pop("wandb", None)
-from probing.tracking.client import own_temporary_folder
-with own_temporary_folder():
+from probing.tracking.client import temporary_client_folder
+with temporary_client_folder():
     left = tempfile.mkdtemp("wandb-media")
 assert tempfile.gettempdir() == os.environ["TMPDIR"]
 print(left)

@@ -39,8 +39,8 @@ from probing.runtime.progress import steps_counted
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import (
     ContinuedModule,
-    KeptTraining,
     Places,
+    RecordedTraining,
     Row,
     build_trainer,
     generator_of,
@@ -707,7 +707,7 @@ def _name_outputs(model: Any, task: Task) -> None:
     model.config.pad_token_id = task.train.pad_token_id
 
 
-class Keeper(KeptTraining):
+class Keeper(RecordedTraining):
     """Writes the states, the curve, the answers and the model of a tuning, and logs the curve.
 
     Args:

@@ -50,7 +50,7 @@ from probing.studies.sweep.definition import (
 )
 from probing.tables.schema import ACCURACY, NUMBERS
 from probing.text.tasks import SentenceTask, load_task, predicts_numbers
-from probing.tracking import Tracker, one_service, resolve_mode
+from probing.tracking import Tracker, resolve_mode, shared_service
 
 BEST = 10
 
@@ -276,7 +276,7 @@ def sweep(
     if quiet:
         hush()
     say = messages(quiet)
-    with quiet_libraries(), folder.claimed() as whole, one_service(mode):
+    with quiet_libraries(), folder.claimed() as whole, shared_service(mode):
         start = time.perf_counter()
         runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say)
         try:
