@@ -176,7 +176,7 @@ def number(name: str, meaning: str, heading: str = "", form: str = ".3f", interv
     return Column(name, float, meaning, heading, form, interval)
 
 
-def measured(name: str, meaning: str, heading: str = "", form: str = ".3f") -> Column:
+def estimate(name: str, meaning: str, heading: str = "", form: str = ".3f") -> Column:
     """Return a column of numbers that the two ends of an interval named like it follow: NAME_low, NAME_high."""
     return Column(name, float, meaning, heading, form, name)
 

@@ -191,7 +191,7 @@ def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:
     return lambda tokens: check(tokens.without_first())
 
 
-def say_what_was_left_out(corpora: Sequence[Corpus], tables: Sequence[Tokens], say: Callable[[str], None]) -> None:
+def report_dropped_text(corpora: Sequence[Corpus], tables: Sequence[Tokens], say: Callable[[str], None]) -> None:
     """Report how many sentences or pairs were repeated, empty or cut, and how many words have no token of their own."""
     for corpus, tokens in zip(corpora, tables, strict=True):
         if corpus.n_without_text:
@@ -356,7 +356,7 @@ class FeatureStore(ActivationStore):
         states: The store of the hidden states.
         dictionary: The dictionary.
         folder: The dictionary's folder as the user typed it, for results.
-        kept: Numbers of the features that are read, ascending; None for all.
+        selected_features: Numbers of the features that are read, ascending; None for all.
     """
 
     def __init__(
@@ -456,7 +456,7 @@ def check_place(layout: Layout, model: ModelSource) -> None:
     Raises:
         UserError: If their widths differ, or a norm lies between them.
     """
-    from probing.models.sites import needs_a_look
+    from probing.models.sites import must_run_model
 
     config = load_config(model)
     if layout.d_in != config.hidden_size:
@@ -464,7 +464,7 @@ def check_place(layout: Layout, model: ModelSource) -> None:
             f"`--site {PREFIX}{layout.folder}` reads hidden states of {layout.d_in} neurons, and those of {model.name} "
             f"have {config.hidden_size}; give the model that it was trained on."
         )
-    if needs_a_look(layout, config.num_hidden_layers):
+    if must_run_model(layout, config.num_hidden_layers):
         _look(layout, model)
 
 

@@ -170,7 +170,7 @@ _OF_TRAINER: Mapping[str, Sequence[str]] = {
 }
 
 
-def meant(name: str, options: Iterable[str], owner: str, before: str = "") -> str:
+def suggest(name: str, options: Iterable[str], owner: str, before: str = "") -> str:
     """Return a suggestion for an option that is not there, in parentheses: what it is elsewhere, or by its letters.
 
     Only options that the command takes are suggested. An option of a group, such as `wandb.project`, is also found by
@@ -467,7 +467,7 @@ class OptionCollector:
         if name in self._types:
             return True
         few = f", which has {', '.join(self._types)}" if len(self._types) < 10 else ""
-        near = meant(name, self._types, self._owner, source.before)
+        near = suggest(name, self._types, self._owner, source.before)
         self._problems.append(f"{source.name(name)} is not an option of {self._owner}{near or few}")
         return False
 

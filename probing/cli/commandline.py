@@ -24,8 +24,8 @@ from probing.cli.arguments import (
     Parser,
     as_text,
     checked,
-    meant,
     parse,
+    suggest,
     with_underscores,
 )
 from probing.cli.option_types import option_types, python_only, resolved
@@ -99,7 +99,7 @@ def _bound(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
     """
     known = signature(function).parameters
     problems = [
-        f"got an unexpected keyword argument {name!r}{meant(name, option_types(function), function.__name__)}"
+        f"got an unexpected keyword argument {name!r}{suggest(name, option_types(function), function.__name__)}"
         for name in keywords
         if name not in known
     ]
@@ -124,7 +124,7 @@ def _preserve_process_state() -> Iterator[None]:
         yield
 
 
-def unchecked(function: Callable[..., _T]) -> Callable[..., _T]:
+def without_validation(function: Callable[..., _T]) -> Callable[..., _T]:
     """Return a command without the check of its arguments."""
     unwrapped: Callable[..., _T] = getattr(function, _UNCHECKED, function)
     return unwrapped
@@ -345,7 +345,7 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
         try:
             check_variables()
             check_ranks()
-            function = unchecked(load_command(commands[name]))
+            function = without_validation(load_command(commands[name]))
             rest, printed_as = taken_out(rest)
             if printed_as and not {"-h", "--help"} & set(rest):
                 print_config(name, function, rest, printed_as)

@@ -248,7 +248,7 @@ def as_batch(batch: Any) -> Batch:
 
 
 def as_batches(batch: Any) -> Sequence[Batch]:
-    """Return the batches that are processed in one step: several of `Together`, or one as `as_batch` takes it."""
+    """Return the batches that are processed in one step: several of `ShardGroups`, or one as `as_batch` takes it."""
     if isinstance(batch, list | tuple) and batch and all(isinstance(part, Batch) for part in batch):
         return batch
     return [as_batch(batch)]
@@ -395,7 +395,7 @@ class Sides:
         return replace(self, train=change(self.train), validation=change(self.validation), test=change(self.test))
 
 
-class ShardBatches(Dataset[Batch]):
+class ShardDataset(Dataset[Batch]):
     """Batches of one shard each, in order: its examples, or all its rows; after the last shard, empty batches.
 
     With several ranks, each reads every `world_size`-th shard. All ranks have equally many batches, because some
@@ -441,14 +441,14 @@ class ShardBatches(Dataset[Batch]):
 SHARDS_IN_A_STEP = 8
 
 
-class Together(Dataset[Sequence[Batch]]):
+class ShardGroups(Dataset[Sequence[Batch]]):
     """Several batches at a time, for memory-mapped ones that take no memory: a step processes them one by one.
 
     Args:
         batches: The batches; ranks have equally many of them.
     """
 
-    def __init__(self, batches: ShardBatches) -> None:
+    def __init__(self, batches: ShardDataset) -> None:
         self.batches = batches
 
     def __len__(self) -> int:

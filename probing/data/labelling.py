@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import ActivationStore
-from probing.activations.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, say_what_was_left_out
+from probing.activations.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, report_dropped_text
 from probing.cli.options import LARGEST, SMALLEST, ProbeOptions
 from probing.data.examples import Activations, Examples, SentenceVectors, Sides, check_given, read, with_given
 from probing.data.examples import values_of as given_values_of
@@ -280,7 +280,7 @@ def labels_in_training(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: 
     return set(labels[in_train & has_label(labels)].tolist())
 
 
-def say_what_has_no_label(tokens: Tokens, corpus: Corpus, task: TokenTask, say: Callable[[str], None]) -> None:
+def warn_missing_labels(tokens: Tokens, corpus: Corpus, task: TokenTask, say: Callable[[str], None]) -> None:
     """Report how many words or sentences have no label, and how many repeated sentences had other labels.
 
     A word has a label if one of its pieces has.
@@ -313,7 +313,7 @@ def _missing_in(rows: Sequence[Any], unit: str) -> str:
     return f" ({', '.join(listed)}{below})" if below else ""
 
 
-def say_what_is_not_read(corpora: Sequence[Corpus], task: TokenTask, say: Callable[[str], None]) -> None:
+def warn_unused_columns(corpora: Sequence[Corpus], task: TokenTask, say: Callable[[str], None]) -> None:
     """Report that a corpus has labels where the task is about positions, as by default."""
     corpus = corpora[0]
     tasks = {"label": corpus.columns, "sentence_label": corpus.sentence_columns}
@@ -322,7 +322,7 @@ def say_what_is_not_read(corpora: Sequence[Corpus], task: TokenTask, say: Callab
             say(f"{corpus.name}: its labels are not used; `--task {name}` predicts them")
 
 
-def say_what_is_no_class(
+def warn_rare_classes(
     sides: Mapping[Split, Classified], in_training: set[Any], unit: str, say: Callable[[str], None],
     most: int | None = None,
 ) -> None:  # fmt: skip
@@ -460,7 +460,7 @@ def read_sides(
     """
     intervals_by_document(group_by, corpora)  # refuses a corpus without documents before a model reads it
     stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce, given))
-    say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
+    report_dropped_text(corpora, [store.tokens for store in stores], source.say)
     stores = _narrowed(stores, source, splits[0])
     return label_sides(stores, corpora, splits, task, group_by, given), stores
 
@@ -511,7 +511,7 @@ def example_checks(
     def check(tokens: Tokens, part: int) -> None:
         nonlocal classes, in_training
         # Said first: what has no label may be why there are too few classes.
-        say_what_has_no_label(tokens, corpora[part], task, say)
+        warn_missing_labels(tokens, corpora[part], task, say)
         if part == 0:
             classes = choose_classes(tokens, corpora[0], task, splits[0])
             in_training = labels_in_training(tokens, corpora[0], task, splits[0])
@@ -527,7 +527,7 @@ def example_checks(
                 raise _no_examples(task, n_sentences, corpora[part].unit, side, classes, classified.dropped, probe)
             classified_by_side[side] = classified
         unit = unit_of(task) if corpora[part].seconds is None else corpora[part].unit[:-1]
-        say_what_is_no_class(classified_by_side, in_training, unit, say, getattr(task, "max_position", None))
+        warn_rare_classes(classified_by_side, in_training, unit, say, getattr(task, "max_position", None))
         if part == 0:
             announce(tokens, len(classes), n_of["train"])
 

@@ -25,9 +25,9 @@ from probing.data.examples import (
     Batch,
     Examples,
     SentenceVectors,
-    ShardBatches,
+    ShardDataset,
+    ShardGroups,
     Sides,
-    Together,
     as_batches,
     blocks,
     exchanged,
@@ -515,7 +515,7 @@ class DeviceCache(Dataset[Batch]):
         room_bytes: Most bytes to cache; by default half of the device's free memory.
     """
 
-    def __init__(self, batches: ShardBatches, device: torch.device, room_bytes: int | None = None) -> None:
+    def __init__(self, batches: ShardDataset, device: torch.device, room_bytes: int | None = None) -> None:
         self.batches, self.device = batches, device
         self.room_bytes = int(SHARE * torch.cuda.mem_get_info(device)[0]) if room_bytes is None else room_bytes
         self.cached: dict[int, Batch] = {}
@@ -641,7 +641,7 @@ class ActivationDataModule(pl.LightningDataModule):
         if self.batch_size is None:
             shards, device = self._shards(self.sides.train), trainer.strategy.root_device
             # Shards are read in every pass, so as many as fit are copied to an accelerator only once.
-            return _loader(DeviceCache(shards, device) if device.type == "cuda" else Together(shards))
+            return _loader(DeviceCache(shards, device) if device.type == "cuda" else ShardGroups(shards))
         ranks = trainer.global_rank, trainer.world_size
         return _loader(MiniBatches(self.sides.train, self.layers, self.batch_size, self.seed, *ranks))
 
@@ -657,12 +657,12 @@ class ActivationDataModule(pl.LightningDataModule):
         """Return the examples of the test part, shard by shard."""
         return _loader(self._shards(self.sides.test, only_examples=True))
 
-    def _shards(self, examples: Examples, only_examples: bool = False) -> ShardBatches:
+    def _shards(self, examples: Examples, only_examples: bool = False) -> ShardDataset:
         """Return one batch per shard: its memory-mapped rows on a processor, only its examples for an accelerator."""
         trainer = cast(pl.Trainer, self.trainer)
         copies = only_examples or trainer.strategy.root_device.type == "cuda"
         read = read_shard if copies else open_shard
-        return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size, read)
+        return ShardDataset(examples, self.layers, trainer.global_rank, trainer.world_size, read)
 
 
 def _loader(batches: Dataset[Any]) -> DataLoader[Any]:

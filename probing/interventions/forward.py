@@ -31,7 +31,15 @@ from probing.activations.extraction import copies_for_readers, padded_index, sha
 from probing.activations.store import batches
 from probing.data.examples import Activations
 from probing.errors import UserError
-from probing.models.anatomy import Anatomy, Enough, examine, hidden_states, of_copy, replaced_forward, until_enough
+from probing.models.anatomy import (
+    Anatomy,
+    StopForward,
+    examine,
+    hidden_states,
+    of_copy,
+    replaced_forward,
+    stop_at_layer,
+)
 from probing.models.attention_heads import AttentionWatch, Heads, find_heads
 from probing.models.examination import (
     SAME,
@@ -145,9 +153,9 @@ class LaterBlocks:
 
         def note(module: nn.Module, args: Any, made: Any) -> None:
             found.append(tuple(made[1:]) if isinstance(made, tuple | list) else None)
-            raise Enough
+            raise StopForward
 
-        with until_enough([self._blocks[0].register_forward_hook(note)]):
+        with stop_at_layer([self._blocks[0].register_forward_hook(note)]):
             self.encoder(**inputs)
         return found[0]
 
@@ -206,13 +214,13 @@ class LaterBlocks:
 
         def note(given: Tensor) -> Tensor:
             outputs.append(given[..., : self.width])
-            raise Enough
+            raise StopForward
 
         def see(probabilities: Tensor, found: Tensor) -> None:
             values[:] = [found]
 
         changed = self._running_from(block, states, beside, lambda number, given: None, {block: note})
-        with until_enough([]), changed, AttentionWatch(see, inputs["input_ids"].shape):
+        with stop_at_layer([]), changed, AttentionWatch(see, inputs["input_ids"].shape):
             self.encoder(**inputs)
         return outputs[0], values[-1]
 
@@ -246,7 +254,7 @@ class LaterBlocks:
             calls.append((vectors_received(args, kwargs), vectors_in(made)))
 
         blocks = dict.fromkeys(self._blocks)
-        with until_enough([block.register_forward_hook(note, with_kwargs=True) for block in blocks]):
+        with stop_at_layer([block.register_forward_hook(note, with_kwargs=True) for block in blocks]):
             last = run(self.encoder, inputs).last
         n_layers, output = len(calls), calls[-1][1]
         after = self.run(inputs, n_layers + 1, output, self.beside_states(inputs), [n_layers])[n_layers]

@@ -19,10 +19,10 @@ from probing.models.examination import (
     lengths_are_neutral,
     padding_is_neutral,
     run,
-    telling_the_longest,
     vectors_in,
     vectors_of_tokens,
     vectors_received,
+    with_max_length_hint,
     with_the_same_weights,
 )
 
@@ -190,7 +190,7 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
         For each layer, shape (batch, sequence, d_model), in the encoder's dtype.
     """
     if anatomy.blocks is None:
-        with telling_the_longest(encoder, inputs):
+        with with_max_length_hint(encoder, inputs):
             states = run(encoder, inputs, output_hidden_states=True).states
         return {k: states[k] for k in layers}
     highest, n_calls, length = max(layers), 0, inputs["input_ids"].shape[1]
@@ -201,22 +201,22 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
         if n_calls in layers:
             captured[n_calls] = vectors_of_tokens(vectors_received(args, kwargs), length)
         if n_calls == highest:
-            raise Enough
+            raise StopForward
         n_calls += 1
 
     handles = [block.register_forward_pre_hook(capture, with_kwargs=True) for block in dict.fromkeys(anatomy.blocks)]
-    with telling_the_longest(encoder, inputs), until_enough(handles):
+    with with_max_length_hint(encoder, inputs), stop_at_layer(handles):
         captured[anatomy.n_layers] = run(encoder, inputs).last
     return {k: captured[k] for k in layers}
 
 
-class Enough(Exception):
+class StopForward(Exception):
     """Ends a forward pass once the highest layer requested is known."""
 
 
 @contextmanager
-def until_enough(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Run a forward pass that a hook may end by raising `Enough`, and remove the hooks.
+def stop_at_layer(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Run a forward pass that a hook may end by raising `StopForward`, and remove the hooks.
 
     Args:
         handles: The hooks of the pass.
@@ -226,7 +226,7 @@ def until_enough(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     try:
         with fast_linear_maps():
             yield
-    except Enough:
+    except StopForward:
         pass
     finally:
         for handle in handles:

@@ -29,8 +29,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from probing.errors import UserError
-from probing.models.anatomy import Anatomy, Enough, until_enough
-from probing.models.examination import examination_inputs, telling_the_longest, vectors_received
+from probing.models.anatomy import Anatomy, StopForward, stop_at_layer
+from probing.models.examination import examination_inputs, vectors_received, with_max_length_hint
 from probing.runtime.trainer import to_float64
 
 # Receives the attention of the next block, shape (batch, heads, from, to), and the values, (batch, heads, to, d_head).
@@ -156,10 +156,10 @@ def read_heads(
             read_mask(watch.visible())
         read(n_seen, probabilities, values)
         if n_seen == heads.n_layers:
-            raise Enough
+            raise StopForward
 
     watch = AttentionWatch(see, inputs["input_ids"].shape)
-    with telling_the_longest(encoder, inputs), until_enough([]), watch:
+    with with_max_length_hint(encoder, inputs), stop_at_layer([]), watch:
         encoder(**inputs)
 
 
@@ -350,7 +350,7 @@ def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> 
     handles = [watched.register_forward_pre_hook(enter) for watched in dict.fromkeys(anatomy.blocks or ())]
     matrices = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
     handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in matrices]
-    with until_enough(handles), AttentionWatch(see, inputs["input_ids"].shape) as watch:
+    with stop_at_layer(handles), AttentionWatch(see, inputs["input_ids"].shape) as watch:
         encoder(**inputs)
     return seen, watch.is_flat
 
@@ -497,7 +497,7 @@ def _observe(encoder: nn.Module, anatomy: Anatomy, inputs: dict[str, Tensor], ke
     ]
     leaves = [module for module in encoder.modules() if keeps_calls and not any(True for _ in module.children())]
     handles += [module.register_forward_hook(note, with_kwargs=True) for module in leaves]
-    with until_enough(handles), AttentionWatch(see, inputs["input_ids"].shape):
+    with stop_at_layer(handles), AttentionWatch(see, inputs["input_ids"].shape):
         encoder(**inputs)
     return blocks
 

@@ -82,7 +82,7 @@ def outline(config: Any, make: Callable[[Any], Any] | None) -> Any:
 
 
 @contextmanager
-def telling_the_longest(encoder: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[None]:
+def with_max_length_hint(encoder: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[None]:
     """Turn the error of a model that takes no sequences of this length into one that says which it takes.
 
     It is found by running the model, because not every configuration names it.
@@ -323,7 +323,7 @@ def lengths_are_neutral(encoder: nn.Module, lengths: Sequence[int], pad_token_id
 
     def read(model: nn.Module, *together: int) -> Tensor:
         inputs = _sequences(encoder, together, pad_token_id)
-        with telling_the_longest(model, inputs):
+        with with_max_length_hint(model, inputs):
             return run(model, inputs).last
 
     # A kind of attention that was chosen once may stay: so each order begins with a model that has read nothing.

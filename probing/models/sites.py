@@ -42,15 +42,15 @@ from torch import Tensor
 
 from probing.errors import UserError
 from probing.models import CONFIG, DTYPES, PREFIX, Layout, SiteName
-from probing.models.anatomy import Anatomy, Enough, hidden_states, until_enough
+from probing.models.anatomy import Anatomy, StopForward, hidden_states, stop_at_layer
 from probing.models.examination import (
     LENGTH,
     examination_inputs,
     run,
-    telling_the_longest,
     vectors_in,
     vectors_of_tokens,
     vectors_received,
+    with_max_length_hint,
     with_the_same_weights,
 )
 from probing.runtime.files import DOCUMENT, file_sha256, open_file, regular
@@ -279,7 +279,7 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
         if block in layers and module is maps[block - 1]:
             captured[block] = vectors_received(args, kwargs)
             if block == highest:
-                raise Enough
+                raise StopForward
 
     assert anatomy.blocks is not None
     handles = [
@@ -289,7 +289,7 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
     handles += [
         block_module.register_forward_pre_hook(capture, with_kwargs=True) for block_module in dict.fromkeys(maps)
     ]
-    with telling_the_longest(encoder, inputs), until_enough(handles):
+    with with_max_length_hint(encoder, inputs), stop_at_layer(handles):
         encoder(**inputs)
     n, length = inputs["input_ids"].shape
     # Some families put all tokens in one row (OPT), and some pad sequences inside (Longformer).
@@ -619,7 +619,7 @@ def _weights_mismatch(layout: Layout, why: str) -> UserError:
     return UserError(f"`--site {PREFIX}{layout.folder}`: in {layout.weights.name}, {why}; give another dictionary.")
 
 
-def needs_a_look(layout: Layout, n_layers: int) -> bool:
+def must_run_model(layout: Layout, n_layers: int) -> bool:
     """Whether the model has to be run to tell whether its hidden state is what the dictionary reads.
 
     What a block returns is what the next one receives; only after the last one may there be a norm. And of

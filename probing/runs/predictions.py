@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.activations.source import ActivationSource, say_what_was_left_out
+from probing.activations.source import ActivationSource, report_dropped_text
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Activations, Examples, SentenceVectors, Sides, read
 from probing.errors import UserError
@@ -245,7 +245,7 @@ def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
             without_first=leaves_out_first(config), **site_read(probes),
         )  # fmt: skip
         (store,) = source.read([corpus])
-        say_what_was_left_out([corpus], [store.tokens], terminal.say)
+        report_dropped_text([corpus], [store.tokens], terminal.say)
         if isinstance(task, SentenceTask):
             return _table(probes, _examples(probes, store, task), lambda row: {"sentence": row}, reader)
         described = _tokens(store.tokens, corpus, task.word_means)

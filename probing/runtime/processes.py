@@ -144,7 +144,7 @@ def _all_reduce(tensor: Tensor, operation: str) -> Tensor:
     return reduced.to(tensor.device)
 
 
-def of_first_rank(make: Callable[[], _T]) -> _T:
+def run_on_rank_zero(make: Callable[[], _T]) -> _T:
     """Return on every rank what the first one makes by itself, while the others wait; they raise its error, too.
 
     All ranks must call this, in the same order.

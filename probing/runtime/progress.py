@@ -99,7 +99,7 @@ class Overview:
 
     Args:
         line: Begins to show a stage while it goes on, if stages are shown so.
-        said: Whether stages are said, one line each.
+        prints_lines: Whether stages are said, one line each.
         briefly: Whether a stage is said only if it was long, as for a call from Python.
     """
 
@@ -316,7 +316,7 @@ def _line() -> Any:
     return ProgressLine
 
 
-def hush() -> None:
+def disable_progress() -> None:
     """Show and say nothing of this command's stages: that it is quiet was found in a file that it reads."""
     if current := _overview.get():
         current.line, current.prints_lines = None, False

@@ -373,7 +373,7 @@ def build_trainer(
         enable_model_summary=False,
         num_sanity_val_steps=0,
         log_every_n_steps=1,
-        use_distributed_sampler=False,  # `ShardBatches` divides the shards among ranks, without repetition
+        use_distributed_sampler=False,  # `ShardDataset` divides the shards among ranks, without repetition
     )
     end_together(trainer)
     return trainer

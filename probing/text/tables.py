@@ -424,9 +424,9 @@ def _sentences(filled: Sequence[_Line], selection: ColumnSelection) -> Rows:
     columns = _columns(names, table if names else [first.cells, *table])
     text = choose_sentences(columns, selection)
     if text is None:
-        subject_clause = f"of the columns {', '.join(filter(None, names))}, it" if any(names) else "it"
+        sentence_start = f"of the columns {', '.join(filter(None, names))}, it" if any(names) else "it"
         raise UserError(
-            f"`{selection.flag_text}`: {subject_clause} is not clear which holds the sentences; give {_HEADER}, or "
+            f"`{selection.flag_text}`: {sentence_start} is not clear which holds the sentences; give {_HEADER}, or "
             f"{selection.way_out(f'text={next(filter(None, names), 1)}')}."
         )
     label = label_of_sentences([column for column in columns if column is not text], selection)

@@ -22,7 +22,7 @@ from probing.data.examples import (
     Batch,
     Examples,
     SentenceVectors,
-    ShardBatches,
+    ShardDataset,
     blocks,
     check_given,
     common_words,
@@ -38,7 +38,7 @@ from probing.data.examples import (
     values_of,
     with_given,
 )
-from probing.data.labelling import choose_classes, class_of_tokens, label, labels_in_training, say_what_is_no_class
+from probing.data.labelling import choose_classes, class_of_tokens, label, labels_in_training, warn_rare_classes
 from probing.data.module import LEAST_TYPES, permute_among_types, token_types
 from probing.errors import UserError
 from probing.text import Corpus, Split, from_words
@@ -188,7 +188,7 @@ def test_labels_above_a_limit_are_left_out_by_it_and_not_as_rare(store: Activati
         found = {side: class_of_tokens(store.tokens, CORPUS, task, splits, classes, side) for side in SPLITS}
         said: list[str] = []
         there = labels_in_training(store.tokens, CORPUS, task, splits)
-        say_what_is_no_class(found, there, "token", said.append, task.max_position)
+        warn_rare_classes(found, there, "token", said.append, task.max_position)
         limited = [line for line in said if "are above `--task_args.max_position 3`" in line]
         rare = [line for line in said if "too rare" in line]
         assert (len(limited), len(rare)) == ((1, 0) if task.max_position else (0, 1))
@@ -208,7 +208,7 @@ def test_sentences_of_special_tokens_alone_are_refused(tmp_path: Path) -> None:
 def test_ranks_read_every_example_once_in_equally_many_steps(store: ActivationStore, world_size: int) -> None:
     examples, seen, steps = sides(store).train, [], set()
     for rank in range(world_size):
-        shards = ShardBatches(examples, [1], rank, world_size)
+        shards = ShardDataset(examples, [1], rank, world_size)
         batches = [shards[i] for i in range(len(shards))]
         seen += check_in_step(examples, batches, [1])
         steps.add(len(batches))
@@ -219,7 +219,7 @@ def test_ranks_read_every_example_once_in_equally_many_steps(store: ActivationSt
 
 
 def test_beyond_the_last_shard_batches_are_empty(store: ActivationStore) -> None:
-    shards = ShardBatches(sides(store).train, [0, 2], rank=49, world_size=50)
+    shards = ShardDataset(sides(store).train, [0, 2], rank=49, world_size=50)
     assert [tuple(states.shape) for states in shards[0].hidden_states] == [(0, 3), (0, 3)]
 
 

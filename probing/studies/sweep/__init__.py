@@ -31,7 +31,7 @@ from probing.runs.run import load_fit
 from probing.runtime import quiet_libraries, started_as, versions
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.processes import interrupt_behind
-from probing.runtime.progress import BRIEF, Advance, expect, hush, messages, remark, stage
+from probing.runtime.progress import BRIEF, Advance, disable_progress, expect, messages, remark, stage
 from probing.runtime.terminal import plain_table
 from probing.studies.fit import fit as fit_command
 from probing.studies.sweep.definition import (
@@ -274,7 +274,7 @@ def sweep(
     settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": over}
     folder = SweepFolder(place, name, settings)
     if quiet:
-        hush()
+        disable_progress()
     say = messages(quiet)
     with quiet_libraries(), folder.claimed() as whole, shared_service(mode):
         start = time.perf_counter()
