@@ -35,7 +35,7 @@ from probing.models import SiteName, load_encoder, resolve_model
 from probing.models.anatomy import Anatomy, examine
 from probing.models.attention_heads import find_heads, read_heads
 from probing.models.examination import examination_inputs
-from probing.models.residual_stream import NotFound, find_norms, find_path, word_table
+from probing.models.residual_stream import UnknownParts, find_norms, find_path, word_table
 from probing.studies.fit import extract
 from probing.studies.geometry.inside.changed_norms import find_parameters
 
@@ -277,7 +277,7 @@ def examine_family(family: str, folder: Path) -> Row:
     def attempt(what: str, function: Callable[[], str]) -> str:
         try:
             return function()
-        except (UserError, RunError, NotFound) as error:
+        except (UserError, RunError, UnknownParts) as error:
             return f"refused: {error}".replace(str(model), family)
         except Exception as error:
             row.failures.append(f"{what}: {type(error).__name__}: {error}")

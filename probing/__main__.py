@@ -18,7 +18,7 @@ COMMANDS = {
 def main() -> int:
     """Run the command line and return the exit status."""
     from probing.cli.commandline import USER_ERROR, run_process
-    from probing.errors import UserError, one_line
+    from probing.errors import UserError, single_line
     from probing.runs import added_studies
     from probing.runtime import refuse_mixed_files
     from probing.runtime.terminal import complain
@@ -26,7 +26,7 @@ def main() -> int:
     try:
         refuse_mixed_files()
     except UserError as error:
-        complain(one_line(f"probing: {error}"))
+        complain(single_line(f"probing: {error}"))
         return USER_ERROR
     return run_process(COMMANDS | added_studies(), sys.argv[1:])
 

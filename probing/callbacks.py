@@ -36,9 +36,9 @@ from probing.probes.training import LayerFit
 from probing.probes.transforms import centred, of_neurons
 from probing.runs.finished import Asked, measure
 from probing.runtime import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
-from probing.runtime.processes import of_first_rank
+from probing.runtime.processes import run_on_rank_zero
 from probing.runtime.terminal import silence
-from probing.runtime.trainer import algorithms_kept
+from probing.runtime.trainer import preserve_algorithms
 from probing.statistics.chance import weights
 from probing.statistics.moments import ProfileAccumulator, by_mean_profile
 from probing.studies.fit import controls_of_call, fit
@@ -127,7 +127,7 @@ def without_traces() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(heap_set_aside())
         stack.callback(drop_garbage)  # models and Trainers refer to each other
-        for own in (_draws_kept(), algorithms_kept(), _numbers_kept(), _environment_kept(), quiet_libraries()):
+        for own in (_draws_kept(), preserve_algorithms(), _numbers_kept(), _environment_kept(), quiet_libraries()):
             stack.enter_context(own)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -502,14 +502,14 @@ class ProbingCallback(pl.Callback):
 
     def prepare(self, module: Any, tokenizer: Any, device: Any) -> None:
         """Refuse what cannot be measured; on the first of several processes, for all of them."""
-        of_first_rank(lambda: self.measurement.prepare(find_in(module, self.model), tokenizer, device))
+        run_on_rank_zero(lambda: self.measurement.prepare(find_in(module, self.model), tokenizer, device))
         self.is_prepared = True
 
     def measured(self, module: Any, tokenizer: Any, device: Any) -> dict[str, float]:
         """Return what is measured of a module as it is now, the same in all processes, by the names that are logged."""
         if not self.is_prepared:
             self.prepare(module, tokenizer, device)
-        found = of_first_rank(lambda: self.measurement.measure(find_in(module, self.model), tokenizer, device))
+        found = run_on_rank_zero(lambda: self.measurement.measure(find_in(module, self.model), tokenizer, device))
         return {f"{self.name}/{name}": value for name, value in found.items()}
 
     def is_due(self) -> bool:

@@ -42,9 +42,9 @@ def about_option(option: str) -> Iterator[None]:
     except UserError as error:
         message = str(error).replace(", or use a randomly initialised model with `--random_weights`", "")
         message = message.replace("`model` ", f"`{option.strip('-')}` ")
-        typed, is_of_other, _ = option.partition(":")
+        flag_text, is_of_other, _ = option.partition(":")
         raise UserError(
-            message.replace("`--model ", f"`{typed}`: its model `" if is_of_other else f"`{option} ")
+            message.replace("`--model ", f"`{flag_text}`: its model `" if is_of_other else f"`{option} ")
         ) from None
 
 
@@ -52,8 +52,8 @@ def out_of_range(option: str, value: float | None, low: float, high: float = flo
     """Return the problem with an option's value, if any; None is within every range, NaN and infinity are not."""
     if value is None or (low <= value <= high and value != float("inf")):
         return []
-    wanted = f"at least {low}" if high == float("inf") else f"{low} to {high}"
-    return [f"`--{option} {value}` is out of range: expected {wanted}"]
+    bounds = f"at least {low}" if high == float("inf") else f"{low} to {high}"
+    return [f"`--{option} {value}` is out of range: expected {bounds}"]
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "", elsewhere: Mapping[str, str] = {}) -> str:
@@ -72,11 +72,11 @@ def did_you_mean(word: str, known: Iterable[str], before: str = "", elsewhere: M
         return f" (did you mean {' or '.join(f'`{before}{name}`' for name in meant_by)}?)"
     if (meant := word.removeprefix("no_")) not in known:
         near = [
-            found
-            for found in get_close_matches(word, known, n=max(len(known), 1), cutoff=0.7)
-            if _edits(word, found) <= MOST_EDITS
+            candidate
+            for candidate in get_close_matches(word, known, n=max(len(known), 1), cutoff=0.7)
+            if _edits(word, candidate) <= MOST_EDITS
         ]
-        meant = min(near, key=lambda found: _edits(word, found), default="")
+        meant = min(near, key=lambda candidate: _edits(word, candidate), default="")
     return f" (did you mean `{before}{meant}`?)" if meant else ""
 
 
@@ -137,11 +137,11 @@ _LACKS_SAID = {
 
 def lack_of_machine(error: BaseException) -> str | None:
     """Return in a clause what an error says the machine lacks, memory or room on a disk; None for any other error."""
-    said, number = str(error), getattr(error, "errno", None)
+    message, number = str(error), getattr(error, "errno", None)
     lacks = "memory ran out" if isinstance(error, MemoryError) else None
     lacks = lacks or next((name for name, numbers in _LACKS.items() if number in numbers), None)
     if not isinstance(error, OSError):
-        lacks = lacks or next((name for name, words in _LACKS_SAID.items() if words.search(said)), None)
+        lacks = lacks or next((name for name, words in _LACKS_SAID.items() if words.search(message)), None)
     where = f": {name}" if (name := getattr(error, "filename", None)) else ""
     return lacks and f"{lacks} ({as_clause(error)}{where})"
 
@@ -158,7 +158,7 @@ def as_clause(error: BaseException) -> str:
     return clause.rstrip(" .!?:,")
 
 
-def one_line(message: str) -> str:
+def single_line(message: str) -> str:
     """Return a message as one line that ends with a full stop and has no control characters."""
     plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in " ".join(message.split()))
     return plain if plain.endswith(".") else f"{plain}."

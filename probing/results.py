@@ -64,9 +64,9 @@ class NamedLayer(int):
     name: str
 
     def __new__(cls, number: int, name: str) -> NamedLayer:  # noqa: D102
-        made = super().__new__(cls, number)
-        made.name = name
-        return made
+        layer = super().__new__(cls, number)
+        layer.name = name
+        return layer
 
     def __str__(self) -> str:
         return self.name
@@ -176,7 +176,7 @@ def number(name: str, meaning: str, heading: str = "", form: str = ".3f", interv
     return Column(name, float, meaning, heading, form, interval)
 
 
-def measured(name: str, meaning: str, heading: str = "", form: str = ".3f") -> Column:
+def estimate(name: str, meaning: str, heading: str = "", form: str = ".3f") -> Column:
     """Return a column of numbers that the two ends of an interval named like it follow: NAME_low, NAME_high."""
     return Column(name, float, meaning, heading, form, name)
 
@@ -227,8 +227,8 @@ class Schema:
         Args:
             names: The columns; an asterisk behind a name is for one that is shown with its interval.
         """
-        found = {(column := self[name.rstrip("*")]).words: column.meaning for name in names}
-        return found | ({RANGE: RANGE_MEANING} if any(name.endswith("*") for name in names) else {})
+        meanings = {(column := self[name.rstrip("*")]).words: column.meaning for name in names}
+        return meanings | ({RANGE: RANGE_MEANING} if any(name.endswith("*") for name in names) else {})
 
     @cached_property
     def may_be_empty(self) -> frozenset[str]:
@@ -243,13 +243,13 @@ class Schema:
         Raises:
             RuntimeError: If a row has a column that is not declared, so that it would be lost.
         """
-        there = dict.fromkeys(name for row in rows for name in row)
-        undeclared = [name for name in there if name not in self.types]
+        present = dict.fromkeys(name for row in rows for name in row)
+        undeclared = [name for name in present if name not in self.types]
         if lost := [name for name in undeclared if not (self.further and self.further(name))]:
             raise RuntimeError(f"the table {self.name} has no column {lost[0]}: declare it where the table is declared")
         if self.further and rows:
-            return list(there)
-        return [name for name in self.types if name in there or not rows]
+            return list(present)
+        return [name for name in self.types if name in present or not rows]
 
 
 def is_end(column: str) -> bool:
@@ -270,8 +270,8 @@ def ends(row: Row, of: str = "") -> tuple[float, float] | None:
         of: Name of the quantity; the columns are `OF_low` and `OF_high`, or `low` and `high` without a name.
     """
     low, high = (row.get(f"{of}_{end}".lstrip("_")) for end in ("low", "high"))
-    there = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
-    return (float(low), float(high)) if there else None  # type: ignore[arg-type]
+    are_numbers = all(isinstance(end, int | float) and math.isfinite(end) for end in (low, high))
+    return (float(low), float(high)) if are_numbers else None  # type: ignore[arg-type]
 
 
 def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", times: float = 1) -> str:
@@ -284,14 +284,14 @@ def interval(row: Row, of: str = "", between: str = "-", form: str = ".3f", time
         form: Format of each end.
         times: Factor by which each end is multiplied; below 0 the ends change places.
     """
-    found = sorted(times * end for end in ends(row, of) or ())
-    return between.join(shown(end, form) for end in found)
+    both_ends = sorted(times * end for end in ends(row, of) or ())
+    return between.join(shown(end, form) for end in both_ends)
 
 
 def in_brackets(*parts: str) -> str:
     """Return the parts that are not empty in brackets after a space; an empty text if all are empty."""
-    said = "; ".join(part for part in parts if part)
-    return f" ({said})" if said else ""
+    joined = "; ".join(part for part in parts if part)
+    return f" ({joined})" if joined else ""
 
 
 def shortened(name: object, most: int) -> str:
@@ -321,9 +321,9 @@ def layers_named(layers: Sequence[int]) -> str:
     return f"layers {layers[0]} to {layers[-1]}" if in_a_row else f"layers {listed(layers)}"
 
 
-def count(n: int, one: str, many: str = "") -> str:
+def count(n: int, singular: str, many: str = "") -> str:
     """Return a number with its noun."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
+    return f"{n:,} {singular if n == 1 else many or singular + 's'}"
 
 
 # Further columns by their headings, each with what returns a row's cell.
@@ -345,7 +345,7 @@ def shown_table(
     """
     table = plain_table(title or f"{schema.name.replace('_', ' ').capitalize()}: {schema.row}", collapse_padding=True)
     cells: list[Callable[[Row], str]] = []
-    for name in names or _there(schema, rows):
+    for name in names or _default_columns(schema, rows):
         column = schema[name.rstrip("*")]
         table.add_column(column.words, justify="left" if column.type is str else "right")
         cells.append(column.show if names else _shown_with_other_end(schema, column))
@@ -360,16 +360,16 @@ def shown_table(
     return table
 
 
-def _there(schema: Schema, rows: Sequence[Row]) -> list[str]:
+def _default_columns(schema: Schema, rows: Sequence[Row]) -> list[str]:
     """Return the columns that are shown by default: of numbers, those that some row has; of ranges, the lower ends."""
     upper = {_other_end(schema, column.name) for column in schema.columns}
-    there = [
+    names = [
         column
         for column in schema.columns
         if any(column.name in row and (column.type is str or column.show(row)) for row in rows)
         and column.name not in (LAYER_NAME, *upper)
     ]
-    return [f"{column.name}*" if column.interval is not None else column.name for column in there]
+    return [f"{column.name}*" if column.interval is not None else column.name for column in names]
 
 
 def _other_end(schema: Schema, lower: str) -> str | None:
@@ -385,8 +385,8 @@ def _shown_with_other_end(schema: Schema, column: Column) -> Callable[[Row], str
 
 def _heading_of_range(column: Column) -> str:
     """Return the heading of a column's interval, which says what it is of where that is not the column itself."""
-    is_own = column.interval in ("", column.name)
-    return RANGE if is_own else f"{RANGE} {str(column.interval).replace('_', ' ')}"
+    is_named_like_column = column.interval in ("", column.name)
+    return RANGE if is_named_like_column else f"{RANGE} {str(column.interval).replace('_', ' ')}"
 
 
 def _range_of(column: Column) -> Callable[[Row], str]:
@@ -435,10 +435,10 @@ def _with_code(child: Child) -> Child:
         return child
     parts: list[Child] = []
     end = 0
-    for found in _CODE.finditer(child):
-        code = found[1] or found[2]
-        parts += [child[end : found.start()], element("code", code, class_="whole" if len(code) <= _SHORT else None)]
-        end = found.end()
+    for match in _CODE.finditer(child):
+        code = match[1] or match[2]
+        parts += [child[end : match.start()], element("code", code, class_="whole" if len(code) <= _SHORT else None)]
+        end = match.end()
     return joined(*parts, child[end:])
 
 
@@ -572,9 +572,9 @@ class Table(list[dict[str, Any]]):
         """
         if not self:
             raise UserError("`to_latex`: the table has no rows; expected at least one.")
-        there = self._columns()
-        schema = self.schema or Schema("table", "", [Column(name, self._cells(name)[1]) for name in there])
-        known = [name for name in there if name in schema]
+        present = self._columns()
+        schema = self.schema or Schema("table", "", [Column(name, self._cells(name)[1]) for name in present])
+        known = [name for name in present if name in schema]
         for name in columns:
             bare = name.removesuffix("*")
             if bare not in known:
@@ -733,7 +733,7 @@ def _cells(path: Path) -> tuple[list[str], list[list[str]]]:
     return names, rows
 
 
-def read_measured(path: Path, schema: Schema) -> Table:
+def read_rows(path: Path, schema: Schema) -> Table:
     """Read rows in the form that they had in the command that wrote them: cells without a value are absent.
 
     The ends of an interval that is not there are NaN.
@@ -741,8 +741,8 @@ def read_measured(path: Path, schema: Schema) -> Table:
     Raises:
         ValueError: If a cell is not of its column's type.
     """
-    found, kept = read_csv(path, schema), schema.may_be_empty
-    rows = ({name: value for name, value in row.items() if value != "" or name in kept} for row in found)
+    rows_read, may_be_empty = read_csv(path, schema), schema.may_be_empty
+    rows = ({name: value for name, value in row.items() if value != "" or name in may_be_empty} for row in rows_read)
     return Table(rows, schema)
 
 

@@ -80,7 +80,8 @@ class WordLabels(Task):
         rows = corpus.columns.get(self.column)
         if rows is None:
             raise UserError(
-                f"`--corpus {corpus.name}`: the task reads the column {self.column} and {_there(corpus, self.column)}."
+                f"`--corpus {corpus.name}`: the task reads the column {self.column} and "
+                f"{_available_columns(corpus, self.column)}."
             )
         n_words = [0] * len(rows) if corpus.words is None else [len(words) for words in corpus.words]
         for i in (i for i, row in enumerate(rows) if len(row) != n_words[i]):
@@ -91,19 +92,19 @@ class WordLabels(Task):
         chosen = np.flatnonzero(tokens.last_pieces if self.pieces == "last" else tokens.first_pieces)
         pairs = zip(tokens.sentences[chosen].tolist(), tokens.words[chosen].tolist(), strict=True)
         values = [rows[i][word] for i, word in pairs]
-        found = np.full(tokens.n_tokens, None if self.numbers else "", dtype=object)
+        labels = np.full(tokens.n_tokens, None if self.numbers else "", dtype=object)
         if self.numbers:
-            found[chosen] = [number_in(value, self.column, corpus.name) for value in values]
+            labels[chosen] = [number_in(value, self.column, corpus.name) for value in values]
         else:
-            found[chosen] = [label_of(value) for value in values]
-        return found
+            labels[chosen] = [label_of(value) for value in values]
+        return labels
 
 
-def _there(corpus: Corpus, asked: str) -> str:
+def _available_columns(corpus: Corpus, requested: str) -> str:
     """Return which columns of words a corpus has, and what to do, as the end of a message."""
     if not corpus.columns:
         if of_sentences := [name for name in corpus.sentence_columns if name != "label"] or [*corpus.sentence_columns]:
-            name = asked if asked in corpus.sentence_columns else of_sentences[0]
+            name = requested if requested in corpus.sentence_columns else of_sentences[0]
             named = "" if name == "label" else f" --task_args.column {name}"
             return (
                 f"the corpus has none of words, but columns of sentences ({', '.join(of_sentences)}); "
@@ -112,11 +113,12 @@ def _there(corpus: Corpus, asked: str) -> str:
         return (
             "the corpus has none; give a .conllu file, or for the task label a .tsv or .jsonl file of words and labels"
         )
-    own = [name for name in corpus.columns if name not in _OF_TREEBANKS]
-    name = next(iter(own or corpus.columns))
+    annotated = [name for name in corpus.columns if name not in _OF_TREEBANKS]
+    name = next(iter(annotated or corpus.columns))
     task = name if name in _TASKS else f"column --task_args.column {name}"
     return (
-        f"the corpus has {', '.join(corpus.columns)}; {f'for the labels of {name}, ' * bool(own)}give `--task {task}`"
+        f"the corpus has {', '.join(corpus.columns)}; "
+        f"{f'for the labels of {name}, ' * bool(annotated)}give `--task {task}`"
     )
 
 
@@ -170,19 +172,19 @@ class DependencyRelation(WordLabels):
     column = "deprel"
 
 
-def _there_of_sentences(columns: Mapping[str, Sequence[Any]], asked: str) -> str:
+def _available_sentence_columns(columns: Mapping[str, Sequence[Any]], requested: str) -> str:
     """Return which columns of sentences a corpus has, and what to do, as the end of a message."""
     # The column that was taken for the labels is there twice.
     twice = any(columns[name] == columns.get("label") for name in columns if name != "label")
-    own = [name for name in columns if name != "label" or not twice]
-    if not own:
+    named = [name for name in columns if name != "label" or not twice]
+    if not named:
         return (
             "has none; give a .csv file with a line of names such as text,label, or a .jsonl file of lines such as "
             '{"text": "A sentence.", "label": "short"}'
         )
-    meant = did_you_mean(asked, own)
-    recurring = [name for name in own if 2 * len(set(columns[name])) <= len(columns[name])]
-    return f"has {', '.join(own)}{meant}; name one of them, such as `--task_args.column {(recurring or own)[0]}`"
+    meant = did_you_mean(requested, named)
+    recurring = [name for name in named if 2 * len(set(columns[name])) <= len(columns[name])]
+    return f"has {', '.join(named)}{meant}; name one of them, such as `--task_args.column {(recurring or named)[0]}`"
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ class SentenceLabel(SentenceTask):
         if name is None:
             raise UserError(
                 f"`--corpus {corpus.name}`: the task reads the column {self.column} of its sentences and the corpus "
-                f"{_there_of_sentences(columns, self.column)}."
+                f"{_available_sentence_columns(columns, self.column)}."
             )
         values = columns[name]
         if self.numbers:

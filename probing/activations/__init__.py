@@ -22,7 +22,7 @@ from probing.activations.store import (
 )
 from probing.errors import NotTheModels, RunError, UserError, library_errors
 from probing.models import ModelSource, SiteName, check_ids, length_limits, load_config, load_encoder, load_tokenizer
-from probing.runtime import drop_garbage, own_version
+from probing.runtime import drop_garbage, package_version
 from probing.runtime.processes import end_together, is_main_process
 from probing.text import Corpus
 from probing.text.tokens import LONGEST, Tokens, tokenize, tokenize_pairs
@@ -254,7 +254,7 @@ def description(request: Request, site: Site | None = None) -> dict[str, Any]:
         "revision": request.source.revision,
         "corpus": request.corpus.name,
         "versions": {
-            "probing": own_version(),
+            "probing": package_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
@@ -317,8 +317,8 @@ def _compare(
     """
     from probing.activations.comparison import compare_with_plain_model
 
-    if left := store.missing(request.layers):
-        raise RunError(f"{len(left)} shards of {store.folder} were not extracted; run the same command again")
+    if missing := store.missing(request.layers):
+        raise RunError(f"{len(missing)} shards of {store.folder} were not extracted; run the same command again")
     if store.uncompared.exists():
         encoder, tokenizer = plain[0] if plain else load_both(request)
         layers = sorted({*request.layers, *uncompared})

@@ -70,14 +70,14 @@ def compare_with_plain_model(
         for order in (sentences, sentences[::-1]):
             model = with_the_same_weights(encoder)
             for sentence in order:
-                given = alone.states(model, sentence)
-                _check(alone, encoder, sentence, alone.cached(sentence), given, change, allowed)
+                plain = alone.states(model, sentence)
+                _check(alone, encoder, sentence, alone.cached(sentence), plain, change, allowed)
         if exact is not None:
             reading, allowed = Reading.of(exact, tokenizer, store), dict.fromkeys(layers, SAME)
             for sentence in sentences:
-                given = alone.states(with_the_same_weights(exact), sentence)
+                plain = alone.states(with_the_same_weights(exact), sentence)
                 batched = alone.in_batch(exact, reading, sentence)
-                _check(alone, exact, sentence, batched, given, largest_change, allowed)
+                _check(alone, exact, sentence, batched, plain, largest_change, allowed)
 
 
 def _allowed(alone: _Alone, sentences: Sequence[int], encoder: nn.Module, exact: nn.Module | None) -> dict[int, float]:
@@ -101,7 +101,7 @@ def _allowed(alone: _Alone, sentences: Sequence[int], encoder: nn.Module, exact:
 
 
 def _check(
-    alone: _Alone, encoder: nn.Module, sentence: int, found: Mapping[int, Tensor], given: Mapping[int, Tensor],
+    alone: _Alone, encoder: nn.Module, sentence: int, extracted: Mapping[int, Tensor], plain: Mapping[int, Tensor],
     change_of: Callable[[Tensor, Tensor], float], allowed: Mapping[int, float],
 ) -> None:  # fmt: skip
     """Refuse what was found for a sentence if it differs from what the plain model gives.
@@ -110,19 +110,19 @@ def _check(
         alone: Reads sentences alone.
         encoder: The model, which has not been run.
         sentence: Index of the sentence.
-        found: The states of each layer, shape (n_tokens, width).
-        given: What the plain model gives.
+        extracted: The states of each layer, shape (n_tokens, width).
+        plain: What the plain model gives.
         change_of: How a change is measured.
         allowed: The largest change of each layer that counts as rounding.
     """
-    for layer, states in found.items():
-        if (change := change_of(states, given[layer])) <= allowed[layer]:
+    for layer, states in extracted.items():
+        if (change := change_of(states, plain[layer])) <= allowed[layer]:
             continue
         where = f"layer {layer} of sentence {sentence} of the corpus (counted from 0)"
         model = with_the_same_weights(encoder)
         read = {i: alone.states(model, i)[layer] for i in (sentence, *drawn_sentences(alone.store), sentence)}
         first = alone.states(with_the_same_weights(encoder), sentence)[layer]
-        if (itself := max(change_of(one, first) for one in (given[layer], read[sentence]))) > allowed[layer]:
+        if (itself := max(change_of(repeated, first) for repeated in (plain[layer], read[sentence]))) > allowed[layer]:
             raise NotTheModels(
                 f"`--model {alone.name}`: {where} differs by {itself:.1%} from one call of the model to the next, "
                 "because it keeps state between calls or draws at random; nothing is kept: choose another model."
@@ -134,9 +134,9 @@ def _check(
         )
 
 
-def typical_change(found: Tensor, expected: Tensor) -> float:
+def typical_change(actual: Tensor, expected: Tensor) -> float:
     """Return the root mean square of the relative changes."""
-    return float(relative_changes(found, expected).square().mean().sqrt())
+    return float(relative_changes(actual, expected).square().mean().sqrt())
 
 
 def drawn_sentences(store: ActivationStore) -> list[int]:
@@ -195,9 +195,9 @@ class _Alone:
         with _seen_by(model, modules) as seen:
             states = run(model, inputs, output_hidden_states=True).states
         # Inside blocks, layers are counted from 1, and some families pad sequences (LED).
-        found = [seen[layer - 1].flatten(0, -2) if modules else states[layer][0] for layer in self.layers]
+        layer_states = [seen[layer - 1].flatten(0, -2) if modules else states[layer][0] for layer in self.layers]
         length = inputs["input_ids"].shape[1]
-        return {layer: one[:length].cpu() for layer, one in zip(self.layers, found, strict=True)}
+        return {layer: vectors[:length].cpu() for layer, vectors in zip(self.layers, layer_states, strict=True)}
 
     def cached(self, sentence: int) -> dict[int, Tensor]:
         """Return what the entry has of a sentence, in the order in which its tokens are read."""
@@ -215,13 +215,13 @@ class _Alone:
         """
         shard, _ = self._where(sentence)
         text = reading.of_shard(self.store, shard)
-        own = sentence - self.store.plan.shards[shard].first_sentence
-        batch = next(one for one in text.batches() if own in one)
+        in_shard = sentence - self.store.plan.shards[shard].first_sentence
+        batch = next(candidate for candidate in text.batches() if in_shard in candidate)
         inputs, _, mask = text.inputs(batch, next(encoder.parameters()).device)
         copy = with_the_same_weights(encoder)
-        found = activations(copy, of_copy(reading.anatomy, encoder, copy), self.layers, **inputs)
-        row = int(np.flatnonzero(batch == own)[0])
-        return {layer: states[row][mask[row].to(states.device)].cpu() for layer, states in found.items()}
+        states_by_layer = activations(copy, of_copy(reading.anatomy, encoder, copy), self.layers, **inputs)
+        row = int(np.flatnonzero(batch == in_shard)[0])
+        return {layer: states[row][mask[row].to(states.device)].cpu() for layer, states in states_by_layer.items()}
 
     def _inputs(self, model: nn.Module, sentence: int) -> dict[str, Tensor]:
         """Return what the tokenizer gives for a sentence, as far as the model takes it."""
@@ -230,11 +230,11 @@ class _Alone:
         if self.corpus.seconds is not None:
             start = self.corpus.seconds[sentence]
             texts = [texts[0][: start - 1], texts[0][start:]]
-        given = self.tokenizer(
+        encoded = self.tokenizer(
             *texts, truncation=True, max_length=int(tokens.lengths.max()), return_tensors="pt",
             return_token_type_ids=self.n_types > 0,
         )  # fmt: skip
-        if not np.array_equal(given["input_ids"][0], tokens.input_ids[tokens.of_sentences(sentence, 1)]):
+        if not np.array_equal(encoded["input_ids"][0], tokens.input_ids[tokens.of_sentences(sentence, 1)]):
             raise NotTheModels(
                 f"`--model {self.name}`: its tokenizer gives other tokens for sentence {sentence} of the corpus "
                 "(counted from 0) than when the corpus was tokenised; nothing is kept: check the tokenizer."
@@ -242,13 +242,15 @@ class _Alone:
         taken, device = signature(model.forward).parameters, next(model.parameters()).device
         return {
             name: values[:, order].to(device)
-            for name, values in given.items()
+            for name, values in encoded.items()
             if name in taken and (name != "token_type_ids" or int(values.max()) < self.n_types)
         }
 
     def _where(self, sentence: int) -> tuple[int, slice]:
         """Return the shard of a sentence, and its rows in the shard."""
-        shard = next(one for one in reversed(self.store.plan.shards) if one.first_sentence <= sentence)
+        shard = next(
+            candidate for candidate in reversed(self.store.plan.shards) if candidate.first_sentence <= sentence
+        )
         rows, begin = self.store.tokens.of_sentences(sentence, 1), self.store.shard_tokens(shard).start
         return shard.index, slice(rows.start - begin, rows.stop - begin)
 
@@ -266,8 +268,8 @@ def _seen_by(model: nn.Module, modules: Sequence[str]) -> Iterator[list[Tensor]]
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.append(args[0] if args else next(iter(kwargs.values())))
 
-    found = dict.fromkeys(model.get_submodule(name) for name in modules)
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in found]
+    watched = dict.fromkeys(model.get_submodule(name) for name in modules)
+    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in watched]
     try:
         yield seen
     finally:

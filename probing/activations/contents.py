@@ -117,8 +117,8 @@ class LazyRows:
             rows = slice(None)
         if isinstance(rows, slice):
             start, stop, step = rows.indices(len(self))
-            found = self._slice(start, stop) if step == 1 else self._at(np.arange(start, stop, step))
-            return found[(slice(None), *rest)]
+            selected = self._slice(start, stop) if step == 1 else self._at(np.arange(start, stop, step))
+            return selected[(slice(None), *rest)]
         places = np.asarray(rows)
         if places.dtype == np.bool_:
             if places.shape != (len(self),):
@@ -135,10 +135,10 @@ class LazyRows:
             return np.empty((0, self.shape[1]), self.dtype)
         which, again = f"{self._where}: rows {start} to {stop - 1}", "the file is damaged, so copy or write it again"
         with library_errors(lambda reason: f"{which} cannot be read ({reason}); {again}."):
-            found = np.asarray(self._read(slice(start, stop), self._columns))
-        if found.shape != (expected := (stop - start, self.shape[1])):
-            raise UserError(f"{self._where}: rows have shape {found.shape} instead of {expected}; write it again.")
-        return found
+            values = np.asarray(self._read(slice(start, stop), self._columns))
+        if values.shape != (expected := (stop - start, self.shape[1])):
+            raise UserError(f"{self._where}: rows have shape {values.shape} instead of {expected}; write it again.")
+        return values
 
     def _at(self, places: NDArray[Any]) -> NDArray[Any]:
         """Return rows in any order; libraries read slices fastest, and some of them nothing else."""
@@ -171,9 +171,9 @@ def rows_of(source: Source, where: str) -> NDArray[Any] | LazyRows:
         if first == last:  # within a sentence
             tokens = slice(rows.start - first * n_tokens, rows.stop - first * n_tokens)
             return np.asarray(source[first : first + 1, tokens, columns])[0]
-        found = np.asarray(source[first : last + 1, slice(0, n_tokens), columns])
+        values = np.asarray(source[first : last + 1, slice(0, n_tokens), columns])
         start = rows.start - first * n_tokens
-        return found.reshape(-1, found.shape[-1])[start : start + rows.stop - rows.start]
+        return values.reshape(-1, values.shape[-1])[start : start + rows.stop - rows.start]
 
     return LazyRows(shape, source.dtype, of_two if len(source.shape) == 2 else of_three, where)
 
@@ -309,7 +309,9 @@ def assemble(path: Path, format: str, arrays: Mapping[str, Source], first: First
     if len(shape) == 2 and groups is None:
         groups = np.repeat(np.arange(shape[0]), shape[1])
     rows = {name: rows_of(array, f"{path} ({name})") for name, array in layers.items()}
-    return Activations(path, format, rows, groups, Columns({name: _given(values) for name, values in columns.items()}))
+    return Activations(
+        path, format, rows, groups, Columns({name: _constant(values) for name, values in columns.items()})
+    )
 
 
 def _of_single(path: Path, layers: Mapping[Any, Source], n_axes: int, first: First | None) -> dict[Any, Source]:
@@ -352,21 +354,21 @@ def check_rows(path: Path, rows: Mapping[Any, Any]) -> None:
         UserError: If they differ, or are 0.
     """
     (name, first), *others = rows.items()
-    for other, there in others:
-        if there != first:
+    for other, other_rows in others:
+        if other_rows != first:
             raise UserError(
-                f"{path}: the layers {name} and {other} have {_said(first)} and {_said(there)} rows: expected the same "
-                "rows in all layers; read layers of other rows from a file of their own."
+                f"{path}: the layers {name} and {other} have {_shape_text(first)} and {_shape_text(other_rows)} rows: "
+                "expected the same rows in all layers; read layers of other rows from a file of their own."
             )
     if not np.prod(first):
         raise UserError(f"{path} is empty: its layers have no rows.")
 
 
-def _said(rows: Any) -> str:
+def _shape_text(rows: Any) -> str:
     return " x ".join(map(str, rows)) if isinstance(rows, tuple) else str(rows)
 
 
-def _given(values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
+def _constant(values: NDArray[Any]) -> Callable[[], NDArray[Any]]:
     return lambda: values
 
 
@@ -387,8 +389,8 @@ def layer_keys(path: Path, names: Sequence[str]) -> list[int | str]:
     Raises:
         UserError: If two names are the same, or of the same number.
     """
-    found = [re.fullmatch(r"(?:(.*?)[-_. ]?layers?([-_. ]?))?(\d+)", name, re.IGNORECASE) for name in names]
-    matches = [match for match in found if match]
+    parsed = [re.fullmatch(r"(?:(.*?)[-_. ]?layers?([-_. ]?))?(\d+)", name, re.IGNORECASE) for name in names]
+    matches = [match for match in parsed if match]
     is_minus = any(match[2] == "-" for match in matches) and not all(match[2] == "-" for match in matches)
     is_minus |= all(match[2] == "-" and int(match[3]) > 0 for match in matches)
     numbered = len(matches) == len(names) and len({match[1] for match in matches}) == 1 and not is_minus
@@ -427,15 +429,15 @@ def read_hdf5(path: Path, first: First | None) -> Activations:
         if first is not None:
             raise UserError(f"`first` does not apply: {path} is of NeuroX, whose axes are layers, words and d_model.")
         return _of_neurox(path, file)
-    found: dict[str, Source] = {}
+    data_sets: dict[str, Source] = {}
 
     def visit(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):
             _refuse_outside(name, item)
-            found[name] = item.asstr() if h5py.check_string_dtype(item.dtype) else item
+            data_sets[name] = item.asstr() if h5py.check_string_dtype(item.dtype) else item
 
     file.visititems(visit)
-    return assemble(path, "HDF5", found, first)
+    return assemble(path, "HDF5", data_sets, first)
 
 
 def _of_neurox(path: Path, file: h5py.File) -> Activations:
@@ -468,14 +470,14 @@ def _of_neurox(path: Path, file: h5py.File) -> Activations:
 
 def _sentences(path: Path, file: h5py.File) -> dict[str, str]:
     """Return the text of each data set of a sentence by its name, in the order of their numbers."""
-    found = parse_json(_data_set(file, _INDEX).asstr()[0])
-    indices = [*found.values()] if isinstance(found, Mapping) else []
+    index_of_text = parse_json(_data_set(file, _INDEX).asstr()[0])
+    indices = [*index_of_text.values()] if isinstance(index_of_text, Mapping) else []
     missing = [
         index for index in indices if not str(index).isdecimal() or not file.id.links.exists(str(index).encode())
     ]
-    if missing or not isinstance(found, Mapping):
+    if missing or not isinstance(index_of_text, Mapping):
         raise ValueError(f"`{_INDEX}` names a data set {missing[:1] or ''} that is not there")
-    return dict(sorted(((str(index), text) for text, index in found.items()), key=lambda pair: int(pair[0])))
+    return dict(sorted(((str(index), text) for text, index in index_of_text.items()), key=lambda pair: int(pair[0])))
 
 
 def _data_set(file: h5py.File, name: str) -> h5py.Dataset:
@@ -488,11 +490,11 @@ def _data_set(file: h5py.File, name: str) -> h5py.Dataset:
 
     if file.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
         raise ValueError(f"`{name}` is a link, which could lead to another file")
-    found = file[name]
-    if not isinstance(found, h5py.Dataset):
+    data_set = file[name]
+    if not isinstance(data_set, h5py.Dataset):
         raise ValueError(f"`{name}` is no data set")
-    _refuse_outside(name, found)
-    return found
+    _refuse_outside(name, data_set)
+    return data_set
 
 
 def _refuse_outside(name: str, data_set: h5py.Dataset) -> None:
@@ -551,7 +553,7 @@ def read_lines(path: Path, first: First | None) -> Activations:
             if not line.strip():
                 continue
             try:
-                sentence, words, there, values = _sentence(parse_json(line))
+                sentence, words, line_layers, values = _sentence(parse_json(line))
             except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
                 raise UserError(
                     f"{path}: line {number} is no sentence of NeuroX ({type(error).__name__}: {error}); the file is "
@@ -559,11 +561,11 @@ def read_lines(path: Path, first: First | None) -> Activations:
                 ) from None
             if not words:
                 continue
-            layers = layers or there
-            if layers != there or values.shape[1:] != (parts or [values])[0].shape[1:]:
+            layers = layers or line_layers
+            if layers != line_layers or values.shape[1:] != (parts or [values])[0].shape[1:]:
                 raise UserError(
-                    f"{path}: line {number} has the layers {there} and the width {values.shape[-1]}, and an earlier "
-                    f"one {layers} and {parts[0].shape[-1]}: expected the same in all sentences."
+                    f"{path}: line {number} has the layers {line_layers} and the width {values.shape[-1]}, and an "
+                    f"earlier one {layers} and {parts[0].shape[-1]}: expected the same in all sentences."
                 )
             parts.append(values)
             groups += [sentence] * len(words)
@@ -638,9 +640,9 @@ def _check_chunks(path: Path, name: str, array: Any, files: Collection[str]) -> 
     # Chunks are looked for one by one only if there are as many files.
     missing = n_chunks - len(files)
     if missing <= 0:
-        there = f"{array.path}/" if array.path else ""
+        prefix = f"{array.path}/" if array.path else ""
         keys = (array.metadata.encode_chunk_key(place) for place in itertools.product(*map(range, numbers)))
-        missing = sum(f"{there}{key}" not in files for key in keys)
+        missing = sum(f"{prefix}{key}" not in files for key in keys)
     if missing > 0 and array.size:
         raise UserError(
             f"{path}: {missing} of {n_chunks} chunks of `{name}` are missing, for which zarr would give "

@@ -53,15 +53,15 @@ class Reading:
 
     def of_shard(self, store: ActivationStore, shard: int) -> ShardReading:
         """Return what is read of a shard."""
-        here, tokens = store.plan.shards[shard], store.tokens
-        rows, types = store.shard_tokens(here), tokens.types_for(self.n_token_types)
-        given: dict[str, NDArray[Any]] = {"input_ids": tokens.input_ids}
+        shard_plan, tokens = store.plan.shards[shard], store.tokens
+        rows, types = store.shard_tokens(shard_plan), tokens.types_for(self.n_token_types)
+        token_inputs: dict[str, NDArray[Any]] = {"input_ids": tokens.input_ids}
         if types is not None:
-            given["token_type_ids"] = types
+            token_inputs["token_type_ids"] = types
         return ShardReading(
-            tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences],
+            tokens.lengths[shard_plan.first_sentence : shard_plan.first_sentence + shard_plan.n_sentences],
             reading_order(store, rows),
-            {name: torch.from_numpy(values[rows].astype(np.int64)) for name, values in given.items()},
+            {name: torch.from_numpy(values[rows].astype(np.int64)) for name, values in token_inputs.items()},
             self,
             store.plan.batch_tokens,
         )
@@ -74,14 +74,14 @@ class ShardReading:
     Args:
         lengths: Number of tokens of each sentence, shape (n_sentences,).
         order: Index of the token that is read at each index, shape (n_tokens,); see `reading_order`.
-        given: What the encoder is given of each token, shape (n_tokens,).
+        token_inputs: What the encoder is given of each token, shape (n_tokens,).
         reading: How it is read.
         batch_tokens: Padded tokens in one forward pass.
     """
 
     lengths: NDArray[np.int32]
     order: Tensor
-    given: dict[str, Tensor]
+    token_inputs: dict[str, Tensor]
     reading: Reading
     batch_tokens: int
 
@@ -102,7 +102,10 @@ class ShardReading:
         index, mask = padded_index(self.lengths, sentences)
         index = self.order[index]
         padding = {"input_ids": self.reading.pad_token_id}
-        inputs = {name: torch.where(mask, one[index], padding.get(name, 0)) for name, one in self.given.items()}
+        inputs = {
+            name: torch.where(mask, values_of_token[index], padding.get(name, 0))
+            for name, values_of_token in self.token_inputs.items()
+        }
         inputs["attention_mask"] = mask.long()
         return {name: values.to(device) for name, values in inputs.items()}, index, mask
 
@@ -157,7 +160,7 @@ class ShardPass(pl.LightningModule):
         """Return what is to be written of a shard."""
         raise NotImplementedError
 
-    def write(self, shard: int, made: Any) -> None:
+    def write(self, shard: int, processed: Any) -> None:
         """Write what `process` returned; called in the writer's thread."""
         raise NotImplementedError
 
@@ -178,10 +181,10 @@ class ShardPass(pl.LightningModule):
 
     def predict_step(self, shard: int) -> int:
         """Process one shard. Return its index, because Lightning warns about None."""
-        made = self.process(shard, (self.work or {})[shard])
+        processed = self.process(shard, (self.work or {})[shard])
         self.writing.result()  # at most one shard waits in memory
         give_back_memory()
-        self.writing = self.writer.submit(self.write, shard, made)
+        self.writing = self.writer.submit(self.write, shard, processed)
         return shard
 
     def on_predict_end(self) -> None:
@@ -225,9 +228,9 @@ class Extraction(ShardPass):
         """Extract all missing layers of one shard in one pass."""
         return extract_shard(self.readers, self.store, shard, missing, self.reading)
 
-    def write(self, shard: int, made: Mapping[int, Tensor]) -> None:
+    def write(self, shard: int, states_by_layer: Mapping[int, Tensor]) -> None:
         """Write the layers of one shard."""
-        for layer, states in made.items():
+        for layer, states in states_by_layer.items():
             self.store.write(layer, shard, states)
 
 
@@ -269,9 +272,9 @@ def extract_shard(
         RunError: If a hidden state is not finite; the message names the layer and the sentence.
     """
     plan, text = store.plan, reading.of_shard(store, shard)
-    here = plan.shards[shard]
+    shard_plan = plan.shards[shard]
     dtype = getattr(torch, plan.dtype)
-    states = {layer: torch.empty(here.n_tokens, plan.d_model, dtype=dtype) for layer in layers}
+    states = {layer: torch.empty(shard_plan.n_tokens, plan.d_model, dtype=dtype) for layer in layers}
 
     @torch.inference_mode()
     def extract(encoder: nn.Module, anatomy: Anatomy, sentences: NDArray[np.int64]) -> None:
@@ -285,7 +288,7 @@ def extract_shard(
             states[layer].index_copy_(0, targets, flat.to(dtype).cpu())
 
     share_out(extract, readers, text.batches())
-    sentences = np.repeat(here.first_sentence + np.arange(here.n_sentences), text.lengths)
+    sentences = np.repeat(shard_plan.first_sentence + np.arange(shard_plan.n_sentences), text.lengths)
     for layer, values in states.items():
         _refuse_infinite(values, layer, sentences, plan)
     return states

@@ -166,17 +166,17 @@ def torch_arrays(path: Path) -> dict[str, Source]:
         ValueError: If it is damaged.
         OSError: If it cannot be read.
     """
-    found = _loaded(path)
+    loaded = _loaded(path)
     named: Mapping[Any, Any]
-    if isinstance(found, Mapping):
-        named = found
+    if isinstance(loaded, Mapping):
+        named = loaded
     else:
-        named = dict(enumerate(found)) if isinstance(found, list | tuple) else {path.stem: found}
+        named = dict(enumerate(loaded)) if isinstance(loaded, list | tuple) else {path.stem: loaded}
     from torch import Tensor
 
     for name, value in named.items():
         if not isinstance(value, Tensor):
-            where = f" under {name!r}" if value is not found else ""
+            where = f" under {name!r}" if value is not loaded else ""
             raise UserError(
                 f"{path} holds a value of type {type(value).__name__}{where}: expected a tensor, or a list or dict of "
                 "tensors by layer, as `torch.save({6: tensor}, path)` writes it."
@@ -349,12 +349,12 @@ def _lengths(table: Any, name: str) -> NDArray[np.int64]:
     """Return the number of values of each row of a column of lists, of which only the offsets are read."""
     import pyarrow.compute
 
-    found = []
+    lengths = []
     column = table.select_columns([name])
     for start in range(0, len(table), _BATCH):
         for chunk in _chunks(column[start : start + _BATCH].column(0)):
-            found.append(pyarrow.compute.list_value_length(chunk).fill_null(0).to_numpy(zero_copy_only=False))
-    return np.concatenate(found).astype(np.int64)
+            lengths.append(pyarrow.compute.list_value_length(chunk).fill_null(0).to_numpy(zero_copy_only=False))
+    return np.concatenate(lengths).astype(np.int64)
 
 
 def _width(table: Any, name: str, n_axes: int) -> int:
@@ -391,21 +391,21 @@ class _Reader:
             parts.append(chunk.to_numpy(zero_copy_only=False).reshape(n_vectors, -1) if n_vectors else None)
         vectors = [part[:, columns] for part in parts if part is not None]
         start = self._bounds.inside(rows, sentences.start).start
-        found = vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
-        return found[start : start + rows.stop - rows.start]
+        rows_read = vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+        return rows_read[start : start + rows.stop - rows.start]
 
 
 def _columns(
     table: Any, axes: dict[str, int], lengths: NDArray[np.int64], n_axes: int
 ) -> dict[str, Callable[[], NDArray[Any]]]:
     """Return what reads values of rows: of each row of the data set or, where these are sentences, of each token."""
-    found: dict[str, Callable[[], NDArray[Any]]] = {}
+    readers: dict[str, Callable[[], NDArray[Any]]] = {}
     for name, n in axes.items():
         if n == 0:
-            found[name] = partial(_of_sentences, table, name, lengths)
+            readers[name] = partial(_of_sentences, table, name, lengths)
         elif n == 1 and n_axes == 2 and np.array_equal(_lengths(table, name), lengths):
-            found[name] = partial(_of_tokens, table, name)
-    return found
+            readers[name] = partial(_of_tokens, table, name)
+    return readers
 
 
 def _of_sentences(table: Any, name: str, lengths: NDArray[np.int64]) -> NDArray[Any]:
@@ -491,7 +491,7 @@ FORMATS = (
     _readers_by_suffix("torch", (".pt", ".pth"), torch_arrays),
 )  # fmt: skip
 
-Made = TypeVar("Made")
+Loaded = TypeVar("Loaded")
 # Files that only unpickling could read.
 _PICKLES = (".pkl", ".pickle", ".acts", ".joblib")
 
@@ -520,10 +520,10 @@ def read_activations(path: str | Path, first: First | None = None, n_layers: int
         raise UserError(f"{path} does not exist: expected a file or folder of activations.")
     if path.is_file() and not path.stat().st_size:
         raise UserError(f"{path} is empty: the file has no bytes; write it again.")
-    found = _read(path, first)
-    found = found if n_layers is None else _divided(found, n_layers)
-    say(found.summary)
-    return found
+    activations = _read(path, first)
+    activations = activations if n_layers is None else _divided(activations, n_layers)
+    say(activations.summary)
+    return activations
 
 
 def _read(path: Path, first: First | None) -> Activations:
@@ -543,7 +543,7 @@ def _format_of(path: Path) -> Format | None:
     return next((form for form in FORMATS if form.recognises(path)), None)
 
 
-def _checked(form: Format, path: Path, read: Callable[[], Made]) -> Made:
+def _checked(form: Format, path: Path, read: Callable[[], Loaded]) -> Loaded:
     """Return what is read, and turn what libraries say of it into one sentence.
 
     Raises:
@@ -577,10 +577,10 @@ def _refuse_pickle(path: Path) -> None:
 
 def _files(folder: Path) -> list[Path]:
     """Return what a folder holds of formats that can be read, in the order of the numbers in their names."""
-    there = sorted(
+    paths = sorted(
         (path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: natural(path.name)
     )
-    return [path for path in there if _format_of(path)]
+    return [path for path in paths if _format_of(path)]
 
 
 def _of_files(folder: Path, files: list[Path], first: First | None) -> Activations:
@@ -600,10 +600,10 @@ def _of_files(folder: Path, files: list[Path], first: First | None) -> Activatio
     if arrays_of := form.arrays:
         arrays: dict[str, Source] = {}
         for file, stem in zip(files, stems, strict=True):
-            there = _checked(form, file, partial(arrays_of, file))
-            if len(there) != 1:
-                raise _several(file, len(there))
-            arrays[stem] = next(iter(there.values()))
+            file_arrays = _checked(form, file, partial(arrays_of, file))
+            if len(file_arrays) != 1:
+                raise _several(file, len(file_arrays))
+            arrays[stem] = next(iter(file_arrays.values()))
         return assemble(folder, f"folder of {form.name}", arrays, first)
     parts = [_checked(form, file, partial(form.read, file, first)) for file in files]
     for file, part in zip(files, parts, strict=True):
@@ -617,8 +617,8 @@ def _of_files(folder: Path, files: list[Path], first: First | None) -> Activatio
     return Activations(folder, f"folder of {parts[0].format}", layers, parts[0].groups, parts[0].columns)
 
 
-def _same(one: NDArray[Any] | None, other: NDArray[Any] | None) -> bool:
-    return one is other if one is None or other is None else np.array_equal(one, other)
+def _same(first: NDArray[Any] | None, second: NDArray[Any] | None) -> bool:
+    return first is second if first is None or second is None else np.array_equal(first, second)
 
 
 def _several(file: Path, n: int) -> UserError:
@@ -627,21 +627,22 @@ def _several(file: Path, n: int) -> UserError:
     )
 
 
-def _divided(found: Activations, n_layers: int) -> Activations:
+def _divided(activations: Activations, n_layers: int) -> Activations:
     """Divide the columns of a single array into layers.
 
     Raises:
         UserError: If there are several layers, or the width is no multiple of their number.
     """
-    if len(found.layers) != 1:
+    if len(activations.layers) != 1:
         raise UserError(
-            f"`n_layers` divides the columns of a single array, and {found.path} has {len(found.layers)} layers."
+            f"`n_layers` divides the columns of a single array, and {activations.path} has {len(activations.layers)} "
+            "layers."
         )
-    (rows,) = found.layers.values()
+    (rows,) = activations.layers.values()
     width, rest = divmod(rows.shape[1], n_layers) if n_layers > 0 else (0, 1)
     if rest or not width:
         raise UserError(
-            f"`n_layers={n_layers}`: {found.path} has {rows.shape[1]} columns, which are no multiple of it."
+            f"`n_layers={n_layers}`: {activations.path} has {rows.shape[1]} columns, which are no multiple of it."
         )
     layers = {
         layer: rows.columns(layer * width, (layer + 1) * width)
@@ -649,4 +650,4 @@ def _divided(found: Activations, n_layers: int) -> Activations:
         else rows[:, layer * width : (layer + 1) * width]
         for layer in range(n_layers)
     }
-    return Activations(found.path, found.format, layers, found.groups, found.columns)
+    return Activations(activations.path, activations.format, layers, activations.groups, activations.columns)

@@ -61,7 +61,7 @@ class ActivationSource:
         say: Called with one-line messages.
         site: Where in the model the neurons are, or `sae:FOLDER` for the features of a dictionary.
         without_first: Whether the first token of each sentence is set aside. The cache holds it in any case.
-        kept: Numbers of the features that are read; None for all.
+        selected_features: Numbers of the features that are read; None for all.
     """
 
     model: ModelSource
@@ -76,7 +76,7 @@ class ActivationSource:
     say: Callable[[str], None] = silence
     site: str = "residual"
     without_first: bool = False
-    kept: tuple[int, ...] | None = None
+    selected_features: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -104,12 +104,12 @@ class ActivationSource:
             UserError: If the Trainer's arguments cannot be honoured, or the model or one of its layers is not there.
         """
         check_trainer_options(trainer or {}, solver)
-        found = find_model(model, revision, tokenizer)
-        n_layers = load_config(found).num_hidden_layers
-        layers = parse_layers(layer, n_layers, found.name, how.get("site", "residual"))
-        made = cls(found, layers, trainer=without_logger(trainer), **how)
-        made.dictionary  # noqa: B018  # one that does not fit is refused before a text is read
-        return made
+        source = find_model(model, revision, tokenizer)
+        n_layers = load_config(source).num_hidden_layers
+        layers = parse_layers(layer, n_layers, source.name, how.get("site", "residual"))
+        activation_source = cls(source, layers, trainer=without_logger(trainer), **how)
+        activation_source.dictionary  # noqa: B018  # one that does not fit is refused before a text is read
+        return activation_source
 
     @cached_property
     def config(self) -> Any:
@@ -134,24 +134,24 @@ class ActivationSource:
     @property
     def n_features(self) -> int | None:
         """Number of features that probes read; None without a dictionary."""
-        if self.kept is not None or self.dictionary is None:
-            return None if self.kept is None else len(self.kept)
+        if self.selected_features is not None or self.dictionary is None:
+            return None if self.selected_features is None else len(self.selected_features)
         return min(self.dictionary.n_features, MOST_FEATURES)
 
-    def blocks(self, typed: Sequence[int] | None) -> list[int]:
+    def blocks(self, requested: Sequence[int] | None) -> list[int]:
         """Return the layers that are blocks, which have heads.
 
         Args:
-            typed: The layers that the user asked for; None for all.
+            requested: The layers that the user asked for; None for all.
 
         Raises:
             UserError: If the user asked for the embeddings.
         """
         blocks = [layer for layer in self.layers if layer > 0]
-        if typed is not None and len(blocks) < len(self.layers):
+        if requested is not None and len(blocks) < len(self.layers):
             raise UserError(
-                f"`--layer {','.join(map(str, typed))}`: heads are in blocks, and {self.model.name} has blocks 1 to "
-                f"{self.config.num_hidden_layers}; the embeddings, layer 0, have none."
+                f"`--layer {','.join(map(str, requested))}`: heads are in blocks, and {self.model.name} has blocks 1 "
+                f"to {self.config.num_hidden_layers}; the embeddings, layer 0, have none."
             )
         return blocks
 
@@ -184,14 +184,14 @@ class ActivationSource:
         if (dictionary := self.dictionary) is None:
             return stores
 
-        return [FeatureStore(store, dictionary, folder_of(self.site), self.kept) for store in stores]
+        return [FeatureStore(store, dictionary, folder_of(self.site), self.selected_features) for store in stores]
 
 
 def _without_first(check: Callable[[Tokens], None]) -> Callable[[Tokens], None]:
     return lambda tokens: check(tokens.without_first())
 
 
-def say_what_was_left_out(corpora: Sequence[Corpus], tables: Sequence[Tokens], say: Callable[[str], None]) -> None:
+def report_dropped_text(corpora: Sequence[Corpus], tables: Sequence[Tokens], say: Callable[[str], None]) -> None:
     """Report how many sentences or pairs were repeated, empty or cut, and how many words have no token of their own."""
     for corpus, tokens in zip(corpora, tables, strict=True):
         if corpus.n_without_text:
@@ -201,9 +201,9 @@ def say_what_was_left_out(corpora: Sequence[Corpus], tables: Sequence[Tokens], s
         if n_truncated := tokens.n_truncated:
             say(f"{corpus.name}: {n_truncated} {corpus.unit} were longer than the model accepts and were cut")
         counts = count_words(tokens, corpus)
-        if counts and counts.n_left_out:
+        if counts and counts.n_unassigned:
             say(
-                f"{corpus.name}: {counts.n_left_out:,} of {counts.n_words:,} words have no token of their own "
+                f"{corpus.name}: {counts.n_unassigned:,} of {counts.n_words:,} words have no token of their own "
                 f"({_examples(counts.examples)}) and are left out"
             )
 
@@ -313,8 +313,8 @@ class Reading:
         """
         try:
             store = ActivationStore(entry_folder(request, cache)).of_corpus(request.corpus)
-            left = sum(len(layers) for layers in store.missing(request.layers).values())
-            return cls(request, store.tokens, left / (len(request.layers) * len(store.plan.shards)))
+            share_missing = sum(len(layers) for layers in store.missing(request.layers).values())
+            return cls(request, store.tokens, share_missing / (len(request.layers) * len(store.plan.shards)))
         except (DamagedCache, NewerCache):
             return cls(request, tokens_of(request, load_tokenizer(request.source)), 1.0)
 
@@ -356,26 +356,35 @@ class FeatureStore(ActivationStore):
         states: The store of the hidden states.
         dictionary: The dictionary.
         folder: The dictionary's folder as the user typed it, for results.
-        kept: Numbers of the features that are read, ascending; None for all.
+        selected_features: Numbers of the features that are read, ascending; None for all.
     """
 
     def __init__(
-        self, states: ActivationStore, dictionary: Dictionary, folder: Path, kept: Sequence[int] | None = None
+        self,
+        states: ActivationStore,
+        dictionary: Dictionary,
+        folder: Path,
+        selected_features: Sequence[int] | None = None,
     ) -> None:
         self.__dict__.update(states.__dict__)
-        self.states, self.dictionary, self.dictionary_folder, self.kept = states, dictionary, folder, kept
-        width = dictionary.n_features if kept is None else len(kept)
+        self.states, self.dictionary, self.dictionary_folder, self.selected_features = (
+            states,
+            dictionary,
+            folder,
+            selected_features,
+        )
+        width = dictionary.n_features if selected_features is None else len(selected_features)
         self.plan = replace(states.plan, d_model=width, dtype="float32")
         about: dict[str, Any] = {"folder": str(folder), "n_features": dictionary.n_features}
-        about |= {} if kept is None else {"kept": list(kept)}
+        about |= {} if selected_features is None else {"kept": list(selected_features)}
         key = {**states.plan.key, "site": f"{PREFIX}{dictionary.fingerprint}"}
         self.header = {**states.header, "key": key, "site": about}
         self._active: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._active_bytes = 0
 
-    def keeping(self, kept: Sequence[int]) -> FeatureStore:
+    def keeping(self, selected_features: Sequence[int]) -> FeatureStore:
         """Return the store of some features, ascending."""
-        return FeatureStore(self.states, self.dictionary, self.dictionary_folder, kept)
+        return FeatureStore(self.states, self.dictionary, self.dictionary_folder, selected_features)
 
     def active(self, layer: int, shard: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return row in the shard, column and activation of whatever is not 0 in a shard; each of shape (n_active,)."""
@@ -384,16 +393,18 @@ class FeatureStore(ActivationStore):
         if (known := self._active.get((layer, shard))) is not None:
             return known
         rows, columns, values = self.dictionary.active(self.states.read(layer, shard))
-        if self.kept is not None:
+        if self.selected_features is not None:
             column_of = torch.full((self.dictionary.n_features,), -1)
-            column_of[torch.tensor(self.kept, dtype=torch.int64)] = torch.arange(len(self.kept))
-            there = column_of[columns] >= 0
-            rows, columns, values = rows[there], column_of[columns[there]], values[there]
-        found = rows.int(), columns.int(), values
-        if self._active_bytes + (size := sum(one.nbytes for one in found)) <= KEPT_BYTES:
-            self._active[layer, shard] = found
+            column_of[torch.tensor(self.selected_features, dtype=torch.int64)] = torch.arange(
+                len(self.selected_features)
+            )
+            is_selected = column_of[columns] >= 0
+            rows, columns, values = rows[is_selected], column_of[columns[is_selected]], values[is_selected]
+        entries = rows.int(), columns.int(), values
+        if self._active_bytes + (size := sum(tensor.nbytes for tensor in entries)) <= KEPT_BYTES:
+            self._active[layer, shard] = entries
             self._active_bytes += size
-        return found
+        return entries
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the feature activations of one layer and shard, shape (n_tokens_in_shard, n_features), float32."""
@@ -417,8 +428,8 @@ class FeatureStore(ActivationStore):
         counts = np.zeros(self.plan.d_model, dtype=np.int64)
         for shard in self.plan.shards:
             rows, columns, _ = self.active(layer, shard.index)
-            own = taken[self.shard_tokens(shard)][rows.numpy()]
-            counts += np.bincount(columns.numpy()[own], minlength=len(counts))
+            is_taken = taken[self.shard_tokens(shard)][rows.numpy()]
+            counts += np.bincount(columns.numpy()[is_taken], minlength=len(counts))
         return counts
 
 
@@ -445,7 +456,7 @@ def check_place(layout: Layout, model: ModelSource) -> None:
     Raises:
         UserError: If their widths differ, or a norm lies between them.
     """
-    from probing.models.sites import needs_a_look
+    from probing.models.sites import must_run_model
 
     config = load_config(model)
     if layout.d_in != config.hidden_size:
@@ -453,7 +464,7 @@ def check_place(layout: Layout, model: ModelSource) -> None:
             f"`--site {PREFIX}{layout.folder}` reads hidden states of {layout.d_in} neurons, and those of {model.name} "
             f"have {config.hidden_size}; give the model that it was trained on."
         )
-    if needs_a_look(layout, config.num_hidden_layers):
+    if must_run_model(layout, config.num_hidden_layers):
         _look(layout, model)
 
 

@@ -130,7 +130,7 @@ def cache_folder(cache: str | Path | None, runs: str = "runs") -> Path:
     return folder(Path(runs) / "cache", f"--runs {runs}")
 
 
-def folder(path: str | Path, typed: str) -> Path:
+def folder(path: str | Path, flag_text: str) -> Path:
     """Return the path of a folder that exists or can be made.
 
     Raises:
@@ -139,7 +139,7 @@ def folder(path: str | Path, typed: str) -> Path:
     try:
         str(path).encode()  # safetensors opens no other files
     except UnicodeEncodeError:
-        raise UserError(f"`{typed}` is no name in UTF-8{_of_locale(path)} name another folder.") from None
+        raise UserError(f"`{flag_text}` is no name in UTF-8{_of_locale(path)} name another folder.") from None
     for part in (path := Path(path), *path.parents):
         try:
             if stat.S_ISDIR(part.stat().st_mode):
@@ -150,7 +150,7 @@ def folder(path: str | Path, typed: str) -> Path:
             reason = as_clause(error)
         else:
             reason = f"{part} is a file"
-        raise UserError(f"`{typed}` is no folder ({reason}); name another one.")
+        raise UserError(f"`{flag_text}` is no folder ({reason}); name another one.")
     return path
 
 
@@ -280,9 +280,9 @@ class ActivationStore:
             **description,
         }
         old = folder / MANIFEST
-        kept = [line for line in _lines(old) if _is_shard_of(line, _plan_id(header))] if old.exists() else []
+        lines_to_keep = [line for line in _lines(old) if _is_shard_of(line, _plan_id(header))] if old.exists() else []
         with _put(folder / MANIFEST) as partial:
-            partial.write_text(_line(header) + "".join(f"{line}\n" for line in kept), encoding="utf-8")
+            partial.write_text(_line(header) + "".join(f"{line}\n" for line in lines_to_keep), encoding="utf-8")
         _sync(folder.parent)
 
     @cached_property
@@ -316,9 +316,9 @@ class ActivationStore:
         """Return the checksum recorded for each finished (layer, shard)."""
         plan_id = _plan_id(self.header)
         records = [_parse(line) for line in self._manifest_lines()[1:] if _is_shard_of(line, plan_id)]
-        found = {(record["layer"], record["shard"]): str(record["sha256"]) for record in records}
+        checksums = {(record["layer"], record["shard"]): str(record["sha256"]) for record in records}
         layers, shards = range(self.plan.n_layers + 1), range(len(self.plan.shards))
-        return {at: sha256 for at, sha256 in found.items() if at[0] in layers and at[1] in shards}
+        return {at: sha256 for at, sha256 in checksums.items() if at[0] in layers and at[1] in shards}
 
     def layers(self) -> list[int]:
         """Return the layers of which every shard is recorded."""
@@ -328,12 +328,12 @@ class ActivationStore:
 
     def damaged(self, layers: Iterable[int]) -> list[tuple[int, int]]:
         """Return the recorded (layer, shard) whose file is missing or does not match its checksum."""
-        wanted = set(layers)
-        recorded = {at: sha for at, sha in sorted(self.records().items()) if at[0] in wanted}
+        requested = set(layers)
+        recorded = {at: sha for at, sha in sorted(self.records().items()) if at[0] in requested}
         # Hashing releases the interpreter's lock.
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-            found = pool.map(lambda at: _checksum(self.path(*at)), recorded)
-        return [at for (at, expected), sha in zip(recorded.items(), found, strict=True) if sha != expected]
+            checksums = pool.map(lambda at: _checksum(self.path(*at)), recorded)
+        return [at for (at, expected), sha in zip(recorded.items(), checksums, strict=True) if sha != expected]
 
     def missing(self, layers: Sequence[int], damaged: Iterable[tuple[int, int]] = ()) -> dict[int, list[int]]:
         """Return the layers to be written for each incomplete shard."""
@@ -535,17 +535,17 @@ class Entry:
 
 def entries(cache: Path) -> list[Entry]:
     """Return the entries in a cache folder, by name; other files and folders are ignored."""
-    found = []
+    cache_entries = []
     for folder in sorted(cache.glob("*/")):
         if not _ENTRY_NAME.fullmatch(folder.name) or not any((folder / name).exists() for name in (MANIFEST, TOKENS)):
             continue
         try:
-            found.append(Entry(folder, ActivationStore(folder)))
+            cache_entries.append(Entry(folder, ActivationStore(folder)))
         except DamagedCache:
-            found.append(Entry(folder, None, "damaged"))
+            cache_entries.append(Entry(folder, None, "damaged"))
         except NewerCache:
-            found.append(Entry(folder, None, "of a newer version"))
-    return found
+            cache_entries.append(Entry(folder, None, "of a newer version"))
+    return cache_entries
 
 
 def remove_unused(cache: Path, path: Path) -> bool:

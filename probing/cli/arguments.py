@@ -16,7 +16,7 @@ from typing import Any, NoReturn, get_args
 
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader
 
-from probing.cli.option_types import admits_none, as_typed, expected, is_mapping, option_types, python_only
+from probing.cli.option_types import admits_none, expected, for_command_line, is_mapping, option_types, python_only
 from probing.errors import UserError, as_clause, did_you_mean, refuse
 from probing.runtime import started_as
 from probing.runtime.files import MOST_LEVELS, YAML_DOCUMENT, check_yaml, read_text
@@ -30,12 +30,12 @@ from probing.runtime.terminal import columns
 MAX_VALUES = 10_000
 
 
-def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
+def read_yaml(path: str, flag_text: str = "--config") -> Mapping[Any, Any]:
     """Read a YAML file of options, restricted to safe types.
 
     Args:
         path: Path of the file.
-        typed: The option that names the file, for messages.
+        flag_text: The option that names the file, for messages.
 
     Raises:
         UserError: If the file cannot be read, is not YAML, or is not a mapping.
@@ -43,24 +43,24 @@ def read_yaml(path: str, typed: str = "--config") -> Mapping[Any, Any]:
     import yaml
 
     if not path or "\0" in path:
-        raise UserError(f"`{typed}`: expected the path of a YAML file")
+        raise UserError(f"`{flag_text}`: expected the path of a YAML file")
     try:
         text = read_text(Path(path), most=YAML_DOCUMENT)
         check_yaml(text, MAX_VALUES)
         options, root = get_loader("yaml")(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
-        raise UserError(f"`{typed} {path}` cannot be read ({as_clause(error)})") from None
+        raise UserError(f"`{flag_text} {path}` cannot be read ({as_clause(error)})") from None
     except UnicodeDecodeError:
-        raise UserError(f"`{typed} {path}` is not YAML (it is not UTF-8)") from None
+        raise UserError(f"`{flag_text} {path}` is not YAML (it is not UTF-8)") from None
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise UserError(f"`{typed} {path}` is not YAML that can be read ({line}{error.problem or error})") from None
+        raise UserError(f"`{flag_text} {path}` is not YAML that can be read ({line}{error.problem or error})") from None
     except Exception as error:  # PyYAML's own tags, such as !!timestamp, raise various types
-        raise UserError(f"`{typed} {path}` is not YAML that can be read ({as_clause(error)})") from None
+        raise UserError(f"`{flag_text} {path}` is not YAML that can be read ({as_clause(error)})") from None
     if not isinstance(options, Mapping):
-        raise UserError(f"`{typed} {path}` holds no options: expected lines such as `layer: 6`")
+        raise UserError(f"`{flag_text} {path}` holds no options: expected lines such as `layer: 6`")
     if twice := _repeated(root):
-        raise UserError(f"`{typed} {path}` has more than one `{twice[0]}`")
+        raise UserError(f"`{flag_text} {path}` has more than one `{twice[0]}`")
     return options
 
 
@@ -170,7 +170,7 @@ _OF_TRAINER: Mapping[str, Sequence[str]] = {
 }
 
 
-def meant(name: str, options: Iterable[str], owner: str, before: str = "") -> str:
+def suggest(name: str, options: Iterable[str], owner: str, before: str = "") -> str:
     """Return a suggestion for an option that is not there, in parentheses: what it is elsewhere, or by its letters.
 
     Only options that the command takes are suggested. An option of a group, such as `wandb.project`, is also found by
@@ -183,10 +183,14 @@ def meant(name: str, options: Iterable[str], owner: str, before: str = "") -> st
         before: Text before an option.
     """
     known = [*options]
-    known += [f"trainer.{one}" for one in _OF_TRAINER.get(owner, _PROCESSES[:1])] if "trainer" in known else []
+    known += (
+        [f"trainer.{trainer_option}" for trainer_option in _OF_TRAINER.get(owner, _PROCESSES[:1])]
+        if "trainer" in known
+        else []
+    )
     words = ELSEWHERE_OF.get(owner, {}).get(name) or f"{name},{ELSEWHERE.get(name, '')}"
-    found = [option for word in words.split(",") for option in known if word in (option, option.rpartition(".")[2])]
-    return did_you_mean(name, known, before, {name: ",".join(dict.fromkeys(found))})
+    matches = [option for word in words.split(",") for option in known if word in (option, option.rpartition(".")[2])]
+    return did_you_mean(name, known, before, {name: ",".join(dict.fromkeys(matches))})
 
 
 # The option that asks for the options themselves; `probing.cli.commandline` heeds it.
@@ -210,7 +214,7 @@ class Parser(ArgumentParser):
         if isinstance(function, type):
             self.add_class_arguments(function)
         else:
-            self.add_function_arguments(as_typed(function), skip=python_only(function))
+            self.add_function_arguments(for_command_line(function), skip=python_only(function))
 
     def error(self, message: str, error: Exception | None = None) -> NoReturn:
         """Raise the message as a UserError."""
@@ -229,31 +233,31 @@ def parse(name: str, function: Callable[..., Any], args: Sequence[str]) -> dict[
         for group in parser._action_groups:  # argparse breaks all but the titles
             group.title = fill(group.title or "", columns() - 2)
         parser.parse_args(["--help"])
-    given, typed = Given(parser, function, name), list(_typed(args))
-    for option, value in typed:
+    collector, option_pairs = OptionCollector(parser, function, name), list(_option_pairs(args))
+    for option, value in option_pairs:
         if option == "--config":
-            given.take_file(value or "")
-    of_groups = [(option, value) for option, value in typed if given.is_file_of_group(option, value)]
+            collector.take_file(value or "")
+    of_groups = [(option, value) for option, value in option_pairs if collector.is_file_of_group(option, value)]
     for option, value in of_groups:
-        given.take_file(value or "", _name(option))
-    typed = [pair for pair in typed if pair not in of_groups]
-    words = [option for option, _ in typed if not option.startswith("-")]
-    one = next((option for option in WORD if option in known), None)
-    if len(words) > 1 and one:
-        raise UserError(f"`{name}` takes one {one}, and {len(words)} are given: {', '.join(words)}.")
+        collector.take_file(value or "", _name(option))
+    option_pairs = [pair for pair in option_pairs if pair not in of_groups]
+    words = [option for option, _ in option_pairs if not option.startswith("-")]
+    word_option = next((option for option in WORD if option in known), None)
+    if len(words) > 1 and word_option:
+        raise UserError(f"`{name}` takes one {word_option}, and {len(words)} are given: {', '.join(words)}.")
     many = next((option for option in WORDS if option in known), None)
-    if words and one:
-        given.take_mapping({one: words[0]}, COMMAND_LINE)
+    if words and word_option:
+        collector.take_mapping({word_option: words[0]}, COMMAND_LINE)
     elif words and many:
         # A shell expands the pattern in `--checkpoints DIR/*` to many words, and only the first of them follows the
         # option.
-        first = [pair for pair in typed if with_underscores(pair[0]) == f"--{many}"]
-        given.take_mapping({many: [*(value for _, value in first if value), *words]}, COMMAND_LINE)
-        typed = [pair for pair in typed if pair not in first]
-    if one or many:
-        typed = [(option, value) for option, value in typed if option not in words]
-    given.take_typed([(option, value) for option, value in typed if option != "--config"])
-    return {key: value for key, value in given.keywords().items() if key not in ("config", "print_config")}
+        first = [pair for pair in option_pairs if with_underscores(pair[0]) == f"--{many}"]
+        collector.take_mapping({many: [*(value for _, value in first if value), *words]}, COMMAND_LINE)
+        option_pairs = [pair for pair in option_pairs if pair not in first]
+    if word_option or many:
+        option_pairs = [(option, value) for option, value in option_pairs if option not in words]
+    collector.take_arguments([(option, value) for option, value in option_pairs if option != "--config"])
+    return {key: value for key, value in collector.keywords().items() if key not in ("config", "print_config")}
 
 
 def checked(
@@ -264,9 +268,9 @@ def checked(
     Raises:
         UserError: If options are unknown or values have the wrong type; it names all problems.
     """
-    given = Given(_parser_of(function), function, owner)
-    given.take_mapping(options, source)
-    return given.keywords()
+    collector = OptionCollector(_parser_of(function), function, owner)
+    collector.take_mapping(options, source)
+    return collector.keywords()
 
 
 @cache
@@ -304,7 +308,7 @@ def _parser_of(function: Callable[..., Any]) -> Parser:
 
 def as_mapping(words: Sequence[str]) -> dict[str, Any]:
     """Return command-line words, such as `--layer` and `6`, as a mapping; an option without a value is true."""
-    pairs = ((_name(option), value) for option, value in _typed(words))
+    pairs = ((_name(option), value) for option, value in _option_pairs(words))
     return {name: True if value is None else as_yaml(value) for name, value in pairs}
 
 
@@ -338,7 +342,7 @@ COMMAND_LINE = OptionSource()
 PYTHON = OptionSource("", "=")
 
 
-class Given:
+class OptionCollector:
     """Collects the user's options one by one, so that all problems are found.
 
     Args:
@@ -367,15 +371,17 @@ class Given:
         parsed = self._parser.parse_args([], namespace=self._namespace)
         return {**vars(self._parser.instantiate(parsed)), **self._mappings}
 
-    def take_typed(self, typed: Sequence[tuple[str, str | None]]) -> None:
+    def take_arguments(self, option_pairs: Sequence[tuple[str, str | None]]) -> None:
         """Take options from the command line, such as `--seed` and `3`, in their order."""
         # An option that takes other values beside yes and no may also stand by itself.
-        typed = [(name, "true" if value is None and self._may_be_yes(name) else value) for name, value in typed]
-        for is_plain, group in groupby(typed, lambda pair: self._is_plain(*pair)):
+        option_pairs = [
+            (name, "true" if value is None and self._may_be_yes(name) else value) for name, value in option_pairs
+        ]
+        for is_plain, group in groupby(option_pairs, lambda pair: self._is_plain(*pair)):
             pairs = list(group)
             if not (is_plain and self._take_together(pairs)):
                 for option, value in pairs:  # to name those that are wrong
-                    self._take_one(option, value)
+                    self._take_option(option, value)
 
     def _may_be_yes(self, option: str) -> bool:
         return option.startswith("--") and bool in get_args(self._types.get(_name(option)))
@@ -394,7 +400,7 @@ class Given:
             return False
         return True
 
-    def _take_one(self, option: str, value: str | None) -> None:
+    def _take_option(self, option: str, value: str | None) -> None:
         name = _name(option)
         if not re.match("--[A-Za-z]", option):
             problem = f"`{option}` is not an option: options begin with two hyphens, and lists are written 0,3,6"
@@ -461,7 +467,7 @@ class Given:
         if name in self._types:
             return True
         few = f", which has {', '.join(self._types)}" if len(self._types) < 10 else ""
-        near = meant(name, self._types, self._owner, source.before)
+        near = suggest(name, self._types, self._owner, source.before)
         self._problems.append(f"{source.name(name)} is not an option of {self._owner}{near or few}")
         return False
 
@@ -513,14 +519,14 @@ _WRONG = (UserError, ValueError, TypeError, LookupError)
 
 def _nested(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with dotted names as mappings in mappings."""
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for name, value in options.items():
         *groups, last = name.split(".")
-        inner = found
+        inner = nested
         for group in groups:
             inner = inner.setdefault(group, {})
         inner[last] = value
-    return found
+    return nested
 
 
 def with_underscores(arg: str) -> str:
@@ -539,7 +545,7 @@ def _argument(option: str, value: str | None) -> str:
     return f"--{_name(option)}" if value is None else f"--{_name(option)}={value}"
 
 
-def _typed(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+def _option_pairs(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """Yield each option with its value or None; a word that belongs to no option is yielded as its own value."""
     option: str | None = None
     for arg in args:

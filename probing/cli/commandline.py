@@ -24,15 +24,15 @@ from probing.cli.arguments import (
     Parser,
     as_text,
     checked,
-    meant,
     parse,
+    suggest,
     with_underscores,
 )
 from probing.cli.option_types import option_types, python_only, resolved
 from probing.cli.options import are_options, with_shared_help
-from probing.errors import RunError, UserError, did_you_mean, lack_of_machine, one_line, refuse
+from probing.errors import RunError, UserError, did_you_mean, lack_of_machine, refuse, single_line
 from probing.registry import load
-from probing.runtime import heap_set_aside, own_version, set_heap_aside, started_as
+from probing.runtime import heap_set_aside, package_version, set_heap_aside, started_as
 from probing.runtime.processes import (
     KEPT,
     HungUp,
@@ -77,16 +77,16 @@ def command(function: Callable[_P, _T]) -> Callable[_P, _T]:
     def called(*args: _P.args, **keywords: _P.kwargs) -> _T:
         bound = _bound(function, args, keywords)
         quiet = bool(bound.arguments.get("quiet"))
-        kept = _process_kept() if "trainer" in bound.signature.parameters else nullcontext()
-        with escaped_output(), overview(quiet, briefly=True), kept:
+        process_state = _preserve_process_state() if "trainer" in bound.signature.parameters else nullcontext()
+        with escaped_output(), overview(quiet, briefly=True), process_state:
             return function(*bound.args, **bound.kwargs)
 
     @wraps(function)
-    def typed(*args: _P.args, **keywords: _P.kwargs) -> _T:
+    def from_command_line(*args: _P.args, **keywords: _P.kwargs) -> _T:
         with overview(bool(keywords.get("quiet"))):
             return function(*args, **keywords)
 
-    vars(called)[_UNCHECKED] = typed
+    vars(called)[_UNCHECKED] = from_command_line
     return called
 
 
@@ -99,7 +99,7 @@ def _bound(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
     """
     known = signature(function).parameters
     problems = [
-        f"got an unexpected keyword argument {name!r}{meant(name, option_types(function), function.__name__)}"
+        f"got an unexpected keyword argument {name!r}{suggest(name, option_types(function), function.__name__)}"
         for name in keywords
         if name not in known
     ]
@@ -116,18 +116,18 @@ def _bound(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[
 
 
 @contextmanager
-def _process_kept() -> Iterator[None]:
+def _preserve_process_state() -> Iterator[None]:
     """Restore torch's algorithms afterwards, and exclude the objects that exist already from garbage collection."""
-    from probing.runtime.trainer import algorithms_kept
+    from probing.runtime.trainer import preserve_algorithms
 
-    with algorithms_kept(), heap_set_aside():
+    with preserve_algorithms(), heap_set_aside():
         yield
 
 
-def unchecked(function: Callable[..., _T]) -> Callable[..., _T]:
+def without_validation(function: Callable[..., _T]) -> Callable[..., _T]:
     """Return a command without the check of its arguments."""
-    made: Callable[..., _T] = getattr(function, _UNCHECKED, function)
-    return made
+    unwrapped: Callable[..., _T] = getattr(function, _UNCHECKED, function)
+    return unwrapped
 
 
 def converted(function: Callable[..., Any], arguments: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
@@ -145,17 +145,17 @@ def converted(function: Callable[..., Any], arguments: Mapping[str, Any], name: 
     values |= {option: [value] for option in WORDS if isinstance(value := values.get(option), str)}
     objects = {option for option, value in values.items() if _is_object(value, option)}
     refuse([_no_dict(option, values[option]) for option in _DICTS if option in objects])
-    given = {option: value for option, value in values.items() if option not in objects}
-    found = checked(function, given, name or function.__name__, PYTHON)
-    return {option: found[option] for option in given} | {option: values[option] for option in objects}
+    plain_values = {option: value for option, value in values.items() if option not in objects}
+    checked_values = checked(function, plain_values, name or function.__name__, PYTHON)
+    return {option: checked_values[option] for option in plain_values} | {option: values[option] for option in objects}
 
 
 def _no_dict(option: str, value: Any) -> str:
     """Return what is wrong with an option that has to be a dict."""
-    found = f"`{option}` is of the type {type(value).__module__}.{type(value).__name__}, and expected is a dict"
+    problem = f"`{option}` is of the type {type(value).__module__}.{type(value).__name__}, and expected is a dict"
     if option != "trainer":
-        return found
-    return f"{found} of arguments of Lightning's Trainer, such as {{'max_epochs': 50}}, from which one is made"
+        return problem
+    return f"{problem} of arguments of Lightning's Trainer, such as {{'max_epochs': 50}}, from which one is made"
 
 
 def _is_object(value: Any, name: str) -> bool:
@@ -196,8 +196,8 @@ def configured(
     The others are the command's options. Those that other commands have too, such as `model` and `seed`, need no
     description in its docstring.
     """
-    made: Callable[..., Any] = command(with_shared_help(resolved(function)))
-    return made
+    decorated: Callable[..., Any] = command(with_shared_help(resolved(function)))
+    return decorated
 
 
 # A date of more digits is after the year 9999, which is Python's last.
@@ -230,8 +230,8 @@ COMMENTS, WIDTH = "comments", 110
 def taken_out(args: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the command line's words without `--print_config`, and what was given to it each time it occurs."""
     names = [with_underscores(arg).partition("=")[0] == PRINT_CONFIG for arg in args]
-    others = [arg for arg, is_asked in zip(args, names, strict=True) if not is_asked]
-    return others, [arg.partition("=")[2] for arg, is_asked in zip(args, names, strict=True) if is_asked]
+    others = [arg for arg, is_print_config in zip(args, names, strict=True) if not is_print_config]
+    return others, [arg.partition("=")[2] for arg, is_print_config in zip(args, names, strict=True) if is_print_config]
 
 
 def print_config(name: str, function: Callable[..., Any], args: Sequence[str], forms: Sequence[str]) -> None:
@@ -329,7 +329,7 @@ def run(commands: Mapping[str, str], args: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         status = PIPE_CLOSED
     except (UserError, RunError) as error:  # nothing can be written there; what a command raises is reported by `_run`
-        complain(one_line(f"probing: {error}"))
+        complain(single_line(f"probing: {error}"))
         status = RUN_ERROR if isinstance(error, RunError) else USER_ERROR
     with suppress(OSError):  # a stream of a notebook has no number
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output that is flushed at exit
@@ -345,7 +345,7 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
         try:
             check_variables()
             check_ranks()
-            function = unchecked(load_command(commands[name]))
+            function = without_validation(load_command(commands[name]))
             rest, printed_as = taken_out(rest)
             if printed_as and not {"-h", "--help"} & set(rest):
                 print_config(name, function, rest, printed_as)
@@ -357,15 +357,15 @@ def _run(commands: Mapping[str, str], args: Sequence[str]) -> int:
             if interrupt := interrupt_behind(error):
                 status, how = _ENDS[type(interrupt)]
                 message = "; ".join([how, *map(str, interrupt.args), "the cached activations are kept"])
-            elif isinstance(told := lost_rank(error) or error, UserError | RunError):
-                status, message = USER_ERROR if isinstance(told, UserError) else RUN_ERROR, str(told)
+            elif isinstance(reported := lost_rank(error) or error, UserError | RunError):
+                status, message = USER_ERROR if isinstance(reported, UserError) else RUN_ERROR, str(reported)
                 wait_for_first_rank()
             elif lacks := lack_of_machine(error):
                 status, message = RUN_ERROR, f"{lacks}; {KEPT}, with less or where there is more"
             else:
                 raise
             if is_main_process() or status in (USER_ERROR, RUN_ERROR):
-                complain(one_line(f"probing {name}: {message}"))
+                complain(single_line(f"probing {name}: {message}"))
             return status
 
 
@@ -379,13 +379,13 @@ def _command(commands: Mapping[str, str], args: Sequence[str]) -> tuple[str | No
 
 def _usage(commands: Mapping[str, str], args: Sequence[str]) -> int:
     if args and args[0] == "--version":
-        print(f"probing {own_version()}")
+        print(f"probing {package_version()}")
         return 0
     if args and args[0] not in ("-h", "--help"):
-        typed = " ".join(arg for arg in args[:2] if arg == args[0] or not arg.startswith("-"))
-        near = did_you_mean(typed, commands) or did_you_mean(args[0], commands, elsewhere=COMMANDS_ELSEWHERE)
-        message = f"probing: there is no command `{typed}`{near}; commands are {', '.join(commands)}"
-        complain(one_line(message))
+        command_text = " ".join(arg for arg in args[:2] if arg == args[0] or not arg.startswith("-"))
+        near = did_you_mean(command_text, commands) or did_you_mean(args[0], commands, elsewhere=COMMANDS_ELSEWHERE)
+        message = f"probing: there is no command `{command_text}`{near}; commands are {', '.join(commands)}"
+        complain(single_line(message))
         return USER_ERROR
     started, about = started_as(), {name: load_command(where).__doc__ or "" for name, where in commands.items()}
     print(f"usage: {started} COMMAND [OPTIONS]")
@@ -408,11 +408,11 @@ def load_command(where: str) -> Callable[..., Any]:
         UserError: If another package adds it, and it cannot be imported.
     """
     try:
-        found = load(where)
+        target = load(where)
     except (ImportError, AttributeError) as error:
         if where.split(".")[0] == __name__.split(".")[0]:
             raise
-        told = f"the command at {where} cannot be imported ({error})"
-        raise UserError(f"{told}; update or remove the package that adds it.") from error
-    function: Callable[..., Any] = getattr(found, "command", found)
+        problem = f"the command at {where} cannot be imported ({error})"
+        raise UserError(f"{problem}; update or remove the package that adds it.") from error
+    function: Callable[..., Any] = getattr(target, "command", target)
     return function

@@ -36,19 +36,21 @@ FIGURE_FORMAT = "png,pdf"
 _Name = TypeVar("_Name", bound=str)
 
 
-def chosen(option: str, typed: str | Sequence[str], known: Sequence[_Name], nothing: str | None = None) -> list[_Name]:
+def chosen(
+    option: str, requested: str | Sequence[str], known: Sequence[_Name], nothing: str | None = None
+) -> list[_Name]:
     """Return the requested names: some, separated by commas, or all.
 
     Args:
         option: The option, such as `--pooling`, for messages.
-        typed: The value that the user typed.
+        requested: The value that the user typed.
         known: All known names.
         nothing: The word that stands for none of them, if none is allowed.
 
     Raises:
         UserError: If a name is unknown.
     """
-    names = [name.strip() for name in typed.split(",")] if isinstance(typed, str) else list(typed)
+    names = [name.strip() for name in requested.split(",")] if isinstance(requested, str) else list(requested)
     if names == ["all"]:
         return list(known)
     if nothing is not None and names == [nothing]:
@@ -62,43 +64,45 @@ def chosen(option: str, typed: str | Sequence[str], known: Sequence[_Name], noth
 
 
 def chosen_with_data(
-    option: str, typed: str | Sequence[str], known: Mapping[_Name, str | None]
+    option: str, requested: str | Sequence[str], known: Mapping[_Name, str | None]
 ) -> dict[_Name, str | None]:  # fmt: skip
     """Return the requested names in the order of tables, with the data of those that need some, typed as NAME=DATA.
 
     Args:
         option: The option, such as `--readouts`, for messages.
-        typed: The value that the user typed: several are separated by commas.
+        requested: The value that the user typed: several are separated by commas.
         known: All known names, each with what its data is called in messages; None if it needs no data.
 
     Raises:
         UserError: If a name is unknown or there twice, or data is missing or not needed.
     """
-    parts = [part.strip() for part in typed.split(",")] if isinstance(typed, str) else list(typed)
-    found: dict[str, str | None] = {}
+    parts = [part.strip() for part in requested.split(",")] if isinstance(requested, str) else list(requested)
+    data_by_name: dict[str, str | None] = {}
     for part in parts or [""]:
         name, equals, data = part.partition("=")
         if name not in known:
-            forms = ", ".join(one if what is None else f"{one}={what}" for one, what in known.items())
+            forms = ", ".join(
+                known_name if what is None else f"{known_name}={what}" for known_name, what in known.items()
+            )
             raise UserError(f"`{option} {part}` is not one of {forms}{did_you_mean(name, known)}; give some of these.")
         what = known[cast(Any, name)]
-        if name in found:
+        if name in data_by_name:
             raise UserError(f"`{option} {part}`: {name} is there twice; name it once.")
         if what is None and equals:
             raise UserError(f"`{option} {part}`: {name} takes no data; give {name} alone.")
         if what is not None and not data:
             raise UserError(f"`{option} {part}` needs its data; give {name}={what}.")
-        found[name] = data if equals else None
-    return {name: found[name] for name in known if name in found}
+        data_by_name[name] = data if equals else None
+    return {name: data_by_name[name] for name in known if name in data_by_name}
 
 
-def figure_formats(typed: str | Sequence[str]) -> list[str]:
+def figure_formats(requested: str | Sequence[str]) -> list[str]:
     """Return the formats that `--figure_format` names.
 
     Raises:
         UserError: If one is unknown.
     """
-    return list(chosen("--figure_format", typed, FORMATS))
+    return list(chosen("--figure_format", requested, FORMATS))
 
 
 class PythonOnly:
@@ -128,8 +132,8 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of a function's arguments, or of those that make an object of a class."""
     if not isinstance(function, type):
         return get_type_hints(function)
-    own_init = "__init__" in vars(function) and "__dataclass_fields__" not in vars(function)
-    hints = get_type_hints(vars(function)["__init__"]) if own_init else get_type_hints(function)
+    has_init = "__init__" in vars(function) and "__dataclass_fields__" not in vars(function)
+    hints = get_type_hints(vars(function)["__init__"]) if has_init else get_type_hints(function)
     return {name: hints.get(name, Any) for name in signature(function).parameters}
 
 
@@ -142,7 +146,7 @@ def _without_objects(hint: Any) -> Any:
     return Union[tuple(part for part in parts if part not in objects)] if objects else hint  # noqa: UP007
 
 
-def as_typed(function: Callable[..., Any]) -> Callable[..., Any]:
+def for_command_line(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function as the command line sees it, where options that also take objects take text alone.
 
     The parser would import the class that a text names, build an object of it, and list all classes in the help.
@@ -243,17 +247,17 @@ def resolved(command: Callable[Concatenate[dict[str, Any], _Options], _Result]) 
     @wraps(command)
     def run(*args: _Options.args, **keywords: _Options.kwargs) -> _Result:
         try:
-            given = public.bind(*args, **keywords)
+            bound = public.bind(*args, **keywords)
         except TypeError as error:
             raise TypeError(f"{command.__name__}() {error}") from None
-        given.apply_defaults()
-        if "figure_format" in given.arguments:
-            figure_formats(given.arguments["figure_format"])
+        bound.apply_defaults()
+        if "figure_format" in bound.arguments:
+            figure_formats(bound.arguments["figure_format"])
         for option in options:
             if is_dataclass(option.default):
-                value = given.arguments[option.name]
-                given.arguments[option.name] = as_options(type(option.default), value, option.name)
-        return whole(plain(given.arguments), *given.args, **given.kwargs)
+                value = bound.arguments[option.name]
+                bound.arguments[option.name] = as_options(type(option.default), value, option.name)
+        return whole(plain(bound.arguments), *bound.args, **bound.kwargs)
 
     run.__annotations__ = {name: hint for name, hint in command.__annotations__.items() if name != config.name}
     run.__signature__ = public  # type: ignore[attr-defined]

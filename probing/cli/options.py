@@ -92,8 +92,8 @@ class ProbeOptions:
 
     def problems_without_bias(self) -> list[str]:
         """Return the problems with values where probes never have an intercept."""
-        own = "`--probe.bias true` does not apply: probes of this command have no intercept; leave it out"
-        return self.problems() + [own] * self.bias
+        problem = "`--probe.bias true` does not apply: probes of this command have no intercept; leave it out"
+        return self.problems() + [problem] * self.bias
 
     def problems_with_trainer(self, trainer: Mapping[str, Any]) -> list[str]:
         """Return the problems with arguments of Lightning's Trainer that do not go with the values."""
@@ -111,14 +111,14 @@ class ProbeOptions:
             trainer: Arguments of Lightning's Trainer.
             mdl: Whether labels are to be encoded online.
         """
-        usual, why = ProbeOptions(), "the task predicts numbers, by a ridge probe in closed form"
+        default, why = ProbeOptions(), "the task predicts numbers, by a ridge probe in closed form"
         names = ("l1", "solver", "tolerance", "learning_rate", "batch_size", "patience")
-        given = [
-            f"--probe.{name} {getattr(self, name)}" for name in names if getattr(self, name) != getattr(usual, name)
+        inapplicable = [
+            f"--probe.{name} {getattr(self, name)}" for name in names if getattr(self, name) != getattr(default, name)
         ]
-        given += [f"--trainer.{name} {value}" for name, value in trainer.items() if name in OF_TRAINING]
-        given += ["--mdl"] if mdl else []
-        return [f"`{option}` does not apply: {why}; leave it out" for option in given]
+        inapplicable += [f"--trainer.{name} {value}" for name, value in trainer.items() if name in OF_TRAINING]
+        inapplicable += ["--mdl"] if mdl else []
+        return [f"`{option}` does not apply: {why}; leave it out" for option in inapplicable]
 
 
 # Most characters of a tag that W&B accepts.
@@ -245,8 +245,8 @@ def complete(docstring: str, options: Iterable[str], shared: Mapping[str, str] =
     head, rest = docstring.split("\nArgs:\n")
     section, blank, tail = rest.partition("\n\n")
     entries = re.split(r"^ {4}(?=\S)", section, flags=re.MULTILINE)[1:]
-    own = {entry.partition(":")[0]: f"    {entry.rstrip()}" for entry in entries}
-    lines = [own[name] if name in own else _entry(name, shared[name]) for name in options]
+    command_entries = {entry.partition(":")[0]: f"    {entry.rstrip()}" for entry in entries}
+    lines = [command_entries[name] if name in command_entries else _entry(name, shared[name]) for name in options]
     return f"{head}\nArgs:\n" + "\n".join(lines) + blank + tail
 
 

@@ -84,12 +84,12 @@ ADDED_CONTROLS: Mapping[str, Control] = {
 
 
 def chosen_controls(
-    typed: str | Sequence[str], ordinal: bool, of_sentences: bool = False, numbers: bool = False
+    requested: str | Sequence[str], ordinal: bool, of_sentences: bool = False, numbers: bool = False
 ) -> list[str]:
     """Return the requested controls, in the order of the tables.
 
     Args:
-        typed: `all` for those that suit the task, `none`, or names; in a string they are separated by commas.
+        requested: `all` for those that suit the task, `none`, or names; in a string they are separated by commas.
         ordinal: Whether the task's labels are numbers.
         of_sentences: Whether the task labels sentences, which have no word type of their own.
         numbers: Whether the task predicts numbers, and not classes.
@@ -97,14 +97,14 @@ def chosen_controls(
     Raises:
         UserError: If a control is unknown, or does not apply to the task.
     """
-    wanted = chosen("--controls", "none" if typed in ("0", [], ["0"]) else typed, [*CONTROLS], "none")
-    if typed in ("all", ["all"]):
+    names = chosen("--controls", "none" if requested in ("0", [], ["0"]) else requested, [*CONTROLS], "none")
+    if requested in ("all", ["all"]):
         # `permuted_positions` is a floor only for tasks about positions; `control_task` measures memorised words, which
         # do not predict positions.
-        wanted.remove("control_task" if ordinal else "permuted_positions")
-        left_out = of_sentences or numbers
-        return [name for name in wanted if not (left_out and name in ("control_task", "permuted_positions"))]
-    if "control_task" in wanted and (of_sentences or numbers):
+        names.remove("control_task" if ordinal else "permuted_positions")
+        without_types = of_sentences or numbers
+        return [name for name in names if not (without_types and name in ("control_task", "permuted_positions"))]
+    if "control_task" in names and (of_sentences or numbers):
         why = (
             "a random label, and this task labels sentences"
             if of_sentences
@@ -112,4 +112,4 @@ def chosen_controls(
         )
         others = listed([name for name in CONTROLS if name != "control_task"], "or")
         raise UserError(f"`--controls control_task`: it gives each word type {why}; give {others}.")
-    return wanted
+    return names

@@ -85,8 +85,10 @@ class ArrayActivations:
         rows, array = self.shard_tokens(self.plan.shards[shard]), self.layers[layer]
         return array[rows] if self._is_sorted else array[self._rows(rows, array)]
 
-    def _rows(self, here: slice, array: Any) -> Any:
-        return torch.from_numpy(self.order[here]).to(array.device) if isinstance(array, Tensor) else self.order[here]
+    def _rows(self, tokens: slice, array: Any) -> Any:
+        return (
+            torch.from_numpy(self.order[tokens]).to(array.device) if isinstance(array, Tensor) else self.order[tokens]
+        )
 
     def of_layers(self, layers: Mapping[int, Any]) -> ArrayActivations:
         """Return the same rows with other layer numbers."""
@@ -115,13 +117,13 @@ def check_values(store: ArrayActivations) -> None:
         for shard in store.plan.shards:
             given = store.as_given(layer, shard.index)
             read = store.in_float32(given)
-            found = limits_of(read)
-            if not torch.isfinite(found).all():
+            read_limits = limits_of(read)
+            if not torch.isfinite(read_limits).all():
                 bad = (~torch.isfinite(read).all(1)).nonzero()
                 row = store.order[store.shard_tokens(shard).start + int(bad[0])]
                 of = f" of{named}" if named else ""
                 raise UserError(f"`X`: row {row}{of} has a value that is infinite or not a number in float32.")
-            limits = torch.maximum(limits, _limits(given, found))
+            limits = torch.maximum(limits, _limits(given, read_limits))
         varies, largest = limits.sum(0) > 0, float(limits.abs().max())
         store.unresolved[layer] = (varies & is_constant(limits, RESOLVED)).nonzero().flatten().tolist()
         if largest and not _SMALLEST <= largest <= _LARGEST:
@@ -149,11 +151,12 @@ def warn_of_rounding(store: ArrayActivations) -> None:
         where = f"`X[{layer!r}]`" if len(store.layers) > 1 else "`X`"
         names = ", ".join(map(str, columns[:_NAMED]))
         more = f" and {len(columns) - _NAMED} more" if len(columns) > _NAMED else ""
-        one = len(columns) == 1
+        is_single = len(columns) == 1
         warnings.warn(
-            f"{where}: {'column' if one else 'columns'} {names}{more}, counted from 0, {'varies' if one else 'vary'} "
-            f"so little for {'its' if one else 'their'} size that float32 hardly resolves it: a weight may be that of "
-            "rounding, or 0. Subtract the mean of such a column before, in float64.",
+            f"{where}: {'column' if is_single else 'columns'} {names}{more}, counted from 0, "
+            f"{'varies' if is_single else 'vary'} "
+            f"so little for {'its' if is_single else 'their'} size that float32 hardly resolves it: a weight may be "
+            "that of rounding, or 0. Subtract the mean of such a column before, in float64.",
             stacklevel=3,
         )
 
@@ -211,9 +214,9 @@ def sides_of_arrays(
     """
     layers = _layers(activations)
     n_rows = len(next(iter(layers.values())))
-    found = _labels(labels, n_rows, numbers)
-    is_numbers = found.dtype.kind == "f"
-    if ordinal and found.dtype.kind == "O":
+    row_labels = _labels(labels, n_rows, numbers)
+    is_numbers = row_labels.dtype.kind == "f"
+    if ordinal and row_labels.dtype.kind == "O":
         raise UserError("`ordinal=True`: the labels are strings, and only numbers have distances.")
     if ordinal and is_numbers:
         raise UserError(
@@ -226,19 +229,19 @@ def sides_of_arrays(
     check_values(store)
     warn_of_rounding(store)
     side_of_row = _split(split, names, group_of_row, seed)[order]
-    found = found[order]
-    classes = np.unique(found[(side_of_row == "train") & has_label(found)])
-    if n_missing := int((~has_label(found)).sum()):
+    row_labels = row_labels[order]
+    classes = np.unique(row_labels[(side_of_row == "train") & has_label(row_labels)])
+    if n_missing := int((~has_label(row_labels)).sum()):
         say(f"y: {n_missing} of {n_rows} rows have no label ({_MISSING}) and are left out")
     if is_numbers:
-        check_size(found, "`y`")
+        check_size(row_labels, "`y`")
         check_varies(classes, "`y`", "rows")
     elif len(classes) < 2:
-        found_there = "the same label" if len(classes) else "no label"
+        label_clause = "the same label" if len(classes) else "no label"
         without = f"; {n_missing} rows have none ({_MISSING})" if n_missing else ""
-        raise UserError(f"`y`: all training rows have {found_there}, and a probe tells at least two apart{without}.")
+        raise UserError(f"`y`: all training rows have {label_clause}, and a probe tells at least two apart{without}.")
     unit = "row" if groups is None else "group"
-    sides = {side: _examples(store, found, side_of_row == side, classes, unit) for side in _SIDES}
+    sides = {side: _examples(store, row_labels, side_of_row == side, classes, unit) for side in _SIDES}
     for side in ("train", "test"):
         if not sides[side].n_tokens:
             raise UserError(
@@ -246,31 +249,33 @@ def sides_of_arrays(
                 "train, validation or test for each row."
             )
     classes = classes[:0] if is_numbers else classes
-    made = Sides(sides["train"], sides["validation"], sides["test"], classes, ordinal)
+    sides_of_rows = Sides(sides["train"], sides["validation"], sides["test"], classes, ordinal)
     if given is not None:
-        values = numbered(_classes(_one_each(given, "given", n_rows), _GIVEN))[order]
-        check_given(values, made.train.labels, "given", "row")
-        made = with_given(made, [values])
-    return made, list(layers)
+        values = numbered(_classes(_value_per_row(given, "given", n_rows), _GIVEN))[order]
+        check_given(values, sides_of_rows.train.labels, "given", "row")
+        sides_of_rows = with_given(sides_of_rows, [values])
+    return sides_of_rows, list(layers)
 
 
 _SIDES: tuple[Split, ...] = ("train", "validation", "test")
 
 
-def _examples(store: ArrayActivations, labels: Labels, here: NDArray[np.bool_], classes: Labels, unit: str) -> Examples:
-    there = here & has_label(labels)
-    n_unlabelled = int(here.sum() - there.sum())
+def _examples(
+    store: ArrayActivations, labels: Labels, on_side: NDArray[np.bool_], classes: Labels, unit: str
+) -> Examples:
+    labelled = on_side & has_label(labels)
+    n_unlabelled = int(on_side.sum() - labelled.sum())
     if labels.dtype.kind == "f":
         values, of_row = np.unique(labels[has_label(labels)], return_inverse=True)
         index = np.full(len(labels), -1)
         index[has_label(labels)] = of_row
         return Examples(
-            store, np.where(here, index, -1).astype(np.int32), unit=unit, values=values, n_unlabelled=n_unlabelled
+            store, np.where(on_side, index, -1).astype(np.int32), unit=unit, values=values, n_unlabelled=n_unlabelled
         )
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    known = there & (classes[index] == labels)
+    known = labelled & (classes[index] == labels)
     return Examples(
-        store, np.where(known, index, -1).astype(np.int32), int(there.sum() - known.sum()), unit=unit,
+        store, np.where(known, index, -1).astype(np.int32), int(labelled.sum() - known.sum()), unit=unit,
         n_unlabelled=n_unlabelled,
     )  # fmt: skip
 
@@ -314,8 +319,8 @@ def _numbered_layers(keys: Sequence[Any]) -> list[int]:
         if not are_names and (isinstance(key, bool) or not isinstance(key, int | np.integer) or key < 0):
             raise UserError(f"`X`: {key!r} is no layer number; expected whole numbers from 0, or names, as keys.")
         if are_names and (key != " ".join(key.split()) or not key or key == ALL_LAYERS or _is_number(key)):
-            wanted = f"text in one line that is no number and not `{ALL_LAYERS}`"
-            raise UserError(f"`X`: {key!r} is no name of a layer; expected {wanted}.")
+            requirement = f"text in one line that is no number and not `{ALL_LAYERS}`"
+            raise UserError(f"`X`: {key!r} is no name of a layer; expected {requirement}.")
     return [NamedLayer(i, key) for i, key in enumerate(keys)] if are_names else [int(key) for key in keys]
 
 
@@ -368,10 +373,10 @@ def _labels(labels: Any, n_rows: int, numbers: bool | None) -> Labels:
 
     Where one is missing, it is -1, an empty string, or NaN.
     """
-    labels = _one_each(labels, "y", n_rows)
+    labels = _value_per_row(labels, "y", n_rows)
     if numbers or (numbers is None and _has_fraction(np.ma.compressed(labels))):
-        found, is_known = numbers_of(labels, _Y)
-        return np.where(is_known, found, np.nan)
+        known_numbers, is_known = numbers_of(labels, _Y)
+        return np.where(is_known, known_numbers, np.nan)
     return _classes(labels, _Y)
 
 
@@ -379,7 +384,7 @@ _Y = Given("`y` has", "give", "row", "or leave out `numbers=False` to have numbe
 _GIVEN = Given("`given` has", "give", "row", "such as the numbers of intervals")
 
 
-def _one_each(values: Any, name: str, n_rows: int) -> NDArray[Any]:
+def _value_per_row(values: Any, name: str, n_rows: int) -> NDArray[Any]:
     """Return values as an array, one for each row, with a mask if they have one."""
     if isinstance(values, list | tuple):  # NumPy would make text of a list of text and NaN
         values = np.fromiter(values, dtype=object, count=len(values))

@@ -39,8 +39,8 @@ def word_keys(tokens: Tokens) -> NDArray[np.uint64]:
     begins = tokens.first_pieces | tokens.special
     first, word = np.flatnonzero(begins), begins.cumsum() - 1
     indices = mix((np.arange(tokens.n_tokens) - first[word]).astype(np.uint64))
-    found: NDArray[np.uint64] = np.add.reduceat(mix(indices + tokens.input_ids.astype(np.uint64)), first)[word]
-    return found
+    keys: NDArray[np.uint64] = np.add.reduceat(mix(indices + tokens.input_ids.astype(np.uint64)), first)[word]
+    return keys
 
 
 class Words(NamedTuple):
@@ -115,9 +115,9 @@ def _means(states: Tensor, pieces: Tensor, into: Tensor, size: Tensor, first: Te
     wide = torch.promote_types(states.dtype, torch.float32)
     means = states.index_select(0, first).to(wide)
     if len(longer := (size > 1).nonzero().squeeze(1)):
-        there = (size > 1)[into]
-        index = torch.searchsorted(longer, into[there])
-        added = states.index_select(0, pieces[there]).to(wide)
+        of_longer = (size > 1)[into]
+        index = torch.searchsorted(longer, into[of_longer])
+        added = states.index_select(0, pieces[of_longer]).to(wide)
         sums = added.new_zeros(len(longer), added.shape[1]).index_add_(0, index, added)
         means[longer] = sums / size[longer, None]
     return means
@@ -127,7 +127,7 @@ def _means(states: Tensor, pieces: Tensor, into: Tensor, size: Tensor, first: Te
 KEPT_BYTES = 2**30
 
 
-def one_token_each(tokens: Tokens) -> Tokens:
+def token_per_sentence(tokens: Tokens) -> Tokens:
     """Return a table with one token for each sentence; each token is a word of its own.
 
     Its id is a number that depends on the sentence's tokens, so that different sentences are different types.
@@ -149,11 +149,11 @@ class SentenceVectors:
 
     def __init__(self, base: Activations, pooling: Pooling) -> None:
         self.base, self.pooling = base, pooling
-        self.tokens: Tokens = one_token_each(base.tokens)
+        self.tokens: Tokens = token_per_sentence(base.tokens)
         shards = tuple(replace(shard, n_tokens=shard.n_sentences) for shard in base.plan.shards)
         self.plan: Plan = replace(base.plan, shards=shards)
-        self._kept: dict[tuple[int, int], Tensor] = {}
-        self._kept_bytes = 0
+        self._cached: dict[tuple[int, int], Tensor] = {}
+        self._cached_bytes = 0
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the shard's rows of the table of tokens."""
@@ -161,31 +161,31 @@ class SentenceVectors:
 
     def read(self, layer: int, shard: int) -> Tensor:
         """Return the vectors of a shard's sentences, shape (n_sentences_in_shard, d_model), float32."""
-        if (kept := self._kept.get((layer, shard))) is not None:
-            return kept
-        found = self._pooled(layer, shard)
-        if self._kept_bytes + found.nbytes <= KEPT_BYTES:
-            self._kept[layer, shard] = found
-            self._kept_bytes += found.nbytes
-        return found
+        if (cached := self._cached.get((layer, shard))) is not None:
+            return cached
+        vectors = self._pooled(layer, shard)
+        if self._cached_bytes + vectors.nbytes <= KEPT_BYTES:
+            self._cached[layer, shard] = vectors
+            self._cached_bytes += vectors.nbytes
+        return vectors
 
     def _pooled(self, layer: int, index: int) -> Tensor:
         shard, tokens = self.base.plan.shards[index], self.base.tokens
-        here = self.base.shard_tokens(shard)
+        shard_rows = self.base.shard_tokens(shard)
         states = self.base.read(layer, index)
         if self.pooling == "cls":
-            first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - here.start
+            first = tokens.offsets[shard.first_sentence : shard.first_sentence + shard.n_sentences] - shard_rows.start
             return states[torch.from_numpy(first)].float()
-        taken = torch.from_numpy(~tokens.special[here])
-        sentence = torch.from_numpy(tokens.sentences[here].astype(np.int64) - shard.first_sentence)[taken]
+        taken = torch.from_numpy(~tokens.special[shard_rows])
+        sentence = torch.from_numpy(tokens.sentences[shard_rows].astype(np.int64) - shard.first_sentence)[taken]
         pooled = torch.zeros(shard.n_sentences, states.shape[1])
         if self.pooling == "mean":
             pooled.index_add_(0, sentence, states[taken].float())
             return pooled / sentence.bincount(minlength=shard.n_sentences).clamp(min=1)[:, None]
         # Tokens are in the order of sentences; torch's own reductions by index are in beta.
-        those, first_of = np.unique(sentence.numpy(), return_index=True)
-        if len(those):
-            pooled[torch.from_numpy(those)] = torch.from_numpy(
+        sentence_numbers, first_of = np.unique(sentence.numpy(), return_index=True)
+        if len(sentence_numbers):
+            pooled[torch.from_numpy(sentence_numbers)] = torch.from_numpy(
                 np.maximum.reduceat(states[taken].float().numpy(), first_of, axis=0)
             )
         return pooled
@@ -216,11 +216,11 @@ class Batch(NamedTuple):
     sentences: Tensor
     rows: Tensor
 
-    def pick(self, kept: Tensor) -> Batch:
+    def pick(self, rows: Tensor) -> Batch:
         """Return the batch with these rows only."""
         # `index_select` copies rows whole, several times as fast as indexing.
-        states = tuple(h.index_select(0, kept) for h in self.hidden_states)
-        return Batch(states, self.labels[kept], self.sentences[kept], self.rows[kept])
+        states = tuple(h.index_select(0, rows) for h in self.hidden_states)
+        return Batch(states, self.labels[rows], self.sentences[rows], self.rows[rows])
 
     def part(self, start: int, stop: int) -> Batch:
         """Return the batch with the rows from `start` to before `stop`, without copying them."""
@@ -248,8 +248,8 @@ def as_batch(batch: Any) -> Batch:
 
 
 def as_batches(batch: Any) -> Sequence[Batch]:
-    """Return the batches that are processed in one step: several of `Together`, or one as `as_batch` takes it."""
-    if isinstance(batch, list | tuple) and batch and all(isinstance(one, Batch) for one in batch):
+    """Return the batches that are processed in one step: several of `ShardGroups`, or one as `as_batch` takes it."""
+    if isinstance(batch, list | tuple) and batch and all(isinstance(part, Batch) for part in batch):
         return batch
     return [as_batch(batch)]
 
@@ -395,7 +395,7 @@ class Sides:
         return replace(self, train=change(self.train), validation=change(self.validation), test=change(self.test))
 
 
-class ShardBatches(Dataset[Batch]):
+class ShardDataset(Dataset[Batch]):
     """Batches of one shard each, in order: its examples, or all its rows; after the last shard, empty batches.
 
     With several ranks, each reads every `world_size`-th shard. All ranks have equally many batches, because some
@@ -441,14 +441,14 @@ class ShardBatches(Dataset[Batch]):
 SHARDS_IN_A_STEP = 8
 
 
-class Together(Dataset[Sequence[Batch]]):
+class ShardGroups(Dataset[Sequence[Batch]]):
     """Several batches at a time, for memory-mapped ones that take no memory: a step processes them one by one.
 
     Args:
         batches: The batches; ranks have equally many of them.
     """
 
-    def __init__(self, batches: ShardBatches) -> None:
+    def __init__(self, batches: ShardDataset) -> None:
         self.batches = batches
 
     def __len__(self) -> int:
@@ -464,12 +464,12 @@ class Together(Dataset[Sequence[Batch]]):
 def open_shard(examples: Examples, layers: Sequence[int], shard: int) -> Batch:
     """Return all rows of one shard, with the label -1 where they are not examples; memory-mapped where possible."""
     store, tokens = examples.store, examples.store.tokens
-    here = store.shard_tokens(store.plan.shards[shard])
-    rows = np.arange(here.start, here.stop)
+    shard_rows = store.shard_tokens(store.plan.shards[shard])
+    rows = np.arange(shard_rows.start, shard_rows.stop)
     states = tuple(store.read(layer, shard) for layer in layers)
     if examples.word_means:
-        states = pool_words(states, tokens.words[here], tokens.sentences[here]).hidden_states
-        rows = rows[tokens.first_pieces[here]]
+        states = pool_words(states, tokens.words[shard_rows], tokens.sentences[shard_rows]).hidden_states
+        rows = rows[tokens.first_pieces[shard_rows]]
     labels = torch.from_numpy(examples.labels[rows].astype(np.int64))
     sentences = torch.from_numpy(tokens.sentences[rows].astype(np.int64))
     return Batch(states, labels, sentences, torch.from_numpy(rows))
@@ -525,16 +525,16 @@ def read_clusters(examples: Examples, layers: Sequence[int]) -> Iterator[tuple[B
         torch.tensor([shard.first_sentence for shard in shards]), _first_sentences(of_sentence), right=True
     ).sub_(1)
 
-    def of_shard(own: int) -> Iterator[Batch]:
-        for shard in shards[own:]:
-            here = begins[shard.first_sentence : shard.first_sentence + shard.n_sentences]
-            if not (here == own).any():
+    def of_shard(first_shard: int) -> Iterator[Batch]:
+        for shard in shards[first_shard:]:
+            first_shards = begins[shard.first_sentence : shard.first_sentence + shard.n_sentences]
+            if not (first_shards == first_shard).any():
                 return
             batch = open_shard(examples, layers, shard.index)
-            yield from blocks(batch._replace(labels=batch.labels.where(begins[batch.sentences] == own, -1)))
+            yield from blocks(batch._replace(labels=batch.labels.where(begins[batch.sentences] == first_shard, -1)))
 
-    for own in range(rank, len(shards), n_ranks):
-        for batch in whole_clusters(of_shard(own), of_sentence):
+    for rank_shard in range(rank, len(shards), n_ranks):
+        for batch in whole_clusters(of_shard(rank_shard), of_sentence):
             yield batch, of_sentence[batch.sentences]
 
 
@@ -551,19 +551,19 @@ def whole_clusters(batches: Iterable[Batch], cluster_of_sentence: Tensor) -> Ite
         batches: Batches of examples.
         cluster_of_sentence: Cluster of each sentence of the corpus, ascending, shape (n_sentences,).
     """
-    held: Batch | None = None
+    pending: Batch | None = None
     for batch in batches:
         if not len(batch.sentences):
             continue
-        if held is not None:
-            batch = _joined(held, batch)
+        if pending is not None:
+            batch = _joined(pending, batch)
         clusters = cluster_of_sentence[batch.sentences]
         n_whole = int((clusters != clusters[-1]).sum())
         if n_whole:
             yield batch.part(0, n_whole)
-        held = batch.part(n_whole, len(clusters))
-    if held is not None:
-        yield held
+        pending = batch.part(n_whole, len(clusters))
+    if pending is not None:
+        yield pending
 
 
 def _joined(first: Batch, second: Batch) -> Batch:
@@ -613,9 +613,9 @@ def _of_whole_words(values: NDArray[np.int64], tokens: Tokens) -> NDArray[np.int
 
 def numbered(labels: NDArray[Any]) -> NDArray[np.int64]:
     """Return the number of each label among the distinct ones, -1 where one is missing."""
-    found, known = np.full(len(labels), -1), has_label(labels)
-    found[known] = np.unique(labels[known], return_inverse=True)[1]
-    return found
+    numbers, known = np.full(len(labels), -1), has_label(labels)
+    numbers[known] = np.unique(labels[known], return_inverse=True)[1]
+    return numbers
 
 
 def with_given(sides: Sides, values: Sequence[NDArray[np.int64]]) -> Sides:
@@ -630,13 +630,13 @@ def with_given(sides: Sides, values: Sequence[NDArray[np.int64]]) -> Sides:
     )
 
 
-def check_given(values: NDArray[np.int64], labels: NDArray[np.integer[Any]], typed: str, unit: str) -> None:
+def check_given(values: NDArray[np.int64], labels: NDArray[np.integer[Any]], flag_text: str, unit: str) -> None:
     """Refuse values that determine the label, so that nothing is left to compare.
 
     Args:
         values: Number of each token's value, -1 without one, shape (n_tokens,).
         labels: Label of each training token, -1 of others, shape (n_tokens,).
-        typed: The option as it was typed, for the message.
+        flag_text: The option as it was typed, for the message.
         unit: What has a label.
 
     Raises:
@@ -644,8 +644,8 @@ def check_given(values: NDArray[np.int64], labels: NDArray[np.integer[Any]], typ
     """
     if not (strata_with_several(values, labels) >= 0).any():
         raise UserError(
-            f"`{typed}`: no two training {unit}s with the same value have different labels, so that nothing is left to "
-            "compare; leave the option out, or give more data."
+            f"`{flag_text}`: no two training {unit}s with the same value have different labels, so that nothing is "
+            "left to compare; leave the option out, or give more data."
         )
 
 
@@ -659,8 +659,8 @@ def permuted_within(examples: Examples, seed: int) -> Examples:
         seed: Seed of the permutation.
     """
     assert examples.given is not None
-    kept = np.flatnonzero(examples.labels >= 0)
-    labels, values = examples.labels.copy(), examples.given[kept]
-    order = np.lexsort((np.random.default_rng(seed).random(len(kept)), values))
-    labels[kept[np.argsort(values, kind="stable")]] = examples.labels[kept[order]]
+    example_rows = np.flatnonzero(examples.labels >= 0)
+    labels, values = examples.labels.copy(), examples.given[example_rows]
+    order = np.lexsort((np.random.default_rng(seed).random(len(example_rows)), values))
+    labels[example_rows[np.argsort(values, kind="stable")]] = examples.labels[example_rows[order]]
     return replace(examples, labels=labels)

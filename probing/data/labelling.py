@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import ActivationStore
-from probing.activations.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, say_what_was_left_out
+from probing.activations.source import MOST_FEATURES, ActivationSource, FeatureStore, most_active, report_dropped_text
 from probing.cli.options import LARGEST, SMALLEST, ProbeOptions
 from probing.data.examples import Activations, Examples, SentenceVectors, Sides, check_given, read, with_given
 from probing.data.examples import values_of as given_values_of
@@ -74,8 +74,8 @@ def check_varies(values: NDArray[np.float64], where: str, unit: str) -> None:
         UserError: If there are fewer than two, or all are within 1e-30.
     """
     if len(values) < 2:
-        found = f"all have the number {values[0]:g}" if len(values) else "have no number"
-        raise UserError(f"{where}: the training {unit} {found}, and a probe needs numbers that vary.")
+        problem = f"all have the number {values[0]:g}" if len(values) else "have no number"
+        raise UserError(f"{where}: the training {unit} {problem}, and a probe needs numbers that vary.")
     if (spread := float(values[-1]) - float(values[0])) < SMALLEST:
         raise UserError(
             f"{where}: the numbers of the training {unit} differ by {spread:g} at most, and at least {SMALLEST:g} is "
@@ -120,10 +120,10 @@ def prior_cross_entropy_by_sentence(train: Examples, test: Examples, n_classes: 
     Returns:
         In nats, shape (n_sentences of the test corpus,).
     """
-    counts, kept = train.counts(n_classes), test.labels >= 0
-    cost = -np.log(np.maximum(counts, 0.5) / counts.sum())[test.labels[kept]]
+    counts, examples = train.counts(n_classes), test.labels >= 0
+    cost = -np.log(np.maximum(counts, 0.5) / counts.sum())[test.labels[examples]]
     sums = np.zeros(test.store.tokens.n_sentences)
-    np.add.at(sums, test.store.tokens.sentences[kept], cost)
+    np.add.at(sums, test.store.tokens.sentences[examples], cost)
     return sums
 
 
@@ -188,19 +188,20 @@ def label(
         side: The side to return.
         by_document: Whether intervals are over documents; the corpus must then have documents.
     """
-    found = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
-    labels = found.labels.astype(np.int32)
+    classified = class_of_tokens(store.tokens, corpus, task, splits, classes, side)
+    labels = classified.labels.astype(np.int32)
     documents = np.array(corpus.documents) if by_document else None
     values = values_of(labels_of(task, store.tokens, corpus)) if predicts_numbers(task) else None
     if isinstance(task, SentenceTask):
         vectors = SentenceVectors(store, task.pooling)
         return Examples(
-            vectors, labels, len(found.dropped), False, documents, pooling=task.pooling, values=values,
-            n_unlabelled=found.n_unlabelled,
+            vectors, labels, len(classified.dropped), False, documents, pooling=task.pooling, values=values,
+            n_unlabelled=classified.n_unlabelled,
         )  # fmt: skip
     return Examples(
-        store, labels, len(found.dropped), task.word_means, documents, values=values,
-        n_unlabelled=found.n_unlabelled, n_special=found.n_special, of_words=labels_words(task, store.tokens, corpus),
+        store, labels, len(classified.dropped), task.word_means, documents, values=values,
+        n_unlabelled=classified.n_unlabelled, n_special=classified.n_special,
+        of_words=labels_words(task, store.tokens, corpus),
     )  # fmt: skip
 
 
@@ -220,16 +221,16 @@ def class_of_tokens(
     labels = labels_of(task, tokens, corpus)
     if predicts_numbers(task):
         check_size(labels, f"`{corpus.name}`")
-    here = np.array([split == side for split in splits])[sentences_of(task, tokens)]
-    there = here & has_label(labels)
-    special = np.zeros(len(here), dtype=bool) if isinstance(task, SentenceTask) else tokens.special
-    n_without = int((here & ~there & ~special).sum()), int((here & ~there & special).sum())
+    on_side = np.array([split == side for split in splits])[sentences_of(task, tokens)]
+    labelled = on_side & has_label(labels)
+    special = np.zeros(len(on_side), dtype=bool) if isinstance(task, SentenceTask) else tokens.special
+    n_without = int((on_side & ~labelled & ~special).sum()), int((on_side & ~labelled & special).sum())
     if predicts_numbers(task) and not len(classes := values_of(labels)):
         return Classified(np.full(len(labels), -1), labels[:0], *n_without)
     # Index of each label among the classes; checked below, since it also exists for labels that are not classes.
     index = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    known = there & (classes[index] == labels)
-    return Classified(np.where(known, index, -1), labels[there & ~known], *n_without)
+    known = labelled & (classes[index] == labels)
+    return Classified(np.where(known, index, -1), labels[labelled & ~known], *n_without)
 
 
 def choose_classes(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: Sequence[Split]) -> Labels:
@@ -279,7 +280,7 @@ def labels_in_training(tokens: Tokens, corpus: Corpus, task: TokenTask, splits: 
     return set(labels[in_train & has_label(labels)].tolist())
 
 
-def say_what_has_no_label(tokens: Tokens, corpus: Corpus, task: TokenTask, say: Callable[[str], None]) -> None:
+def warn_missing_labels(tokens: Tokens, corpus: Corpus, task: TokenTask, say: Callable[[str], None]) -> None:
     """Report how many words or sentences have no label, and how many repeated sentences had other labels.
 
     A word has a label if one of its pieces has.
@@ -312,7 +313,7 @@ def _missing_in(rows: Sequence[Any], unit: str) -> str:
     return f" ({', '.join(listed)}{below})" if below else ""
 
 
-def say_what_is_not_read(corpora: Sequence[Corpus], task: TokenTask, say: Callable[[str], None]) -> None:
+def warn_unused_columns(corpora: Sequence[Corpus], task: TokenTask, say: Callable[[str], None]) -> None:
     """Report that a corpus has labels where the task is about positions, as by default."""
     corpus = corpora[0]
     tasks = {"label": corpus.columns, "sentence_label": corpus.sentence_columns}
@@ -321,7 +322,7 @@ def say_what_is_not_read(corpora: Sequence[Corpus], task: TokenTask, say: Callab
             say(f"{corpus.name}: its labels are not used; `--task {name}` predicts them")
 
 
-def say_what_is_no_class(
+def warn_rare_classes(
     sides: Mapping[Split, Classified], in_training: set[Any], unit: str, say: Callable[[str], None],
     most: int | None = None,
 ) -> None:  # fmt: skip
@@ -334,7 +335,7 @@ def say_what_is_no_class(
         say: Function that takes one-line messages.
         most: Highest number that can be a class, as `--task_args.max_position` says it; None without a limit.
     """
-    dropped = {side: found.dropped.tolist() for side, found in sides.items()}
+    dropped = {side: classified.dropped.tolist() for side, classified in sides.items()}
 
     def is_beyond(label: Any) -> bool:
         return most is not None and label > most
@@ -459,7 +460,7 @@ def read_sides(
     """
     intervals_by_document(group_by, corpora)  # refuses a corpus without documents before a model reads it
     stores = source.read(corpora, example_checks(task, corpora, splits, probe, source.say, announce, given))
-    say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
+    report_dropped_text(corpora, [store.tokens for store in stores], source.say)
     stores = _narrowed(stores, source, splits[0])
     return label_sides(stores, corpora, splits, task, group_by, given), stores
 
@@ -470,18 +471,23 @@ def _narrowed(stores: list[ActivationStore], source: ActivationSource, split: Se
     if not isinstance(first, FeatureStore) or first.plan.d_model <= MOST_FEATURES:
         return stores
     (layer,) = source.layers
-    kept, most = most_active(first, layer, [i for i, side in enumerate(split) if side == "train"])
+    selected_features, most = most_active(first, layer, [i for i, side in enumerate(split) if side == "train"])
     source.say(
-        f"{first.dictionary_folder}: of {first.plan.d_model:,} features, the {len(kept):,} are read that are active on "
+        f"{first.dictionary_folder}: of {first.plan.d_model:,} features, the {len(selected_features):,} are read that "
+        "are active on "
         f"the most training tokens; each of the others is active on at most {most:,}. The column `feature` of "
         "neurons.csv has their numbers in the dictionary"
     )
-    return [store.keeping(kept) if isinstance(store, FeatureStore) else store for store in stores]
+    return [store.keeping(selected_features) if isinstance(store, FeatureStore) else store for store in stores]
 
 
-def kept_features(store: ActivationStore) -> tuple[int, ...] | None:
+def selected_features_of(store: ActivationStore) -> tuple[int, ...] | None:
     """Return the numbers of the features that are read of a dictionary; None if all are, or if there is none."""
-    return tuple(store.kept) if isinstance(store, FeatureStore) and store.kept is not None else None
+    return (
+        tuple(store.selected_features)
+        if isinstance(store, FeatureStore) and store.selected_features is not None
+        else None
+    )
 
 
 def example_checks(
@@ -505,23 +511,23 @@ def example_checks(
     def check(tokens: Tokens, part: int) -> None:
         nonlocal classes, in_training
         # Said first: what has no label may be why there are too few classes.
-        say_what_has_no_label(tokens, corpora[part], task, say)
+        warn_missing_labels(tokens, corpora[part], task, say)
         if part == 0:
             classes = choose_classes(tokens, corpora[0], task, splits[0])
             in_training = labels_in_training(tokens, corpora[0], task, splits[0])
-        found_on: dict[Split, Classified] = {}
+        classified_by_side: dict[Split, Classified] = {}
         for side in _sides_of(part, len(corpora)):
-            found = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
+            classified = class_of_tokens(tokens, corpora[part], task, splits[part], classes, side)
             if given is not None and side == "train":
                 values = given_values_of(given, tokens, corpora[part], task)
-                check_given(values, found.labels, f"--given {given.typed}", unit_of(task))
-            n_of[side] = n = int((found.labels >= 0).sum())
+                check_given(values, classified.labels, f"--given {given.typed}", unit_of(task))
+            n_of[side] = n = int((classified.labels >= 0).sum())
             if not n and (probe.needs_validation or side != "validation"):
-                n_there = splits[part].count(side)
-                raise _no_examples(task, n_there, corpora[part].unit, side, classes, found.dropped, probe)
-            found_on[side] = found
+                n_sentences = splits[part].count(side)
+                raise _no_examples(task, n_sentences, corpora[part].unit, side, classes, classified.dropped, probe)
+            classified_by_side[side] = classified
         unit = unit_of(task) if corpora[part].seconds is None else corpora[part].unit[:-1]
-        say_what_is_no_class(found_on, in_training, unit, say, getattr(task, "max_position", None))
+        warn_rare_classes(classified_by_side, in_training, unit, say, getattr(task, "max_position", None))
         if part == 0:
             announce(tokens, len(classes), n_of["train"])
 
@@ -590,14 +596,14 @@ def thin(examples: Examples, at_most: int, seed: int) -> Examples:
     tokens = examples.store.tokens
     sizes = np.bincount(tokens.sentences[examples.labels >= 0], minlength=tokens.n_sentences)
     drawn = np.random.default_rng(seed).permutation(tokens.n_sentences)
-    kept = np.zeros(tokens.n_sentences, dtype=bool)
+    drawn_sentences = np.zeros(tokens.n_sentences, dtype=bool)
     fits = np.cumsum(sizes[drawn]) <= at_most
-    kept[drawn[fits]] = True
-    is_kept, n = kept[tokens.sentences], int(sizes[kept].sum())
+    drawn_sentences[drawn[fits]] = True
+    is_drawn, n = drawn_sentences[tokens.sentences], int(sizes[drawn_sentences].sum())
     if n < at_most // 2:
         rows = np.flatnonzero((tokens.sentences == drawn[fits.sum()]) & (examples.labels >= 0))
-        is_kept[rows[np.linspace(0, len(rows) - 1, at_most - n).astype(np.int64)]] = True
-    return replace(examples, labels=np.where(is_kept, examples.labels, -1))
+        is_drawn[rows[np.linspace(0, len(rows) - 1, at_most - n).astype(np.int64)]] = True
+    return replace(examples, labels=np.where(is_drawn, examples.labels, -1))
 
 
 def load(examples: Examples, layer: int) -> Sample:

@@ -25,9 +25,9 @@ from probing.data.examples import (
     Batch,
     Examples,
     SentenceVectors,
-    ShardBatches,
+    ShardDataset,
+    ShardGroups,
     Sides,
-    Together,
     as_batches,
     blocks,
     exchanged,
@@ -89,9 +89,9 @@ def permute_among_types(labels: NDArray[_Label], types: NDArray[np.uint64], n_dr
         tokens = np.lexsort((generator.random(len(labels)), of_token))  # sorted by type, in random order within a type
         source = np.empty(len(counts), dtype=np.intp)
         source[in_groups] = np.lexsort((generator.random(len(counts)), groups))
-        of_own = of_token[tokens]
-        index = np.arange(len(tokens)) - (ends - counts)[of_own]
-        of_source = source[of_own]
+        type_index = of_token[tokens]
+        index = np.arange(len(tokens)) - (ends - counts)[type_index]
+        of_source = source[type_index]
         row[tokens] = labels[tokens[(ends - counts)[of_source] + index % counts[of_source]]]
     return draws
 
@@ -103,11 +103,11 @@ def _like_frequency(counts: NDArray[np.intp]) -> NDArray[np.intp]:
     types. Rare types, of which there are many, therefore exchange labels with types of exactly the same count.
     """
     _, of_type, sizes = np.unique(-counts, return_inverse=True, return_counts=True)
-    group_of_count, group, members, left = np.zeros(len(sizes), dtype=np.intp), 0, 0, len(counts)
+    group_of_count, group, members, n_remaining = np.zeros(len(sizes), dtype=np.intp), 0, 0, len(counts)
     for i, size in enumerate(sizes):
-        if members >= LEAST_TYPES and left >= LEAST_TYPES:
+        if members >= LEAST_TYPES and n_remaining >= LEAST_TYPES:
             group, members = group + 1, 0
-        group_of_count[i], members, left = group, members + size, left - size
+        group_of_count[i], members, n_remaining = group, members + size, n_remaining - size
     return group_of_count[of_type]
 
 
@@ -168,18 +168,18 @@ def _exchanged(
     labels: NDArray[np.int32], sentences: NDArray[np.int32], codes: LabelCodes, seed: int
 ) -> NDArray[np.int32]:
     """Return the labels with those of some sentences exchanged; of a longer sentence's labels, a random part."""
-    kept, given_labels = np.flatnonzero(labels >= 0), labels
-    between = codes.excess_between(labels, sentences) if len(kept) else 0.0
+    example_rows, source_labels = np.flatnonzero(labels >= 0), labels
+    between = codes.excess_between(labels, sentences) if len(example_rows) else 0.0
     if not between:
         return labels
     generator, labels = np.random.default_rng(seed), labels.copy()
-    _, first, lengths = np.unique(sentences[kept], return_index=True, return_counts=True)
+    _, first, lengths = np.unique(sentences[example_rows], return_index=True, return_counts=True)
     moved = np.flatnonzero(generator.random(len(first)) < between)
     source, n = generator.permutation(moved), lengths[moved]
-    in_random_order = kept[np.lexsort((generator.random(len(kept)), sentences[kept]))]
+    in_random_order = example_rows[np.lexsort((generator.random(len(example_rows)), sentences[example_rows]))]
     index = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
     given = np.repeat(first[source], n) + index % np.repeat(lengths[source], n)
-    labels[kept[np.repeat(first[moved], n) + index]] = given_labels[in_random_order[given]]
+    labels[example_rows[np.repeat(first[moved], n) + index]] = source_labels[in_random_order[given]]
     return labels
 
 
@@ -224,8 +224,8 @@ def _types(
         keys, of_token = np.unique(type_keys(tokens, of_words), return_inverse=True)
         return [str(key) for key in keys], of_token
     pairs = zip(tokens.sentences.tolist(), tokens.words.tolist(), strict=True)
-    found, of_token = np.unique([words[i][word] if word >= 0 else "" for i, word in pairs], return_inverse=True)
-    return [fold(str(word)) for word in found], of_token
+    names, of_token = np.unique([words[i][word] if word >= 0 else "" for i, word in pairs], return_inverse=True)
+    return [fold(str(word)) for word in names], of_token
 
 
 class TokenRows:
@@ -351,22 +351,22 @@ def source_of_control(name: str, source: ActivationSource, seed: int) -> Activat
 
     A model that is randomly initialised itself has no randomly initialised control.
     """
-    told = READ_AGAIN.get(name)
-    if told is None or (told == "random_weights_seed" and source.random_weights_seed is not None):
+    option = READ_AGAIN.get(name)
+    if option is None or (option == "random_weights_seed" and source.random_weights_seed is not None):
         return None
-    reads: dict[str, Any] = {told: seed}
+    reads: dict[str, Any] = {option: seed}
     return replace(source, **reads)
 
 
 def control_sides(
-    wanted: Sequence[str], sides: Sides, corpora: Sequence[Corpus], source: ActivationSource, seed: int
+    names: Sequence[str], sides: Sides, corpora: Sequence[Corpus], source: ActivationSource, seed: int
 ) -> dict[str, list[Sides]]:
     """Return the examples of each control that applies; missing activations are extracted.
 
     The control task has several draws of labels, every other control has one.
     """
-    made: dict[str, list[Sides]] = {}
-    again = {name: source_of_control(name, source, seed) for name in wanted if name in READ_AGAIN}
+    sides_by_control: dict[str, list[Sides]] = {}
+    again = {name: source_of_control(name, source, seed) for name in names if name in READ_AGAIN}
     read: dict[str, list[ActivationStore]] = {}
     if n := sum(other is not None for other in again.values()):
         with stage(f"hidden states for {count(n, 'control')}", n) as advance:
@@ -375,14 +375,14 @@ def control_sides(
                     note(name)
                     read[name] = other.read(corpora)
                     advance(1)
-    for name in wanted:
+    for name in names:
         if name in read:
-            made[name] = [with_activations(sides, read[name])]
+            sides_by_control[name] = [with_activations(sides, read[name])]
         elif name in again:
             source.say(f"the control {name} is left out: the model itself is randomly initialised")
         else:
-            made[name] = _MADE_FROM_THOSE[name](sides, corpora, source, seed)
-    return made
+            sides_by_control[name] = _MADE_FROM_THOSE[name](sides, corpora, source, seed)
+    return sides_by_control
 
 
 def are_columns(store: Activations) -> bool:
@@ -398,13 +398,13 @@ def layer_moments(train: Examples, layers: Sequence[int]) -> list[Moments]:
     Neurons that are constants by design are given sd 1, so that they count as live.
     """
     widths = [train.store.plan.d_model] * len(layers)
-    found = _moments(read_share(train, layers), widths, are_columns(train.store))
+    moments_by_layer = _moments(read_share(train, layers), widths, are_columns(train.store))
     if n := n_constants(train.store):
-        for moments in found:
+        for moments in moments_by_layer:
             moments.sd[-n:] = 1
             if moments.constant is not None:
                 moments.constant[-n:] = False
-    return found
+    return moments_by_layer
 
 
 def loader_moments(batches: Iterable[Any], n_layers: int) -> list[Moments]:
@@ -417,7 +417,7 @@ def loader_moments(batches: Iterable[Any], n_layers: int) -> list[Moments]:
     Raises:
         ValueError: If there are no batches.
     """
-    iterator = (block for batch in batches for one in as_batches(batch) for block in blocks(one))
+    iterator = (block for batch in batches for block_batch in as_batches(batch) for block in blocks(block_batch))
     if (first := next(iterator, None)) is None:
         raise ValueError("the loader of training batches yields none")
     widths = [states.shape[1] for states in first.hidden_states]
@@ -494,7 +494,10 @@ def _pick(window: Sequence[Batch], pairs: np.ndarray) -> Batch:
         window[shard].pick(torch.from_numpy(in_shards[in_shards[:, 0] == shard, 1]))
         for shard in np.unique(in_shards[:, 0])
     ]
-    states = (torch.cat(own).float()[back] for own in zip(*(part.hidden_states for part in parts), strict=True))
+    states = (
+        torch.cat(parts_of_layer).float()[back]
+        for parts_of_layer in zip(*(part.hidden_states for part in parts), strict=True)
+    )
     labels, sentences, rows = (torch.cat([part[i] for part in parts])[back] for i in (1, 2, 3))
     return Batch(tuple(states), labels, sentences, rows)
 
@@ -512,7 +515,7 @@ class DeviceCache(Dataset[Batch]):
         room_bytes: Most bytes to cache; by default half of the device's free memory.
     """
 
-    def __init__(self, batches: ShardBatches, device: torch.device, room_bytes: int | None = None) -> None:
+    def __init__(self, batches: ShardDataset, device: torch.device, room_bytes: int | None = None) -> None:
         self.batches, self.device = batches, device
         self.room_bytes = int(SHARE * torch.cuda.mem_get_info(device)[0]) if room_bytes is None else room_bytes
         self.cached: dict[int, Batch] = {}
@@ -638,7 +641,7 @@ class ActivationDataModule(pl.LightningDataModule):
         if self.batch_size is None:
             shards, device = self._shards(self.sides.train), trainer.strategy.root_device
             # Shards are read in every pass, so as many as fit are copied to an accelerator only once.
-            return _loader(DeviceCache(shards, device) if device.type == "cuda" else Together(shards))
+            return _loader(DeviceCache(shards, device) if device.type == "cuda" else ShardGroups(shards))
         ranks = trainer.global_rank, trainer.world_size
         return _loader(MiniBatches(self.sides.train, self.layers, self.batch_size, self.seed, *ranks))
 
@@ -654,12 +657,12 @@ class ActivationDataModule(pl.LightningDataModule):
         """Return the examples of the test part, shard by shard."""
         return _loader(self._shards(self.sides.test, only_examples=True))
 
-    def _shards(self, examples: Examples, only_examples: bool = False) -> ShardBatches:
+    def _shards(self, examples: Examples, only_examples: bool = False) -> ShardDataset:
         """Return one batch per shard: its memory-mapped rows on a processor, only its examples for an accelerator."""
         trainer = cast(pl.Trainer, self.trainer)
         copies = only_examples or trainer.strategy.root_device.type == "cuda"
         read = read_shard if copies else open_shard
-        return ShardBatches(examples, self.layers, trainer.global_rank, trainer.world_size, read)
+        return ShardDataset(examples, self.layers, trainer.global_rank, trainer.world_size, read)
 
 
 def _loader(batches: Dataset[Any]) -> DataLoader[Any]:

@@ -22,7 +22,7 @@ from probing.runs import Result
 from probing.runs.checks import reading
 from probing.runs.predictions import sides_and_text
 from probing.runs.run import Run, of_text
-from probing.runtime import own_version, quiet_libraries
+from probing.runtime import package_version, quiet_libraries
 from probing.runtime.files import replacing_folder
 from probing.text import Corpus
 from probing.text.tasks import short_name
@@ -308,7 +308,12 @@ def export(made: Result, format: str, path: str | Path | None = None) -> Path:
         raise UserError(f"`export`: `{folder}` holds something else; name a new folder with `path`.")
     try:
         with replacing_folder(folder) as partial:
-            about = {"format": format, "run": made.folder.name, "probing": own_version(), **how.write(made, partial)}
+            about = {
+                "format": format,
+                "run": made.folder.name,
+                "probing": package_version(),
+                **how.write(made, partial),
+            }
             (partial / ABOUT).write_text(json.dumps(about, indent=2), encoding="utf-8")
     except OSError as error:
         raise UserError(

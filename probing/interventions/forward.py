@@ -31,15 +31,23 @@ from probing.activations.extraction import copies_for_readers, padded_index, sha
 from probing.activations.store import batches
 from probing.data.examples import Activations
 from probing.errors import UserError
-from probing.models.anatomy import Anatomy, Enough, examine, hidden_states, of_copy, replaced_forward, until_enough
+from probing.models.anatomy import (
+    Anatomy,
+    StopForward,
+    examine,
+    hidden_states,
+    of_copy,
+    replaced_forward,
+    stop_at_layer,
+)
 from probing.models.attention_heads import AttentionWatch, Heads, find_heads
 from probing.models.examination import (
     SAME,
     examination_inputs,
     largest_change,
     run,
-    vectors_given,
     vectors_in,
+    vectors_received,
     with_the_same_weights,
     with_vectors,
 )
@@ -145,9 +153,9 @@ class LaterBlocks:
 
         def note(module: nn.Module, args: Any, made: Any) -> None:
             found.append(tuple(made[1:]) if isinstance(made, tuple | list) else None)
-            raise Enough
+            raise StopForward
 
-        with until_enough([self._blocks[0].register_forward_hook(note)]):
+        with stop_at_layer([self._blocks[0].register_forward_hook(note)]):
             self.encoder(**inputs)
         return found[0]
 
@@ -206,13 +214,13 @@ class LaterBlocks:
 
         def note(given: Tensor) -> Tensor:
             outputs.append(given[..., : self.width])
-            raise Enough
+            raise StopForward
 
         def see(probabilities: Tensor, found: Tensor) -> None:
             values[:] = [found]
 
         changed = self._running_from(block, states, beside, lambda number, given: None, {block: note})
-        with until_enough([]), changed, AttentionWatch(see, inputs["input_ids"].shape):
+        with stop_at_layer([]), changed, AttentionWatch(see, inputs["input_ids"].shape):
             self.encoder(**inputs)
         return outputs[0], values[-1]
 
@@ -243,10 +251,10 @@ class LaterBlocks:
         inputs, calls = examination_inputs(self.encoder, self.pad_token_id), list[tuple[Any, Any]]()
 
         def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-            calls.append((vectors_given(args, kwargs), vectors_in(made)))
+            calls.append((vectors_received(args, kwargs), vectors_in(made)))
 
         blocks = dict.fromkeys(self._blocks)
-        with until_enough([block.register_forward_hook(note, with_kwargs=True) for block in blocks]):
+        with stop_at_layer([block.register_forward_hook(note, with_kwargs=True) for block in blocks]):
             last = run(self.encoder, inputs).last
         n_layers, output = len(calls), calls[-1][1]
         after = self.run(inputs, n_layers + 1, output, self.beside_states(inputs), [n_layers])[n_layers]
@@ -277,7 +285,7 @@ class LaterBlocks:
             number += 1
             if number == block and (first == block or self.are_layers):
                 args, kwargs = with_vectors(args, kwargs, states)
-            given: Any = vectors_given(args, kwargs)
+            given: Any = vectors_received(args, kwargs)
             enter(number, given)
             if number >= block and number in entering:
                 args, kwargs = with_vectors(args, kwargs, entering[number](given))
@@ -286,7 +294,7 @@ class LaterBlocks:
         def project(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if number not in waiting or module is not projections[number]:
                 return None
-            given: Any = vectors_given(args, kwargs)
+            given: Any = vectors_received(args, kwargs)
             return with_vectors(args, kwargs, waiting.pop(number)(given))
 
         assert self.heads.projections is not None  # checked by `of`

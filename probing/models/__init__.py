@@ -114,32 +114,34 @@ def layout_at(site: str, layers: Sequence[int] | None, model: str, n_layers: int
     Raises:
         UserError: If there is none in the folder, if what it is is not known, or if it is of another layer.
     """
-    there = _layouts(folder_of(site))
-    typed = f"`--layer {','.join(map(str, layers))}`" if layers is not None else "`--layer`"
+    layouts = _layouts(folder_of(site))
+    flag_text = f"`--layer {','.join(map(str, layers))}`" if layers is not None else "`--layer`"
     if layers is not None and len(layers) != 1:
-        raise UserError(f"{typed} with `--site {site}`: a dictionary is of one layer; name that one.")
-    known = {layout.layer: layout for layout in there}
-    if len(known) < len(there) and len(there) > 1:
+        raise UserError(f"{flag_text} with `--site {site}`: a dictionary is of one layer; name that one.")
+    known = {layout.layer: layout for layout in layouts}
+    if len(known) < len(layouts) and len(layouts) > 1:
         raise UserError(f"`--site {site}`: two dictionaries in the folder are of one layer; name the folder of one.")
     if layers is None:
-        if len(there) > 1:
+        if len(layouts) > 1:
             listed = ", ".join(str(layer) for layer in sorted(layer for layer in known if layer is not None))
             raise UserError(f"`--site {site}` has dictionaries of layers {listed}; name one of them with `--layer`.")
-        if there[0].layer is None:
+        if layouts[0].layer is None:
             raise UserError(f"`--site {site}` does not say which layer it is of; name it with `--layer`.")
-        layer = there[0].layer
+        layer = layouts[0].layer
     else:
         layer = layers[0]
-    found = known.get(layer) or (known.get(None) if len(there) == 1 else None)
-    if found is None:
-        own = "; ".join(f"layer {one.layer}, by its hook {one.hook}" for one in there)
-        raise UserError(f"{typed} with `--site {site}`: the dictionary is of {own}; give that layer or another folder.")
+    chosen = known.get(layer) or (known.get(None) if len(layouts) == 1 else None)
+    if chosen is None:
+        available = "; ".join(f"layer {candidate.layer}, by its hook {candidate.hook}" for candidate in layouts)
+        raise UserError(
+            f"{flag_text} with `--site {site}`: the dictionary is of {available}; give that layer or another folder."
+        )
     if not 0 <= layer <= n_layers:
         raise UserError(
-            f"`--site {site}` is of layer {layer} (hook {found.hook}), and {model} has layers 0 (embeddings) to "
+            f"`--site {site}` is of layer {layer} (hook {chosen.hook}), and {model} has layers 0 (embeddings) to "
             f"{n_layers}; give the model that it was trained on."
         )
-    return Layout(**{**vars(found), "layer": layer})
+    return Layout(**{**vars(chosen), "layer": layer})
 
 
 def _layouts(folder: Path) -> list[Layout]:
@@ -153,7 +155,7 @@ def _layouts(folder: Path) -> list[Layout]:
             f"{SPARSIFY_WEIGHTS} (sparsify), or a folder of these, and found no {CONFIG}; give the folder of a "
             "dictionary."
         )
-    return [_layout(one) for one in inside]
+    return [_layout(subfolder) for subfolder in inside]
 
 
 def _layout(folder: Path) -> Layout:
@@ -193,8 +195,8 @@ def _of_saelens(folder: Path, config: Mapping[str, Any]) -> Layout:
     if normalisation not in NORMALISATIONS:
         _refuse(folder, f"its normalize_activations is {normalisation}; known are {', '.join(NORMALISATIONS)}")
     by_decoder_norm = bool(flat.get("rescale_acts_by_decoder_norm"))
-    for name, usual in (("reshape_activations", "none"), ("hook_head_index", None), ("hook_point_head_index", None)):
-        if flat.get(name) not in (None, usual):
+    for name, default in (("reshape_activations", "none"), ("hook_head_index", None), ("hook_point_head_index", None)):
+        if flat.get(name) not in (None, default):
             _refuse(folder, f"its {name} is {flat[name]}, and features of hidden states alone are read")
     if by_decoder_norm and architecture != "topk":
         _refuse(folder, f"it rescales by decoder norms, which is known of topk alone, and it is {architecture}")
@@ -202,9 +204,9 @@ def _of_saelens(folder: Path, config: Mapping[str, Any]) -> Layout:
     hook = flat.get("hook_name") or flat.get("hook_point")
     _check_centring(folder, hook, (flat.get("model_from_pretrained_kwargs") or {}).get("center_writing_weights"))
     layer = _layer_of(folder, hook)
-    said = flat.get("hook_layer", flat.get("hook_point_layer"))
-    if hook and said is not None and int(said) not in (layer, _block_of(hook)):
-        _refuse(folder, f"its hook is {hook}, and its hook_layer {said} is another one")
+    stated_layer = flat.get("hook_layer", flat.get("hook_point_layer"))
+    if hook and stated_layer is not None and int(stated_layer) not in (layer, _block_of(hook)):
+        _refuse(folder, f"its hook is {hook}, and its hook_layer {stated_layer} is another one")
     return Layout(
         folder, folder / SAELENS_WEIGHTS, architecture, _whole(folder, flat, "d_in"), _whole(folder, flat, "d_sae"),
         None if architecture != "topk" else _whole(folder, {"k": k}, "k"), bool(flat.get("apply_b_dec_to_input", True)),
@@ -231,8 +233,8 @@ def _of_sparsify(folder: Path, config: Mapping[str, Any]) -> Layout:
 
 def _block_of(hook: str) -> int | None:
     """Return the number in a hook's name, of the block that it belongs to, from 0."""
-    found = _ENTERS.fullmatch(hook) or _LEAVES.fullmatch(hook)
-    return next(int(number) for number in found.groups() if number and number.isdecimal()) if found else None
+    match = _ENTERS.fullmatch(hook) or _LEAVES.fullmatch(hook)
+    return next(int(number) for number in match.groups() if number and number.isdecimal()) if match else None
 
 
 def _layer_of(folder: Path, hook: str | None) -> int | None:
@@ -350,19 +352,19 @@ def parse_layers(layer: int | str | Sequence[int], n_layers: int, model: str, si
     if layers is not None:
         layers = from_the_end(layers, range(n_layers + 1))
     if is_dictionary(site):
-        found = layout_at(site, layers, model, n_layers).layer
-        assert found is not None
-        return [found]
+        dictionary_layer = layout_at(site, layers, model, n_layers).layer
+        assert dictionary_layer is not None
+        return [dictionary_layer]
     if layers is None:
         return list(range(int(is_inside_blocks(site)), n_layers + 1))
     if is_inside_blocks(site) and (out := [k for k in layers if not 1 <= k <= n_layers]):
         raise UserError(
-            f"`--layer {_typed_layers(layer)}`: with `--site {site}`, layer k is inside block k, so {model} has "
+            f"`--layer {_layers_text(layer)}`: with `--site {site}`, layer k is inside block k, so {model} has "
             f"layers 1 to {n_layers}, and not {out[0]}."
         )
     if out := [k for k in layers if not 0 <= k <= n_layers]:
-        typed = _typed_layers(layer)
-        raise UserError(f"`--layer {typed}`: {model} has layers 0 (embeddings) to {n_layers}, so not {out[0]}.")
+        layers_text = _layers_text(layer)
+        raise UserError(f"`--layer {layers_text}`: {model} has layers 0 (embeddings) to {n_layers}, so not {out[0]}.")
     return layers
 
 
@@ -372,13 +374,17 @@ def layer_numbers(layer: int | str | Sequence[int]) -> list[int] | None:
     Raises:
         UserError: If a layer is not a whole number.
     """
-    typed = _typed_layers(layer) or "[]"
+    layers_text = _layers_text(layer) or "[]"
     try:
-        return None if typed == "all" else sorted({number for part in typed.split(",") for number in _numbers(part)})
+        return (
+            None
+            if layers_text == "all"
+            else sorted({number for part in layers_text.split(",") for number in _numbers(part)})
+        )
     except ValueError:
         raise UserError(
-            f"`--layer {typed}` is not a layer: expected a number, a list such as 0,3,6, a range such as 3-6, -1 for "
-            "the last, or all."
+            f"`--layer {layers_text}` is not a layer: expected a number, a list such as 0,3,6, a range such as 3-6, "
+            "-1 for the last, or all."
         ) from None
 
 
@@ -390,17 +396,17 @@ def _numbers(part: str) -> Iterable[int]:
     """
     if not (ends := re.fullmatch(r"(\d{1,4})-(\d{1,4})", part.strip())):
         return [int(part)]
-    if not (found := range(int(ends[1]), int(ends[2]) + 1)):
+    if not (numbers := range(int(ends[1]), int(ends[2]) + 1)):
         raise ValueError(part)
-    return found
+    return numbers
 
 
-def from_the_end(layers: Sequence[int], there: Sequence[int]) -> list[int]:
+def from_the_end(layers: Sequence[int], available: Sequence[int]) -> list[int]:
     """Return layer numbers, ascending, with each negative number replaced by `there[number]`, counted from the end."""
-    return sorted({there[k] if -len(there) <= k < 0 else k for k in layers})
+    return sorted({available[k] if -len(available) <= k < 0 else k for k in layers})
 
 
-def _typed_layers(layer: int | str | Sequence[int]) -> str:
+def _layers_text(layer: int | str | Sequence[int]) -> str:
     return str(layer) if isinstance(layer, int | str) else ",".join(map(str, layer))
 
 

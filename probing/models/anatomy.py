@@ -19,10 +19,10 @@ from probing.models.examination import (
     lengths_are_neutral,
     padding_is_neutral,
     run,
-    telling_the_longest,
-    vectors_given,
     vectors_in,
     vectors_of_tokens,
+    vectors_received,
+    with_max_length_hint,
     with_the_same_weights,
 )
 
@@ -99,8 +99,8 @@ def examine(encoder: nn.Module, pad_token_id: int = 0, name: str = "the model", 
             _check_dtype(encoder, inputs, name)
         states = _states_of(output, inputs["input_ids"].shape, encoder.config, name)
         last = torch.equal(output.last, states[-1])
-        found = (calls for calls in received if last and _receives(calls, states))
-        blocks = next((tuple(module for module, _ in calls) for calls in found), None)
+        matching = (calls for calls in received if last and _receives(calls, states))
+        blocks = next((tuple(module for module, _ in calls) for calls in matching), None)
         if blocks is None and not _enter_blocks(exact, inputs, states):
             raise UserError(
                 f"`--model {name}` ({encoder.config.model_type}): the hidden states that it returns are not what its "  # type: ignore[union-attr]
@@ -148,21 +148,21 @@ def of_copy(anatomy: Anatomy, encoder: nn.Module, copy: nn.Module) -> Anatomy:
     """
     name_of = {module: path for path, module in encoder.named_modules()}
 
-    def there(module: nn.Module) -> nn.Module:
+    def in_copy(module: nn.Module) -> nn.Module:
         return copy.get_submodule(name_of[module])
 
     blocks, table = anatomy.blocks, anatomy.position_table
     return replace(
         anatomy,
-        blocks=None if blocks is None else tuple(map(there, blocks)),
-        position_table=None if table is None else there(table),
+        blocks=None if blocks is None else tuple(map(in_copy, blocks)),
+        position_table=None if table is None else in_copy(table),
     )
 
 
 def _check_dtype(encoder: nn.Module, inputs: dict[str, Tensor], name: str) -> None:
     """Refuse an encoder that runs in float32 and not in its own dtype."""
     config: Any = encoder.config
-    parameter = next(one for one in encoder.parameters() if str(one.dtype) in _LOW)
+    parameter = next(weight for weight in encoder.parameters() if str(weight.dtype) in _LOW)
     try:
         with_the_same_weights(encoder)(**inputs)
     except Exception as error:  # some families mix float32 into their products
@@ -190,7 +190,7 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
         For each layer, shape (batch, sequence, d_model), in the encoder's dtype.
     """
     if anatomy.blocks is None:
-        with telling_the_longest(encoder, inputs):
+        with with_max_length_hint(encoder, inputs):
             states = run(encoder, inputs, output_hidden_states=True).states
         return {k: states[k] for k in layers}
     highest, n_calls, length = max(layers), 0, inputs["input_ids"].shape[1]
@@ -199,24 +199,24 @@ def hidden_states(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], *
     def capture(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal n_calls
         if n_calls in layers:
-            captured[n_calls] = vectors_of_tokens(vectors_given(args, kwargs), length)
+            captured[n_calls] = vectors_of_tokens(vectors_received(args, kwargs), length)
         if n_calls == highest:
-            raise Enough
+            raise StopForward
         n_calls += 1
 
     handles = [block.register_forward_pre_hook(capture, with_kwargs=True) for block in dict.fromkeys(anatomy.blocks)]
-    with telling_the_longest(encoder, inputs), until_enough(handles):
+    with with_max_length_hint(encoder, inputs), stop_at_layer(handles):
         captured[anatomy.n_layers] = run(encoder, inputs).last
     return {k: captured[k] for k in layers}
 
 
-class Enough(Exception):
+class StopForward(Exception):
     """Ends a forward pass once the highest layer requested is known."""
 
 
 @contextmanager
-def until_enough(handles: Iterable[RemovableHandle]) -> Iterator[None]:
-    """Run a forward pass that a hook may end by raising `Enough`, and remove the hooks.
+def stop_at_layer(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Run a forward pass that a hook may end by raising `StopForward`, and remove the hooks.
 
     Args:
         handles: The hooks of the pass.
@@ -226,7 +226,7 @@ def until_enough(handles: Iterable[RemovableHandle]) -> Iterator[None]:
     try:
         with fast_linear_maps():
             yield
-    except Enough:
+    except StopForward:
         pass
     finally:
         for handle in handles:
@@ -261,7 +261,7 @@ def _record_calls(encoder: nn.Module) -> tuple[list[list[_Call]], list[Any]]:
             calls: list[_Call] = []
 
             def note(module: nn.Module, args: Any, kwargs: Any, calls: list[_Call] = calls) -> None:
-                calls.append((module, vectors_given(args, kwargs)))
+                calls.append((module, vectors_received(args, kwargs)))
 
             handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
             received.append(calls)
@@ -275,8 +275,8 @@ def _record_embeddings(encoder: nn.Module) -> tuple[list[tuple[nn.Module, Tensor
     embedded: list[tuple[nn.Module, Tensor]] = []
     embeddings = [module for module in encoder.modules() if isinstance(module, nn.Embedding)]
 
-    def note(module: nn.Module, args: Any, made: Any) -> None:
-        if (rows := vectors_in(made)) is not None:
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        if (rows := vectors_in(output)) is not None:
             embedded.append((module, rows))
 
     return embedded, [module.register_forward_hook(note) for module in embeddings]
@@ -298,7 +298,7 @@ def _receives(calls: Sequence[_Call], states: Sequence[Tensor]) -> bool:
     return len(calls) == len(states) - 1 and all(
         value is not None and value.shape == state.shape and torch.equal(value, state)
         for value, state in zip(
-            (vectors_of_tokens(given, states[0].shape[1]) for _, given in calls), states, strict=False
+            (vectors_of_tokens(block_input, states[0].shape[1]) for _, block_input in calls), states, strict=False
         )
     )
 
@@ -318,14 +318,20 @@ def _enter_blocks(encoder: nn.Module, inputs: Mapping[str, Tensor], states: Sequ
 
     copy = with_the_same_weights(encoder)
     n_blocks, handles = len(states) - 1, []
-    lists = [one for one in copy.modules() if isinstance(one, nn.ModuleList) and len(one) == n_blocks]
+    lists = [
+        module_list
+        for module_list in copy.modules()
+        if isinstance(module_list, nn.ModuleList) and len(module_list) == n_blocks
+    ]
     entered: list[set[int]] = [set() for _ in lists]
-    for members, found in zip(lists, entered, strict=True):
+    for members, block_numbers in zip(lists, entered, strict=True):
         for k, member in enumerate(members):
 
-            def note(module: nn.Module, args: Any, kwargs: Any, k: int = k, found: set[int] = found) -> None:
-                if k not in found and _carries(vectors_given(args, kwargs), states[k]):
-                    found.add(k)
+            def note(
+                module: nn.Module, args: Any, kwargs: Any, k: int = k, numbers_seen: set[int] = block_numbers
+            ) -> None:
+                if k not in numbers_seen and _carries(vectors_received(args, kwargs), states[k]):
+                    numbers_seen.add(k)
 
             handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in member.modules()]
     try:
@@ -333,7 +339,7 @@ def _enter_blocks(encoder: nn.Module, inputs: Mapping[str, Tensor], states: Sequ
     finally:
         for handle in handles:
             handle.remove()
-    return any(len(found) == n_blocks for found in entered)
+    return any(len(block_numbers) == n_blocks for block_numbers in entered)
 
 
 def _carries(value: Any, state: Tensor) -> bool:
@@ -344,8 +350,8 @@ def _carries(value: Any, state: Tensor) -> bool:
         return False
     n_tokens = state.shape[1]
     in_order = (value.permute(order) for order in permutations(range(value.dim())))
-    cut = (one[:, part] for one in in_order for part in (slice(n_tokens), slice(-n_tokens, None)))
-    return any(one.shape == state.shape and torch.equal(one, state) for one in cut)
+    cut = (permuted[:, part] for permuted in in_order for part in (slice(n_tokens), slice(-n_tokens, None)))
+    return any(permuted.shape == state.shape and torch.equal(permuted, state) for permuted in cut)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -360,18 +366,18 @@ def leave_out_blocks(config: Any, layer: int, name: str) -> bool:
         UserError: If there is no such block.
     """
     n_blocks = config.num_hidden_layers
-    kept = n_blocks + 1 + layer if layer < 0 else layer
-    if not 1 <= kept <= n_blocks:
+    n_remaining = n_blocks + 1 + layer if layer < 0 else layer
+    if not 1 <= n_remaining <= n_blocks:
         raise UserError(
             f"`--tuning.layer {layer}`: {name} has {n_blocks} blocks; expected the one under the head, 1 to "
             f"{n_blocks}, or -1 (the last) to -{n_blocks}."
         )
-    if kept == n_blocks:
+    if n_remaining == n_blocks:
         return False
     for option, value in config.to_dict().items():  # lists with an entry for each block, such as `layer_types`
         if option != "architectures" and isinstance(value, list | tuple) and len(value) == n_blocks:
-            setattr(config, option, value[:kept])
-    config.num_hidden_layers = kept
+            setattr(config, option, value[:n_remaining])
+    config.num_hidden_layers = n_remaining
     return True
 
 
@@ -382,9 +388,9 @@ def are_lower_layers(base: Any, encoder: Any) -> bool:
     inputs = examination_inputs(encoder, int(getattr(encoder.config, "pad_token_id", None) or 0))
     copies = with_the_same_weights(base), with_the_same_weights(encoder)  # some models keep state
     with torch.inference_mode():
-        own, whole = (run(one, inputs, output_hidden_states=True).states for one in copies)
+        lower, whole = (run(model, inputs, output_hidden_states=True).states for model in copies)
     n_layers = base.config.num_hidden_layers
-    return len(own) == n_layers + 1 and all(torch.equal(own[k], whole[k]) for k in range(n_layers))
+    return len(lower) == n_layers + 1 and all(torch.equal(lower[k], whole[k]) for k in range(n_layers))
 
 
 def not_cut(config: Any, layer: int, name: str) -> UserError:

@@ -29,8 +29,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertConfig
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 from probing.errors import UserError
-from probing.models.anatomy import Anatomy, Enough, until_enough
-from probing.models.examination import examination_inputs, telling_the_longest, vectors_given
+from probing.models.anatomy import Anatomy, StopForward, stop_at_layer
+from probing.models.examination import examination_inputs, vectors_received, with_max_length_hint
 from probing.runtime.trainer import to_float64
 
 # Receives the attention of the next block, shape (batch, heads, from, to), and the values, (batch, heads, to, d_head).
@@ -85,8 +85,8 @@ class Heads:
         if self.projections is None:
             return None
         modules = dict.fromkeys(self.projections)
-        found = {name: _projection(encoder.get_submodule(name), self.n_heads, self.d_head) for name in modules}
-        return [found[name] for name in self.projections]
+        by_name = {name: _projection(encoder.get_submodule(name), self.n_heads, self.d_head) for name in modules}
+        return [by_name[name] for name in self.projections]
 
 
 def find_heads(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0, name: str = "the model") -> Heads:
@@ -106,27 +106,27 @@ def find_heads(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0, name
     with torch.inference_mode():
         seen, is_flat = _run(encoder, anatomy, examination_inputs(encoder, pad_token_id))
     n_layers = anatomy.n_layers
-    shapes = {(len(one.probabilities[0]), one.values.shape[-1]) for one in seen}
-    in_order = anatomy.blocks is None or [one.block for one in seen] == list(range(1, n_layers + 1))
-    sums_to_one = all(bool(((one.probabilities[0].sum(-1) - 1).abs() < 0.01).all()) for one in seen)
+    shapes = {(len(attention.probabilities[0]), attention.values.shape[-1]) for attention in seen}
+    in_order = anatomy.blocks is None or [attention.block for attention in seen] == list(range(1, n_layers + 1))
+    is_normalised = all(bool(((attention.probabilities[0].sum(-1) - 1).abs() < 0.01).all()) for attention in seen)
     names = {module: path for path, module in encoder.named_modules()}
-    projections = [next(filter(one.feeds, one.calls), None) for one in seen]
-    found = tuple(names[call.module] for call in projections if call)
-    if not seen or len(seen) != n_layers or len(shapes) != 1 or not (in_order and sums_to_one):
+    projections = [next(filter(attention.feeds, attention.calls), None) for attention in seen]
+    projection_names = tuple(names[call.module] for call in projections if call)
+    if not seen or len(seen) != n_layers or len(shapes) != 1 or not (in_order and is_normalised):
         raise UserError(
             f"`--model {name}` ({config.model_type}) has {n_layers} blocks, and {len(seen)} attentions were seen in a "
             "forward pass, where one is expected in each block, with equally many heads and weights that sum to 1; "
             "choose a model with attention weights, loaded with `attn_implementation` sdpa or eager."
         )
     # Of heads and sentences in one row, only the map that reads the heads tells which are which.
-    if is_flat and len(found) != n_layers:
+    if is_flat and len(projection_names) != n_layers:
         raise UserError(
             f"`--model {name}` ({config.model_type}): its heads cannot be told from its sentences, because no map is "
             "seen to read them; choose another model."
         )
     ((n_heads, d_head),) = shapes
-    is_causal = not any(bool(one.probabilities[0].triu(1).any()) for one in seen)
-    return Heads(n_layers, n_heads, d_head, is_causal, found if len(found) == n_layers else None)
+    is_causal = not any(bool(attention.probabilities[0].triu(1).any()) for attention in seen)
+    return Heads(n_layers, n_heads, d_head, is_causal, projection_names if len(projection_names) == n_layers else None)
 
 
 def read_heads(
@@ -156,10 +156,10 @@ def read_heads(
             read_mask(watch.visible())
         read(n_seen, probabilities, values)
         if n_seen == heads.n_layers:
-            raise Enough
+            raise StopForward
 
     watch = AttentionWatch(see, inputs["input_ids"].shape)
-    with telling_the_longest(encoder, inputs), until_enough([]), watch:
+    with with_max_length_hint(encoder, inputs), stop_at_layer([]), watch:
         encoder(**inputs)
 
 
@@ -207,13 +207,13 @@ class AttentionWatch(TorchFunctionMode):
             weights, self.weights = self.weights, None
             self.see(_wide(weights), _values(weights, factors[1], factors[0]))
             self.scores = None
-        made = func(*args, **kwargs)
-        if name == "softmax" and (found := self._attention(made)) is not None:
-            self.weights, self.address, self.scores = found, made.data_ptr(), args[0].reshape(found.shape)
-        elif self.weights is not None and isinstance(made, Tensor) and self._reads(args):
+        output = func(*args, **kwargs)
+        if name == "softmax" and (attention := self._attention(output)) is not None:
+            self.weights, self.address, self.scores = attention, output.data_ptr(), args[0].reshape(attention.shape)
+        elif self.weights is not None and isinstance(output, Tensor) and self._reads(args):
             # In another shape or dtype, or after dropout, it is still the same attention.
-            self.address = made.data_ptr() if made.numel() == self.weights.numel() else self.address
-        return made
+            self.address = output.data_ptr() if output.numel() == self.weights.numel() else self.address
+        return output
 
     def visible(self) -> Tensor | None:
         """Return whether each query of the attention that is being seen may see a key, in some head.
@@ -232,14 +232,14 @@ class AttentionWatch(TorchFunctionMode):
         shown = self.mask if self.mask.dtype == torch.bool else self.mask > -_MASKED
         return shown.expand(*(1,) * (4 - shown.dim()), *shown.shape).any(1)
 
-    def _attention(self, made: Any) -> Tensor | None:
+    def _attention(self, softmax: Any) -> Tensor | None:
         """Return a softmax as attention, shape (batch, heads, from, to); None if it is none."""
-        if not isinstance(made, Tensor) or made.shape[-2:] != (self.length, self.length):
+        if not isinstance(softmax, Tensor) or softmax.shape[-2:] != (self.length, self.length):
             return None
-        if made.dim() == 3 and made.shape[0] % self.n == 0:  # the heads of all sequences in one row, as in XGLM
+        if softmax.dim() == 3 and softmax.shape[0] % self.n == 0:  # the heads of all sequences in one row, as in XGLM
             self.is_flat = True
-            return made.view(self.n, -1, self.length, self.length)
-        return made if made.dim() == 4 and made.shape[0] == self.n else None
+            return softmax.view(self.n, -1, self.length, self.length)
+        return softmax if softmax.dim() == 4 and softmax.shape[0] == self.n else None
 
     def _reads(self, args: Sequence[Any]) -> bool:
         return bool(args) and isinstance(args[0], Tensor) and args[0].data_ptr() == self.address
@@ -258,7 +258,9 @@ class AttentionWatch(TorchFunctionMode):
             return
         n_heads = query.shape[1]
         # Several query heads share one head of keys and values.
-        key, value = (one.repeat_interleave(n_heads // one.shape[1], dim=1) for one in (key, value))
+        key, value = (
+            heads_tensor.repeat_interleave(n_heads // heads_tensor.shape[1], dim=1) for heads_tensor in (key, value)
+        )
         scores = torch.matmul(query, key.transpose(2, 3)).to(torch.promote_types(query.dtype, torch.float32))
         scores *= query.shape[-1] ** -0.5 if scale is None else scale
         if is_causal:
@@ -300,7 +302,7 @@ def _values(weights: Tensor, factor: Tensor, equation: str) -> Tensor:
 @dataclass(frozen=True)
 class _Call:
     module: nn.Module
-    given: Tensor
+    states_in: Tensor
 
 
 @dataclass(frozen=True)
@@ -315,15 +317,15 @@ class _Seen:
     def feeds(self, call: _Call) -> bool:
         """Whether the module's input begins with the concatenated outputs of the heads."""
         n_heads, d_head = self.values.shape[1], self.values.shape[3]
-        if call.given.dim() != 3 or call.given.shape[-1] < n_heads * d_head:
+        if call.states_in.dim() != 3 or call.states_in.shape[-1] < n_heads * d_head:
             return False
         # The first sequence has no padding.
         expected = (self.probabilities[0].to(self.values.dtype) @ self.values[0]).transpose(0, 1).flatten(1)
-        found = call.given[0, :, : n_heads * d_head]
-        if found.shape != expected.shape or call.given.shape[-1] % d_head:
+        actual = call.states_in[0, :, : n_heads * d_head]
+        if actual.shape != expected.shape or call.states_in.shape[-1] % d_head:
             return False
-        error = (found - expected).abs().max()
-        return bool(error <= _ROUNDING[found.dtype] * expected.abs().max())
+        error = (actual - expected).abs().max()
+        return bool(error <= _ROUNDING[actual.dtype] * expected.abs().max())
 
 
 def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> tuple[list[_Seen], bool]:
@@ -342,13 +344,13 @@ def _run(encoder: nn.Module, anatomy: Anatomy, inputs: Mapping[str, Tensor]) -> 
         seen.append(_Seen(block, probabilities.clone(), values.clone(), []))
 
     def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-        if seen and (given := vectors_given(args, kwargs)) is not None:
-            seen[-1].calls.append(_Call(module, given.clone()))
+        if seen and (states_in := vectors_received(args, kwargs)) is not None:
+            seen[-1].calls.append(_Call(module, states_in.clone()))
 
-    handles = [one.register_forward_pre_hook(enter) for one in dict.fromkeys(anatomy.blocks or ())]
+    handles = [watched.register_forward_pre_hook(enter) for watched in dict.fromkeys(anatomy.blocks or ())]
     matrices = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
     handles += [module.register_forward_pre_hook(note, with_kwargs=True) for module in matrices]
-    with until_enough(handles), AttentionWatch(see, inputs["input_ids"].shape) as watch:
+    with stop_at_layer(handles), AttentionWatch(see, inputs["input_ids"].shape) as watch:
         encoder(**inputs)
     return seen, watch.is_flat
 
@@ -358,10 +360,12 @@ def _projection(module: nn.Module, n_heads: int, d_head: int) -> OutputProjectio
     """Return the part of a linear map that reads the heads."""
     weight: Any = module.weight
     for matrix in (weight.t(), weight):  # stored by outputs, as in `nn.Linear`, or by inputs, as in GPT-2
-        given = torch.ones(1, matrix.shape[0], dtype=weight.dtype, device=weight.device).cumsum(-1) / matrix.shape[0]
-        zero = module(torch.zeros_like(given))
-        made, expected = module(given) - zero, given @ matrix
-        if made.shape == expected.shape and (made - expected).abs().max() <= _ROUNDING[weight.dtype] * (
+        probe_input = (
+            torch.ones(1, matrix.shape[0], dtype=weight.dtype, device=weight.device).cumsum(-1) / matrix.shape[0]
+        )
+        zero = module(torch.zeros_like(probe_input))
+        actual, expected = module(probe_input) - zero, probe_input @ matrix
+        if actual.shape == expected.shape and (actual - expected).abs().max() <= _ROUNDING[weight.dtype] * (
             expected.abs().max()
         ):
             break
@@ -431,37 +435,38 @@ def find_query_keys(
         UserError: If a block has no queries and keys whose products, with a bias for each offset, give its attention.
     """
     inputs = examination_inputs(encoder, pad_token_id)
-    found = [_query_key(block, heads) for block in _observe(encoder, anatomy, inputs)]
-    if not found or len(found) != heads.n_layers:
+    query_keys = [_query_key(block, heads) for block in _observe(encoder, anatomy, inputs)]
+    if not query_keys or len(query_keys) != heads.n_layers:
         raise UserError("its blocks do not pass hidden states from one to the next, so that their inputs are not known")
-    if None in found:
+    if None in query_keys:
         raise UserError(
-            f"the attention of its block {found.index(None) + 1} is not that of products of queries and keys that are "
+            f"the attention of its block {query_keys.index(None) + 1} is not that of products of queries and keys "
+            "that are "
             "linear in the block's input: its queries and keys are rotated or normalised, or its scores have another "
             "term than a bias for each offset"
         )
-    there = [one for one in found if one is not None]
-    if not any(has_bias for _, has_bias in there):
-        return [one for one, _ in there]
+    known = [query_key for query_key in query_keys if query_key is not None]
+    if not any(has_bias for _, has_bias in known):
+        return [query_key for query_key, _ in known]
     # Any ordinary tokens will do.
     input_ids = inputs["input_ids"][0].repeat(-(-longest // inputs["input_ids"].shape[1]))[None, :longest]
     long = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     blocks = iter(_observe(encoder, anatomy, long, keeps_calls=False))
-    return [replace(one, biases=_biases_of(next(blocks), one, heads)) for one, _ in there]
+    return [replace(query_key, biases=_biases_of(next(blocks), query_key, heads)) for query_key, _ in known]
 
 
 @dataclass(frozen=True)
 class _QueryKeyCall:
     module: nn.Module
-    given: Tensor
-    made: Tensor
+    states_in: Tensor
+    states_out: Tensor
 
 
 @dataclass
 class _Block:
     """A block's input, the calls of modules without submodules before its attention, and the attention."""
 
-    given: Tensor
+    states_in: Tensor
     calls: list[_QueryKeyCall] = field(default_factory=list)
     probabilities: Tensor | None = None
 
@@ -470,47 +475,49 @@ def _observe(encoder: nn.Module, anatomy: Anatomy, inputs: dict[str, Tensor], ke
     blocks: list[_Block] = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given: Any = vectors_given(args, kwargs)
-        blocks.append(_Block(given.clone()))
+        states_in: Any = vectors_received(args, kwargs)
+        blocks.append(_Block(states_in.clone()))
 
     def see(probabilities: Tensor, values: Tensor) -> None:
         if blocks:
             blocks[-1].probabilities = probabilities.clone()
 
-    def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        given = vectors_given(args, kwargs)
+    def note(module: nn.Module, args: Any, kwargs: Any, states_out: Any) -> None:
+        states_in = vectors_received(args, kwargs)
         if not blocks or blocks[-1].probabilities is not None:
             return
         # Copy only outputs with one vector per token: if the attention itself were copied here, `AttentionWatch` would
         # follow the copy instead.
-        is_of_tokens = isinstance(made, Tensor) and made.shape[:-1] == blocks[-1].given.shape[:-1]
-        if is_of_tokens and given is not None:
-            blocks[-1].calls.append(_QueryKeyCall(module, given.clone(), made.clone()))
+        is_of_tokens = isinstance(states_out, Tensor) and states_out.shape[:-1] == blocks[-1].states_in.shape[:-1]
+        if is_of_tokens and states_in is not None:
+            blocks[-1].calls.append(_QueryKeyCall(module, states_in.clone(), states_out.clone()))
 
-    handles = [one.register_forward_pre_hook(enter, with_kwargs=True) for one in dict.fromkeys(anatomy.blocks or ())]
+    handles = [
+        block.register_forward_pre_hook(enter, with_kwargs=True) for block in dict.fromkeys(anatomy.blocks or ())
+    ]
     leaves = [module for module in encoder.modules() if keeps_calls and not any(True for _ in module.children())]
     handles += [module.register_forward_hook(note, with_kwargs=True) for module in leaves]
-    with until_enough(handles), AttentionWatch(see, inputs["input_ids"].shape):
+    with stop_at_layer(handles), AttentionWatch(see, inputs["input_ids"].shape):
         encoder(**inputs)
     return blocks
 
 
 def _query_key(block: _Block, heads: Heads) -> tuple[QueryKey, bool] | None:
     """Return the queries and keys of a block, and whether there is a bias of relative positions."""
-    for has_bias, (one, other) in product((False, True), permutations(_candidates(block, heads), 2)):
-        (a, columns_a), (b, columns_b) = one, other
+    for has_bias, (first, second) in product((False, True), permutations(_candidates(block, heads), 2)):
+        (a, columns_a), (b, columns_b) = first, second
         width = columns_a.stop - columns_a.start
-        if width != columns_b.stop - columns_b.start or a.given.shape != b.given.shape:
+        if width != columns_b.stop - columns_b.start or a.states_in.shape != b.states_in.shape:
             continue
-        if not torch.equal(a.given, b.given):
+        if not torch.equal(a.states_in, b.states_in):
             continue
         for scale in ((width // heads.n_heads) ** -0.5, 1.0):
-            if _is_attention(block, a.made[..., columns_a], b.made[..., columns_b], scale, heads, has_bias):
+            if _is_attention(block, a.states_out[..., columns_a], b.states_out[..., columns_b], scale, heads, has_bias):
                 reached, norm = _norm_before(block, a)
                 if not reached:
                     return None
                 (query, query_bias), (key, _) = (
-                    _of_heads(call, columns, heads.n_heads) for call, columns in (one, other)
+                    _of_heads(call, columns, heads.n_heads) for call, columns in (first, second)
                 )
                 return QueryKey(query * scale, query_bias * scale, key, norm), has_bias
     return None
@@ -523,7 +530,7 @@ def _candidates(block: _Block, heads: Heads) -> Iterator[tuple[_QueryKeyCall, sl
     for call in block.calls:
         if getattr(getattr(call.module, "weight", None), "ndim", 0) != 2:
             continue
-        width, of_heads = call.made.shape[-1], heads.n_heads * heads.d_head
+        width, of_heads = call.states_out.shape[-1], heads.n_heads * heads.d_head
         if width % of_heads == 0:
             yield from ((call, slice(first, first + of_heads)) for first in range(0, width, of_heads))
         elif width % heads.n_heads == 0:
@@ -535,7 +542,9 @@ def _is_attention(
 ) -> bool:  # fmt: skip
     assert block.probabilities is not None
     # The first sequence has no padding.
-    query, key = (to_float64(one[0]).unflatten(-1, (heads.n_heads, -1)).transpose(0, 1) for one in (queries, keys))
+    query, key = (
+        to_float64(projected[0]).unflatten(-1, (heads.n_heads, -1)).transpose(0, 1) for projected in (queries, keys)
+    )
     scores, probabilities = scale * (query @ key.transpose(1, 2)), to_float64(block.probabilities[0])
     if has_bias:
         index = torch.arange(scores.shape[1], device=scores.device)
@@ -546,11 +555,11 @@ def _is_attention(
     return bool(error <= _QUERY_KEY_ROUNDING[queries.dtype])
 
 
-def _biases_of(block: _Block, found: QueryKey, heads: Heads) -> Tensor:
+def _biases_of(block: _Block, query_key: QueryKey, heads: Heads) -> Tensor:
     """Return the biases of a block, from the attention of one long sequence."""
     assert block.probabilities is not None
-    x = found.inputs(block.given[0].cpu().double())
-    scores = (x @ found.query + found.query_bias[:, None]) @ (x @ found.key).transpose(1, 2)
+    x = query_key.inputs(block.states_in[0].cpu().double())
+    scores = (x @ query_key.query + query_key.query_bias[:, None]) @ (x @ query_key.key).transpose(1, 2)
     return _biases(block.probabilities[0].cpu().double(), scores)
 
 
@@ -574,18 +583,18 @@ def _biases(probabilities: Tensor, scores: Tensor) -> Tensor:
 
 def _norm_before(block: _Block, call: _QueryKeyCall) -> tuple[bool, nn.Module | None]:
     """Return whether a map reads the block's input, either directly or after one norm, and this norm, if any."""
-    if torch.equal(call.given, block.given):
+    if torch.equal(call.states_in, block.states_in):
         return True, None
     for other in block.calls:
-        same = other.given.shape == block.given.shape == other.made.shape
-        if same and torch.equal(other.given, block.given) and torch.equal(other.made, call.given):
+        same = other.states_in.shape == block.states_in.shape == other.states_out.shape
+        if same and torch.equal(other.states_in, block.states_in) and torch.equal(other.states_out, call.states_in):
             return True, _in_float64(other.module)
     return False, None
 
 
 def _of_heads(call: _QueryKeyCall, columns: slice, n_heads: int) -> tuple[Tensor, Tensor]:
     """Return the matrix of each head, shape (heads, d_model, d_head), and its bias, shape (heads, d_head), float64."""
-    module, width = _in_float64(call.module), call.given.shape[-1]
+    module, width = _in_float64(call.module), call.states_in.shape[-1]
     bias = module(torch.zeros(1, width, dtype=torch.float64))[0]
     matrix = module(torch.eye(width, dtype=torch.float64)) - bias
     return (

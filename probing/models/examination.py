@@ -82,7 +82,7 @@ def outline(config: Any, make: Callable[[Any], Any] | None) -> Any:
 
 
 @contextmanager
-def telling_the_longest(encoder: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[None]:
+def with_max_length_hint(encoder: nn.Module, inputs: Mapping[str, Tensor]) -> Iterator[None]:
     """Turn the error of a model that takes no sequences of this length into one that says which it takes.
 
     It is found by running the model, because not every configuration names it.
@@ -165,16 +165,19 @@ def run(encoder: nn.Module, inputs: Mapping[str, Tensor], **options: bool) -> Ou
     """
     if "return_dict" in signature(encoder.forward).parameters:
         options["return_dict"] = True  # where it is an argument, it may be false by default
-    made = encoder(**inputs, **options)
-    if isinstance(made, tuple | list):
+    output = encoder(**inputs, **options)
+    if isinstance(output, tuple | list):
         # Only the hidden states of all layers are a sequence of their own.
-        last, states = vectors_in(made), next((one for one in made if isinstance(one, tuple | list)), None)
+        last, states = (
+            vectors_in(output),
+            next((element for element in output if isinstance(element, tuple | list)), None),
+        )
         attentions = None
     else:
-        last, states = getattr(made, "last_hidden_state", None), getattr(made, "hidden_states", None)
-        attentions = getattr(made, "attentions", None)
+        last, states = getattr(output, "last_hidden_state", None), getattr(output, "hidden_states", None)
+        attentions = getattr(output, "attentions", None)
     if last is None:
-        raise Unreadable(f"returns {type(made).__name__} without a last hidden state")
+        raise Unreadable(f"returns {type(output).__name__} without a last hidden state")
     length = inputs["input_ids"].shape[1]
     read = [vectors_of_tokens(state, length) for state in states or ()]
     return Output(last, tuple(state for state in read if state is not None), tuple(attentions or ()))
@@ -187,8 +190,8 @@ def vectors_of_tokens(value: Any, length: int) -> Tensor | None:
         value: Anything that a module receives or returns.
         length: Number of tokens of a sequence.
     """
-    found = vectors_in(value)
-    return found[:, :length] if found is not None and found.dim() == 3 else found
+    vectors = vectors_in(value)
+    return vectors[:, :length] if vectors is not None and vectors.dim() == 3 else vectors
 
 
 def vectors_in(value: Any) -> Tensor | None:
@@ -201,20 +204,20 @@ def vectors_in(value: Any) -> Tensor | None:
         value = tuple(value.values())
     if not isinstance(value, tuple | list):
         return None
-    return next((found for one in value if (found := vectors_in(one)) is not None), None)
+    return next((vectors for element in value if (vectors := vectors_in(element)) is not None), None)
 
 
-def vectors_given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+def vectors_received(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Return the vectors that a call of a module receives; None without any."""
     return vectors_in((*args, *kwargs.values()))
 
 
 def with_vectors(args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Tensor) -> tuple[Any, dict[str, Any]]:
     """Return the arguments of a call with other vectors in the place of those that it receives."""
-    for i, one in enumerate(args):
-        if vectors_in(one) is not None:
+    for i, argument in enumerate(args):
+        if vectors_in(argument) is not None:
             return (*args[:i], value, *args[i + 1 :]), dict(kwargs)
-    name = next(name for name, one in kwargs.items() if vectors_in(one) is not None)
+    name = next(name for name, argument in kwargs.items() if vectors_in(argument) is not None)
     return args, {**kwargs, name: value}
 
 
@@ -234,19 +237,19 @@ def in_float32(encoder: nn.Module) -> nn.Module | None:
     from torch import nn
 
     parameters = list(encoder.parameters())
-    further = sum(4 * one.numel() for one in parameters if one.dtype != torch.float32)
+    further = sum(4 * parameter.numel() for parameter in parameters if parameter.dtype != torch.float32)
     room, device = _room(parameters[0].device), parameters[0].device
-    here = 0 if device.type == "cuda" else sum(one.nbytes for one in parameters)
-    if room is not None and here + further > room:
+    current_bytes = 0 if device.type == "cuda" else sum(parameter.nbytes for parameter in parameters)
+    if room is not None and current_bytes + further > room:
         return None
-    made: dict[int, Tensor] = {}
-    for one in parameters:
-        is_wider = one.is_floating_point() and one.dtype != torch.float32
-        made[id(one)] = nn.Parameter(one.float(), requires_grad=False) if is_wider else one
+    converted: dict[int, Tensor] = {}
+    for parameter in parameters:
+        is_wider = parameter.is_floating_point() and parameter.dtype != torch.float32
+        converted[id(parameter)] = nn.Parameter(parameter.float(), requires_grad=False) if is_wider else parameter
     for buffer in encoder.buffers():
         is_wider = buffer.is_floating_point() and buffer.dtype != torch.float32
-        made[id(buffer)] = buffer.float() if is_wider else buffer.clone()
-    copy = deepcopy(encoder, made)
+        converted[id(buffer)] = buffer.float() if is_wider else buffer.clone()
+    copy = deepcopy(encoder, converted)
     copy.config.dtype = torch.float32
     return copy
 
@@ -295,7 +298,7 @@ def padding_is_neutral(encoder: nn.Module, inputs: Mapping[str, Tensor], states:
     """
     alone = {name: values[1:, :-PADDING] for name, values in inputs.items()}
     by_itself = run(encoder, alone, output_hidden_states=True).states
-    changes = (_mean_change(state[1:, :-PADDING], own) for state, own in zip(states, by_itself, strict=True))
+    changes = (_mean_change(state[1:, :-PADDING], unpadded) for state, unpadded in zip(states, by_itself, strict=True))
     return max(changes) <= _ROUNDING
 
 
@@ -320,7 +323,7 @@ def lengths_are_neutral(encoder: nn.Module, lengths: Sequence[int], pad_token_id
 
     def read(model: nn.Module, *together: int) -> Tensor:
         inputs = _sequences(encoder, together, pad_token_id)
-        with telling_the_longest(model, inputs):
+        with with_max_length_hint(model, inputs):
             return run(model, inputs).last
 
     # A kind of attention that was chosen once may stay: so each order begins with a model that has read nothing.
@@ -342,21 +345,21 @@ def lengths_are_neutral(encoder: nn.Module, lengths: Sequence[int], pad_token_id
     )
 
 
-def relative_changes(found: Tensor, expected: Tensor) -> Tensor:
+def relative_changes(actual: Tensor, expected: Tensor) -> Tensor:
     """Return the distance of the two states of each token, relative to the norm of the one expected."""
-    found, expected = found.float(), expected.float()
-    return (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
+    actual, expected = actual.float(), expected.float()
+    return (actual - expected).norm(dim=-1) / expected.norm(dim=-1).clamp_min(1e-30)
 
 
-def largest_change(found: Tensor, expected: Tensor) -> float:
+def largest_change(actual: Tensor, expected: Tensor) -> float:
     """Return the largest of the relative changes."""
-    return float(relative_changes(found, expected).max())
+    return float(relative_changes(actual, expected).max())
 
 
 def _examined_lengths(config: Any, lengths: Sequence[int]) -> list[int]:
     """Return the lengths to be examined, ascending."""
-    there = [int(n) for n in lengths if n > 0]
-    first, last = min(there, default=1), max(there, default=1)
+    positive = [int(n) for n in lengths if n > 0]
+    first, last = min(positive, default=1), max(positive, default=1)
     limits = sorted(n for n in _limits(config) if first <= n < last)[-_MOST_LIMITS:]
     return sorted({first, last, *limits, *(n + 1 for n in limits)})
 
@@ -370,10 +373,10 @@ def _limits(config: Any) -> set[int]:
 def _numbers(entries: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in entries.items():
         if isinstance(value, Mapping):
-            yield from _numbers({f"{name} {inner}": one for inner, one in value.items()})
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if type(one) is int:
-                yield str(name), one
+            yield from _numbers({f"{name} {inner}": element for inner, element in value.items()})
+        for element in value if isinstance(value, list | tuple) else [value]:
+            if type(element) is int:
+                yield str(name), element
 
 
 def _sequences(encoder: nn.Module, lengths: Sequence[int], pad_token_id: int) -> dict[str, Tensor]:
@@ -389,8 +392,8 @@ def _sequences(encoder: nn.Module, lengths: Sequence[int], pad_token_id: int) ->
     return {"input_ids": torch.where(mask, ids, pad_token_id), "attention_mask": mask.long()}
 
 
-def _mean_change(found: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((found - expected).abs().float().mean() / expected.abs().float().mean().clamp_min(1e-30))
+def _mean_change(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual - expected).abs().float().mean() / expected.abs().float().mean().clamp_min(1e-30))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -473,7 +476,7 @@ def model_behaviour(model: nn.Module, encoder: nn.Module, tokenizer: Any) -> str
     """
     import torch
 
-    with _one_thread(), torch.random.fork_rng(devices=[]), torch.inference_mode():
+    with _single_thread(), torch.random.fork_rng(devices=[]), torch.inference_mode():
         *short, longest = _inputs(encoder, tokenizer)
         first = _records(model, short)
         try:
@@ -482,7 +485,7 @@ def model_behaviour(model: nn.Module, encoder: nn.Module, tokenizer: Any) -> str
             rest = [("", type(error).__name__)]
         again = _records(model, short)  # by now, a state that passes change has changed
     if first != again:
-        changed = (one[0] for one, other in zip(first, again, strict=False) if one != other)
+        changed = (record[0] for record, other in zip(first, again, strict=False) if record != other)
         raise Unsteady(next(changed, ""))
     # ModernBERT calls modules in the order of a set, which differs from process to process.
     return hashlib.sha256(json.dumps(sorted(first + rest)).encode()).hexdigest()
@@ -526,7 +529,7 @@ def _records(model: nn.Module, inputs: Sequence[Mapping[str, Tensor]]) -> list[_
 
     handles = [
         module.register_forward_hook(
-            lambda _, args, kwargs, made, name=name: note(name, args, kwargs, made), with_kwargs=True
+            lambda _, args, kwargs, output, name=name: note(name, args, kwargs, output), with_kwargs=True
         )
         for name, module in model.named_modules()
     ]
@@ -548,8 +551,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, Mapping):
         yield from _tensors([value[key] for key in sorted(value, key=str)])
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _tensors(one)
+        for element in value:
+            yield from _tensors(element)
 
 
 def add_tensor(digest: Any, tensor: Tensor) -> None:
@@ -564,7 +567,7 @@ def add_tensor(digest: Any, tensor: Tensor) -> None:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def _single_thread() -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
@@ -596,8 +599,8 @@ def tokenizer_behaviour(tokenizer: Any) -> str:
     texts = [*_TEXTS, " and ".join(tokenizer.all_special_tokens)]
     pairs = [([text],) for text in texts] + [([a], [b]) for a, b in pairwise(texts)]
     lengths = (tokenizer.num_special_tokens_to_add(pair=True) + 6, LENGTHS[-1])
-    made = [_pieces(tokenizer, pair, length) for length in lengths for pair in pairs]
-    return hashlib.sha256(json.dumps(made).encode()).hexdigest()
+    encodings = [_pieces(tokenizer, pair, length) for length in lengths for pair in pairs]
+    return hashlib.sha256(json.dumps(encodings).encode()).hexdigest()
 
 
 def _pieces(tokenizer: Any, texts: Sequence[list[str]], max_length: int) -> Any:

@@ -162,16 +162,17 @@ def model_object(model: Any, tokenizer: Any) -> ModelObject:
     """
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-    found = type(model).__name__
+    class_name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
-        way_out = "; of a PEFT model give `merge_and_unload()`" if "Peft" in found else ""
+        way_out = "; of a PEFT model give `merge_and_unload()`" if "Peft" in class_name else ""
         raise UserError(
-            f"`model` is of type {found}: expected a name, the path of a folder, or a PreTrainedModel of "
+            f"`model` is of type {class_name}: expected a name, the path of a folder, or a PreTrainedModel of "
             f"transformers{way_out}."
         )
     if tokenizer is None:
         raise UserError(
-            f"`model` is a {found}: give its tokenizer too, such as `tokenizer=AutoTokenizer.from_pretrained(...)`."
+            f"`model` is a {class_name}: give its tokenizer too, such as "
+            "`tokenizer=AutoTokenizer.from_pretrained(...)`."
         )
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(
@@ -179,15 +180,15 @@ def model_object(model: Any, tokenizer: Any) -> ModelObject:
             "as `AutoTokenizer.from_pretrained` returns it."
         )
     if any(tensor.is_meta for tensor in model.parameters()):
-        raise UserError(f"`model`: some weights of the {found} are not in memory; load it without a device map.")
+        raise UserError(f"`model`: some weights of the {class_name} are not in memory; load it without a device map.")
     _refuse_hooks(model)
     rows: Any = model.get_input_embeddings().num_embeddings
     if (most := max(tokenizer.get_vocab().values(), default=0)) >= rows:
         raise UserError(
-            f"`tokenizer` gives ids up to {most}, and the {found} has embeddings for {rows}: give the model's own."
+            f"`tokenizer` gives ids up to {most}, and the {class_name} has embeddings for {rows}: give the model's own."
         )
     digest = _fingerprint(model, tokenizer)
-    return ModelObject(f"{OBJECT}{found}@{digest[:16]}", Path(), None, model, tokenizer, digest)
+    return ModelObject(f"{OBJECT}{class_name}@{digest[:16]}", Path(), None, model, tokenizer, digest)
 
 
 def _fingerprint(model: Any, tokenizer: Any) -> str:
@@ -212,20 +213,20 @@ def _behaviour(model: Any, tokenizer: Any) -> str:
     Raises:
         UserError: If it does not run on tokens alone, or does not compute the same twice.
     """
-    found = type(model).__name__
+    class_name = type(model).__name__
     try:
         copy = deepcopy(model).cpu().float().eval()
         encoder_in(copy).config.use_cache = False
         return model_behaviour(_what_is_read(copy), encoder_in(copy), tokenizer)
     except Unsteady as error:
         raise UserError(
-            f"`model`: {f'`{error}` of ' if str(error) else ''}the {found} computes something else when the same "
+            f"`model`: {f'`{error}` of ' if str(error) else ''}the {class_name} computes something else when the same "
             "tokens are read again, and cached activations would be those of one pass; take out what is random or "
             "remembers earlier passes, and call `model.eval()` if a replaced `forward` has kept parts of the model."
         ) from None
     except Exception as error:  # whatever a forward pass raises
         raise UserError(
-            f"`model`: a copy of the {found} does not run on `input_ids` and `attention_mask` on the processor in "
+            f"`model`: a copy of the {class_name} does not run on `input_ids` and `attention_mask` on the processor in "
             f"float32 ({type(error).__name__}: {as_clause(error)}); give a text model, and tensors that it reads as "
             "parameters or buffers, which move with it."
         ) from None
@@ -306,7 +307,7 @@ def weight_bytes(config: Any, itemsize: int) -> int:
         itemsize: Bytes of a weight.
     """
     sizes = Blocks.of(config)
-    of_block = sum(one.inputs * one.outputs * one.times for one in sizes.matrices)
+    of_block = sum(matrix.inputs * matrix.outputs * matrix.times for matrix in sizes.matrices)
     return itemsize * (sizes.n_blocks * of_block + int(getattr(config, "vocab_size", 0)) * sizes.d_model)
 
 
@@ -374,7 +375,10 @@ class Blocks:
                 counted at the rate of the square matrices.
             rates: Rate of each matrix by its name, in floating-point operations per second.
         """
-        linear = sum(2 * n_tokens * one.inputs * one.outputs * one.times / rates[one.name] for one in self.matrices)
+        linear = sum(
+            2 * n_tokens * matrix.inputs * matrix.outputs * matrix.times / rates[matrix.name]
+            for matrix in self.matrices
+        )
         return self.n_blocks * (linear + 4 * token_pairs * self.d_model / rates["square"])
 
     def rates(
@@ -393,7 +397,7 @@ class Blocks:
 
         from probing.runtime.trainer import fast_linear_maps
 
-        found, kind = {}, getattr(torch, dtype)
+        rate_of, kind = {}, getattr(torch, dtype)
         with torch.inference_mode(), fast_linear_maps():
             for name, k, n, _ in self.matrices:
                 sizes = (rows, k), (n, k), (n,)
@@ -404,8 +408,8 @@ class Blocks:
                     if device != "cpu":
                         torch.cuda.synchronize()
 
-                found[name] = rate(product, 2 * rows * k * n)
-        return found
+                rate_of[name] = rate(product, 2 * rows * k * n)
+        return rate_of
 
 
 # What a head of transformers is of.
@@ -526,8 +530,8 @@ def load_encoder(source: ModelSource, random_weights_seed: int | None = None, dt
     # transformers initialises missing tensors randomly. A decoder may be missing, and so may the pooler, which comes
     # after all hidden states.
     read = {id(tensor) for tensor in encoder.state_dict(keep_vars=True).values()}
-    here = {name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in read}
-    if missing := sorted(name for name in report["missing_keys"] if name in here and "pooler" not in name):
+    encoder_names = {name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in read}
+    if missing := sorted(name for name in report["missing_keys"] if name in encoder_names and "pooler" not in name):
         raise UserError(
             f"`--model {source.name}`: its weights lack {len(missing)} of the model's tensors ({missing[0]}, ...); "
             "save them again with `save_pretrained`, or use a randomly initialised model with `--random_weights`."
@@ -710,12 +714,14 @@ def _class_of(config: Any) -> Any:
     from transformers import MODEL_MAPPING, AutoModel
 
     named = (getattr(transformers, name, None) for name in getattr(config, "architectures", None) or ())
-    own = next((one for one in named if getattr(one, "config_class", None) is type(config)), None)
-    usual: Any = MODEL_MAPPING.get(type(config), None)
-    if own is None or not isinstance(usual, type):
+    saved_class = next(
+        (candidate for candidate in named if getattr(candidate, "config_class", None) is type(config)), None
+    )
+    default: Any = MODEL_MAPPING.get(type(config), None)
+    if saved_class is None or not isinstance(default, type):
         return AutoModel
     is_half = type(config)().is_encoder_decoder and not config.is_encoder_decoder
-    return own if is_half or own.base_model_prefix != usual.base_model_prefix else AutoModel  # type: ignore[attr-defined]
+    return saved_class if is_half or saved_class.base_model_prefix != default.base_model_prefix else AutoModel  # type: ignore[attr-defined]
 
 
 def _encoder_of(model: Any) -> nn.Module:

@@ -3,8 +3,8 @@
 Names of modules and model families play no role. In every block, two modules are sought whose outputs, added to the
 block's input, give its output: its attention and its feed-forward part. In a post-LN block, each of the two sums passes
 through a norm. The embeddings are found in the same way: as tables whose rows add up to layer 0, before a norm or
-without one. If the terms of a block do not add up, `NotFound` is raised; if those of the embeddings do not, the path
-begins at the first block's input.
+without one. If the terms of a block do not add up, `UnknownParts` is raised; if those of the embeddings do not, the
+path begins at the first block's input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from probing.errors import UserError
 from probing.models.anatomy import Anatomy
-from probing.models.examination import examination_inputs, run, vectors_given, vectors_in, vectors_of_tokens
+from probing.models.examination import examination_inputs, run, vectors_in, vectors_of_tokens, vectors_received
 
 # --------------------------------------------------------------------------------------------------------------------
 # The norms of a model, h = gain (x - m) / sigma + bias (m = 0 in an RMS norm), and the parts of post-LN blocks.
@@ -35,8 +35,12 @@ _EPSILONS = ("eps", "variance_epsilon", "epsilon")
 
 def is_norm(module: nn.Module, d_model: int) -> bool:
     """Whether a module's own parameters are a gain over the neurons and at most a bias."""
-    own = dict(module.named_parameters(recurse=False))
-    return "weight" in own and not set(own) - {"weight", "bias"} and all(p.shape == (d_model,) for p in own.values())
+    parameters = dict(module.named_parameters(recurse=False))
+    return (
+        "weight" in parameters
+        and not set(parameters) - {"weight", "bias"}
+        and all(p.shape == (d_model,) for p in parameters.values())
+    )
 
 
 @dataclass(frozen=True)
@@ -55,40 +59,40 @@ class Norm:
     centres: bool
     epsilon: float
 
-    def parts(self, given: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Return x / sigma and m / sigma of vectors.
 
         Args:
-            given: Vectors, shape (..., d_model), float64.
+            vectors: Vectors, shape (..., d_model), float64.
 
         Returns:
             Shapes (..., d_model) and (..., 1).
         """
-        mean = given.mean(-1, keepdim=True) if self.centres else given.new_zeros((*given.shape[:-1], 1))
-        sigma = ((given - mean).square().mean(-1, keepdim=True) + self.epsilon).sqrt()
-        return given / sigma, mean / sigma
+        mean = vectors.mean(-1, keepdim=True) if self.centres else vectors.new_zeros((*vectors.shape[:-1], 1))
+        sigma = ((vectors - mean).square().mean(-1, keepdim=True) + self.epsilon).sqrt()
+        return vectors / sigma, mean / sigma
 
-    def __call__(self, given: Tensor) -> Tensor:
+    def __call__(self, vectors: Tensor) -> Tensor:
         """Return the output for vectors in float64, shape (..., d_model)."""
-        scaled, mean = self.parts(given)
+        scaled, mean = self.parts(vectors)
         return self.gain * (scaled - mean) + self.bias
 
 
-def norm_of(module: Any, given: Tensor, made: Tensor) -> Norm | None:
+def norm_of(module: Any, states_in: Tensor, states_out: Tensor) -> Norm | None:
     """Return how a module has normalised its input; None if it computes anything else.
 
     Args:
         module: A module for which `is_norm` holds.
-        given: Its input, shape (..., d_model), without padding.
-        made: Its output for that.
+        states_in: Its input, shape (..., d_model), without padding.
+        states_out: Its output for that.
     """
     weight, bias = module.weight.detach().double(), getattr(module, "bias", None)
     bias = weight.new_zeros(weight.shape) if bias is None else bias.detach().double()
     epsilons = [float(getattr(module, name)) for name in _EPSILONS if isinstance(getattr(module, name, None), float)]
     for centres, added, epsilon in product((True, False), (0.0, 1.0), epsilons):  # Gemma's gain is 1 + weight
         norm = Norm(weight + added, bias, centres, epsilon)
-        error = (norm(given.double()) - made.double()).abs().max()
-        if error <= _NORM_ROUNDING * made.double().square().mean().sqrt():
+        error = (norm(states_in.double()) - states_out.double()).abs().max()
+        if error <= _NORM_ROUNDING * states_out.double().square().mean().sqrt():
             return norm
     return None
 
@@ -134,8 +138,8 @@ class _NormCall:
     """Input and output of one call of a module, for both sequences, shape (2, length, width)."""
 
     module: Any
-    given: Tensor
-    made: Tensor
+    states_in: Tensor
+    states_out: Tensor
 
 
 @torch.inference_mode()
@@ -154,10 +158,12 @@ def find_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> 
     states, attentions, calls = _run(encoder, pad_token_id)
     ends = [-1]
     for layer, state in enumerate(states):
-        made = [i for i, call in enumerate(calls) if isinstance(call.module, nn.LayerNorm) and _same(call.made, state)]
-        if layer and not made:
+        norm_calls = [
+            i for i, call in enumerate(calls) if isinstance(call.module, nn.LayerNorm) and _same(call.states_out, state)
+        ]
+        if layer and not norm_calls:
             raise NotPostNorm(f"the output of block {layer} is not the output of a LayerNorm")
-        ends.append(made[-1] if made else -1)
+        ends.append(norm_calls[-1] if norm_calls else -1)
     return [
         _block_of_norms(calls[start + 1 : end + 1], states[layer - 1], attentions[layer - 1], layer)
         for layer, (start, end) in enumerate(pairwise(ends[1:]), start=1)
@@ -207,9 +213,9 @@ def _run(encoder: nn.Module, pad_token_id: int) -> tuple[Sequence[Tensor], Seque
 
 def _noting(calls: list[_NormCall]) -> Callable[..., None]:
     def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        given, made = vectors_given(args, kwargs), vectors_in(output)
-        if given is not None and made is not None and given.dim() == 3:
-            calls.append(_NormCall(module, given, made))
+        states_in, states_out = vectors_received(args, kwargs), vectors_in(output)
+        if states_in is not None and states_out is not None and states_in.dim() == 3:
+            calls.append(_NormCall(module, states_in, states_out))
 
     return note
 
@@ -221,8 +227,8 @@ def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tens
         raise NotPostNorm(f"block {layer} has no LayerNorm after attention")
     norm_1, norm_2 = (calls[i] for i in norms[-2:])
     of_attention, of_feed_forward = calls[: norms[-2]], calls[norms[-2] + 1 : -1]
-    output = _adding(of_attention, norm_1.given - entered, layer, "attention")
-    second = _adding(of_feed_forward, norm_2.given - norm_1.made, layer, "its feed-forward part")
+    output = _adding(of_attention, norm_1.states_in - entered, layer, "attention")
+    second = _adding(of_feed_forward, norm_2.states_in - norm_1.states_out, layer, "its feed-forward part")
     n_heads = attention.shape[1]
 
     def heads_of(values: Tensor) -> Tensor:
@@ -235,16 +241,16 @@ def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tens
             call.module
             for call in of_attention
             if isinstance(call.module, nn.Linear)
-            and call.made.shape == output.given.shape and call.made.shape[-1] % n_heads == 0
-            and _close_norms(call.given, entered) and _close_norms(heads_of(call.made), output.given)
+            and call.states_out.shape == output.states_in.shape and call.states_out.shape[-1] % n_heads == 0
+            and _close_norms(call.states_in, entered) and _close_norms(heads_of(call.states_out), output.states_in)
         ),
         None,
     )  # fmt: skip
     if value is None:
         raise NotPostNorm(f"in block {layer} the attention output is not a weighted average of projected values")
     for call in of_feed_forward:
-        is_first = isinstance(call.module, nn.Linear) and _close_norms(call.given, norm_1.made)
-        if is_first and (slope := _slope(call.made, second.given)) is not None:
+        is_first = isinstance(call.module, nn.Linear) and _close_norms(call.states_in, norm_1.states_out)
+        if is_first and (slope := _slope(call.states_out, second.states_in)) is not None:
             first: Any = call.module
             return Block(norm_1.module, norm_2.module, value, output.module, first, second.module, n_heads, slope)
     raise NotPostNorm(f"in block {layer} the feed-forward part is not two matrices around an activation function")
@@ -253,16 +259,16 @@ def _block_of_norms(calls: Sequence[_NormCall], entered: Tensor, attention: Tens
 def _adding(calls: Sequence[_NormCall], added: Tensor, layer: int, what: str) -> _NormCall:
     """Return the projection whose output is what a part of a block adds to the residual stream."""
     for call in reversed(calls):
-        if isinstance(call.module, nn.Linear) and _close_norms(call.made, added):
+        if isinstance(call.module, nn.Linear) and _close_norms(call.states_out, added):
             return call
     raise NotPostNorm(f"in block {layer} the term that {what} adds is not the output of a projection")
 
 
-def _slope(given: Tensor, made: Tensor) -> float | None:
-    """Return the largest slope of the activation function that maps `given` to `made`; None if there is none."""
-    if given.shape != made.shape:
+def _slope(states_in: Tensor, states_out: Tensor) -> float | None:
+    """Return the largest slope of the activation function that maps `states_in` to `states_out`, if there is one."""
+    if states_in.shape != states_out.shape:
         return None
-    return next((slope for function, slope in activations() if _close_norms(function(given), made)), None)
+    return next((slope for function, slope in activations() if _close_norms(function(states_in), states_out)), None)
 
 
 @cache
@@ -270,12 +276,12 @@ def activations() -> list[tuple[Callable[[Tensor], Tensor], float]]:
     """Return the activation functions of transformers that have no parameters, each with its largest slope."""
     from transformers.activations import ACT2FN
 
-    found = []
+    functions = []
     for name in ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "silu", "tanh", "mish"):
         if name in ACT2FN:
             function = ACT2FN[name]
-            found.append((function, largest_slope(function)))
-    return found
+            functions.append((function, largest_slope(function)))
+    return functions
 
 
 def largest_slope(function: Callable[[Tensor], Tensor]) -> float:
@@ -294,9 +300,9 @@ def _close_norms(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal except for rounding, outside padding."""
     if a.shape != b.shape:
         return False
-    kept = torch.ones(a.shape[:2], dtype=torch.bool, device=a.device)
-    kept[1, -_PADDING:] = False
-    return bool((a[kept] - b[kept]).abs().max() <= _NORM_ROUNDING * b[kept].square().mean().sqrt())
+    unpadded = torch.ones(a.shape[:2], dtype=torch.bool, device=a.device)
+    unpadded[1, -_PADDING:] = False
+    return bool((a[unpadded] - b[unpadded]).abs().max() <= _NORM_ROUNDING * b[unpadded].square().mean().sqrt())
 
 
 def word_table(encoder: nn.Module) -> nn.Module:
@@ -312,12 +318,12 @@ def word_table(encoder: nn.Module) -> nn.Module:
         named: nn.Module = encoder.get_input_embeddings()  # type: ignore[operator]
         return named
     inputs = examination_inputs(encoder, 0)
-    given: list[nn.Module] = []
+    tables_read: list[nn.Module] = []
     tables = [module for module in encoder.modules() if getattr(getattr(module, "weight", None), "ndim", 0) == 2]
 
     def note(module: nn.Module, args: Any) -> None:
         if args and isinstance(args[0], torch.Tensor) and torch.equal(args[0], inputs["input_ids"]):
-            given.append(module)
+            tables_read.append(module)
 
     handles = [table.register_forward_pre_hook(note) for table in tables]
     try:
@@ -326,10 +332,10 @@ def word_table(encoder: nn.Module) -> nn.Module:
     finally:
         for handle in handles:
             handle.remove()
-    if not given:
+    if not tables_read:
         kind = encoder.config.model_type  # type: ignore[union-attr]
         raise UserError(f"{kind} models look up no vector of a token; choose a text model.")
-    return given[0]
+    return tables_read[0]
 
 
 Side = Literal["given", "made"]
@@ -337,7 +343,7 @@ Side = Literal["given", "made"]
 _ROUNDING = 1e-5
 
 
-class NotFound(Exception):
+class UnknownParts(Exception):
     """The parts cannot be told in this model; the message says why."""
 
 
@@ -401,8 +407,8 @@ class _Call:
     """One call of a module during examination; tensors have shape (sequence, width)."""
 
     tap: Tap
-    given: Tensor | None
-    made: Tensor
+    states_in: Tensor | None
+    states_out: Tensor
 
 
 @dataclass
@@ -422,7 +428,7 @@ class _Examined:
     def inside(self, block: int) -> list[_Call]:
         """Return the calls within a block whose outputs have the shape of its hidden states."""
         shape = self.states[0].shape
-        return [call for call in self.calls if call.tap.block == block and call.made.shape == shape]
+        return [call for call in self.calls if call.tap.block == block and call.states_out.shape == shape]
 
 
 Seen = Callable[[Tap, Tensor], None]
@@ -457,10 +463,10 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
         is_inside = False
         calls.clear()
 
-    def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
+    def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         number = calls.get(module, 0)
         calls[module] = number + 1
-        sides: tuple[tuple[Side, Any], ...] = (("given", vectors_given(args, kwargs)), ("made", made))
+        sides: tuple[tuple[Side, Any], ...] = (("given", vectors_received(args, kwargs)), ("made", output))
         for side, vectors in sides:
             if (value := vectors_of_tokens(vectors, shape[1])) is not None:
                 if value.dim() == 2 and len(value) == shape.numel():  # all tokens in one row (OPT)
@@ -469,9 +475,9 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
 
     blocks = list(dict.fromkeys(_blocks(anatomy)))
     handles: list[Any] = [encoder.register_forward_pre_hook(start, with_kwargs=True)]
-    handles += [one.register_forward_pre_hook(enter) for one in blocks]
-    handles += [one.register_forward_hook(note, with_kwargs=True) for one in dict.fromkeys(modules)]
-    handles += [one.register_forward_hook(leave) for one in blocks]  # after the block itself was noted
+    handles += [watched.register_forward_pre_hook(enter) for watched in blocks]
+    handles += [watched.register_forward_hook(note, with_kwargs=True) for watched in dict.fromkeys(modules)]
+    handles += [watched.register_forward_hook(leave) for watched in blocks]  # after the block itself was noted
     try:
         yield
     finally:
@@ -481,29 +487,29 @@ def watching(encoder: nn.Module, anatomy: Anatomy, modules: Sequence[nn.Module],
 
 def _blocks(anatomy: Anatomy) -> tuple[nn.Module, ...]:
     if anatomy.blocks is None:
-        raise NotFound("its blocks do not pass the hidden states from one to the next")
+        raise UnknownParts("its blocks do not pass the hidden states from one to the next")
     return anatomy.blocks
 
 
 @torch.inference_mode()
 def _examine(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> _Examined:
     """Run the encoder on a sequence without padding and keep what its modules receive and make."""
-    found, given = _Examined(), dict[Tap, Tensor]()
+    examined, inputs_by_tap = _Examined(), dict[Tap, Tensor]()
 
     def see(tap: Tap, value: Tensor) -> None:
         value = value[0] if value.dim() == 3 else value
         if tap.side == "given":
-            given[tap] = value.clone()
+            inputs_by_tap[tap] = value.clone()
         else:
-            found.calls.append(_Call(tap, given.pop(replace(tap, side="given"), None), value.clone()))
+            examined.calls.append(_Call(tap, inputs_by_tap.pop(replace(tap, side="given"), None), value.clone()))
 
     blocks = _blocks(anatomy)
     inputs = {name: values[:1] for name, values in examination_inputs(encoder, pad_token_id).items()}
-    with watching(encoder, anatomy, [one for one in encoder.modules() if one is not encoder], see):
-        found.states = [state[0] for state in run(encoder, inputs, output_hidden_states=True).states]
-    ends = {call.tap.block: call for call in found.calls if call.tap.module in blocks}
-    found.ends = [ends[number] for number in range(1, anatomy.n_layers + 1)]
-    return found
+    with watching(encoder, anatomy, [module for module in encoder.modules() if module is not encoder], see):
+        examined.states = [state[0] for state in run(encoder, inputs, output_hidden_states=True).states]
+    ends = {call.tap.block: call for call in examined.calls if call.tap.module in blocks}
+    examined.ends = [ends[number] for number in range(1, anatomy.n_layers + 1)]
+    return examined
 
 
 # --- norms ---
@@ -518,22 +524,22 @@ def find_norms(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> l
         pad_token_id: Id of the padding token.
 
     Raises:
-        NotFound: If a block does not have two norms, or one of them is neither a LayerNorm nor an RMS norm.
+        UnknownParts: If a block does not have two norms, or one of them is neither a LayerNorm nor an RMS norm.
     """
-    seen, found = _examine(encoder, anatomy, pad_token_id), list[BlockNorm]()
+    seen, block_norms = _examine(encoder, anatomy, pad_token_id), list[BlockNorm]()
     name_of, d_model = {module: name for name, module in encoder.named_modules()}, seen.states[0].shape[-1]
     for layer in range(1, anatomy.n_layers + 1):
         calls = [call for call in seen.inside(layer) if is_norm(call.tap.module, d_model)]
         if len(calls) != 2:
             norms = "1 norm" if len(calls) == 1 else f"{len(calls)} norms"
-            raise NotFound(f"block {layer} has {norms} as wide as its hidden states, where 2 are expected")
+            raise UnknownParts(f"block {layer} has {norms} as wide as its hidden states, where 2 are expected")
         for number, call in enumerate(calls, start=1):
-            norm = None if call.given is None else norm_of(call.tap.module, call.given, call.made)
+            norm = None if call.states_in is None else norm_of(call.tap.module, call.states_in, call.states_out)
             name = name_of[call.tap.module]
             if norm is None:
-                raise NotFound(f"{name} computes something else than gain (x - m) / sigma + bias")
-            found.append(BlockNorm(layer, number, name, replace(call.tap, side="given"), norm))
-    return found
+                raise UnknownParts(f"{name} computes something else than gain (x - m) / sigma + bias")
+            block_norms.append(BlockNorm(layer, number, name, replace(call.tap, side="given"), norm))
+    return block_norms
 
 
 # --- the path ---
@@ -548,16 +554,16 @@ def find_path(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> li
         pad_token_id: Id of the padding token.
 
     Raises:
-        NotFound: If the terms of a block do not add up to its output. If those of the embeddings do not, the path
+        UnknownParts: If the terms of a block do not add up to its output. If those of the embeddings do not, the path
             begins at the first block's input.
     """
     seen = _examine(encoder, anatomy, pad_token_id)
     sites = _embeddings(encoder, anatomy, seen)
     for layer in range(1, anatomy.n_layers + 1):
         sites += _block(seen, layer)
-    last = seen.ends[-1].made
+    last = seen.ends[-1].states_out
     if not _close(last, seen.states[-1]):
-        final = [call for call in seen.calls if call.tap.block == 0 and _close(call.made, seen.states[-1])]
+        final = [call for call in seen.calls if call.tap.block == 0 and _close(call.states_out, seen.states[-1])]
         sites += [Site(anatomy.n_layers, "final_norm", call.tap) for call in final[-1:]]
     return sites
 
@@ -565,17 +571,19 @@ def find_path(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int = 0) -> li
 def _embeddings(encoder: nn.Module, anatomy: Anatomy, seen: _Examined) -> list[Site]:
     """Return the terms of the embeddings, their sum, and their norm where there is one."""
     first, shape = seen.states[0], seen.states[0].shape
-    before = [call for call in seen.calls[: _index_of_first_block(seen)] if call.made.shape == shape]
+    before = [call for call in seen.calls[: _index_of_first_block(seen)] if call.states_out.shape == shape]
     terms = [call for call in before if isinstance(call.tap.module, nn.Embedding)]
     begin = Tap(1, _blocks(anatomy)[0], 0, "given")
     names = {word_table(encoder): "word", anatomy.position_table: "position"}
     named = [Site(0, names.get(call.tap.module, "type"), call.tap, is_term=True) for call in terms]
-    total = torch.stack([call.made for call in terms]).sum(0) if terms else torch.zeros_like(first)
+    total = torch.stack([call.states_out for call in terms]).sum(0) if terms else torch.zeros_like(first)
     if terms and _close(total, first):
         return [*named, Site(0, "sum", begin)]
     for call in before:
-        is_normed = is_norm(call.tap.module, shape[-1]) and call.given is not None and _close(call.made, first)
-        if terms and is_normed and call.given is not None and _close(total, call.given):
+        is_normed = (
+            is_norm(call.tap.module, shape[-1]) and call.states_in is not None and _close(call.states_out, first)
+        )
+        if terms and is_normed and call.states_in is not None and _close(total, call.states_in):
             return [*named, Site(0, "sum", replace(call.tap, side="given")), Site(0, "norm", begin)]
     return [Site(0, "embeddings", begin)]
 
@@ -588,20 +596,20 @@ def _block(seen: _Examined, layer: int) -> list[Site]:
     """Return the sites of a block."""
     end, entered = seen.ends[layer - 1], seen.states[layer - 1]
     calls = [call for call in seen.inside(layer) if call is not end]
-    norms = [call for call in calls if is_norm(call.tap.module, entered.shape[-1]) and call.given is not None]
-    post = norms[-2:] if len(norms) > 1 and _close(norms[-1].made, end.made) else []
-    found = _post_norm(calls, entered, *post) if post else _pre_norm(calls, entered, end)
-    if not found:
-        raise NotFound(f"no two parts of block {layer} add up to what it adds to the residual stream")
-    return [Site(layer, name, tap, is_term=name in ("attention", "feed_forward")) for name, tap in found.items()]
+    norms = [call for call in calls if is_norm(call.tap.module, entered.shape[-1]) and call.states_in is not None]
+    post = norms[-2:] if len(norms) > 1 and _close(norms[-1].states_out, end.states_out) else []
+    taps = _post_norm(calls, entered, *post) if post else _pre_norm(calls, entered, end)
+    if not taps:
+        raise UnknownParts(f"no two parts of block {layer} add up to what it adds to the residual stream")
+    return [Site(layer, name, tap, is_term=name in ("attention", "feed_forward")) for name, tap in taps.items()]
 
 
 def _post_norm(calls: Sequence[_Call], entered: Tensor, norm_1: _Call, norm_2: _Call) -> dict[str, Tap]:
     """Return the sites of a block that normalises the sums; none if they do not add up."""
-    assert norm_1.given is not None  # only such norms are tried
-    assert norm_2.given is not None
-    attention = next((call for call in calls if _close(entered + call.made, norm_1.given)), None)
-    feed_forward = next((call for call in calls if _close(norm_1.made + call.made, norm_2.given)), None)
+    assert norm_1.states_in is not None  # only such norms are tried
+    assert norm_2.states_in is not None
+    attention = next((call for call in calls if _close(entered + call.states_out, norm_1.states_in)), None)
+    feed_forward = next((call for call in calls if _close(norm_1.states_out + call.states_out, norm_2.states_in)), None)
     if attention is None or feed_forward is None:
         return {}
     return {
@@ -614,10 +622,10 @@ def _post_norm(calls: Sequence[_Call], entered: Tensor, norm_1: _Call, norm_2: _
 def _pre_norm(calls: Sequence[_Call], entered: Tensor, end: _Call) -> dict[str, Tap]:
     """Return the sites of a block that adds its parts to the stream, one after the other or both at once."""
     for attention, feed_forward in combinations(calls, 2):
-        if not _close(entered + attention.made + feed_forward.made, end.made):
+        if not _close(entered + attention.states_out + feed_forward.states_out, end.states_out):
             continue
-        between = entered + attention.made
-        reader = next((call for call in calls if call.given is not None and _close(call.given, between)), None)
+        between = entered + attention.states_out
+        reader = next((call for call in calls if call.states_in is not None and _close(call.states_in, between)), None)
         middle = {} if reader is None else {"sum_attention": replace(reader.tap, side="given")}
         return {
             "attention": attention.tap, **middle, "feed_forward": feed_forward.tap, "sum_feed_forward": end.tap,

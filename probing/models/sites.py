@@ -42,15 +42,15 @@ from torch import Tensor
 
 from probing.errors import UserError
 from probing.models import CONFIG, DTYPES, PREFIX, Layout, SiteName
-from probing.models.anatomy import Anatomy, Enough, hidden_states, until_enough
+from probing.models.anatomy import Anatomy, StopForward, hidden_states, stop_at_layer
 from probing.models.examination import (
     LENGTH,
     examination_inputs,
     run,
-    telling_the_longest,
-    vectors_given,
     vectors_in,
     vectors_of_tokens,
+    vectors_received,
+    with_max_length_hint,
     with_the_same_weights,
 )
 from probing.runtime.files import DOCUMENT, file_sha256, open_file, regular
@@ -64,8 +64,8 @@ class Call:
     """One call of a linear map, with its input and its output, whose tokens may be in one row (OPT)."""
 
     module: nn.Module
-    given: Tensor
-    made: Tensor
+    states_in: Tensor
+    states_out: Tensor
 
 
 @dataclass
@@ -77,15 +77,15 @@ class Block:
 
     number: int
     module: nn.Module
-    given: Tensor
-    made: Tensor | None = None
+    states_in: Tensor
+    states_out: Tensor | None = None
     calls: list[Call] = field(default_factory=list)
     attended: int | None = None
 
     @property
     def rows(self) -> torch.Size:
         """Shape of all tokens, (batch, sequence)."""
-        return self.given.shape[:2]
+        return self.states_in.shape[:2]
 
     def by_token(self, values: Tensor) -> Tensor | None:
         """Return values of all tokens, shape (batch, sequence, width); None if there is not one vector per token."""
@@ -95,16 +95,20 @@ class Block:
 
     def writes_to_the_residual_stream(self, call: Call) -> bool:
         """Whether the map's input changes, for each token, the block's output for this token and for no other."""
-        if self.made is None or call.made.shape[-1] != self.given.shape[-1] or self.by_token(call.given) is None:
+        if (
+            self.states_out is None
+            or call.states_out.shape[-1] != self.states_in.shape[-1]
+            or self.by_token(call.states_in) is None
+        ):
             return False
         if sum(other.module is call.module for other in self.calls) > 1:
             return False
         token = self.rows[1] // 2
-        (flat,) = gradients(self.made[0, token], [call.given])
+        (flat,) = gradients(self.states_out[0, token], [call.states_in])
         gradient = flat.view(*self.rows, -1)
-        here = gradient[0, token].clone()
+        at_token = gradient[0, token].clone()
         gradient[0, token] = 0
-        return bool(here.any()) and not bool(gradient.any())
+        return bool(at_token.any()) and not bool(gradient.any())
 
 
 def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[Block]:
@@ -115,26 +119,26 @@ def run_blocks(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int) -> list[
     inside: list[Block] = []  # the block that is running, if any
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-        given: Any = vectors_given(args, kwargs)
-        if not given.requires_grad:
-            given.requires_grad_()
-        inside[:] = [Block(len(blocks) + 1, module, given)]
+        states_in: Any = vectors_received(args, kwargs)
+        if not states_in.requires_grad:
+            states_in.requires_grad_()
+        inside[:] = [Block(len(blocks) + 1, module, states_in)]
         blocks.append(inside[0])
 
-    def leave(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        blocks[-1].made = vectors_in(made)
+    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        blocks[-1].states_out = vectors_in(output)
         inside.clear()
 
     def attend() -> None:
         if inside and inside[0].attended is None:
             inside[0].attended = len(inside[0].calls)
 
-    def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-        given: Any = vectors_given(args, kwargs)
-        if inside and _is_linear(module, given, made):
-            if not made.requires_grad:
-                made.requires_grad_()
-            inside[0].calls.append(Call(module, given, made))
+    def note(module: nn.Module, args: Any, kwargs: Any, states_out: Any) -> None:
+        states_in: Any = vectors_received(args, kwargs)
+        if inside and _is_linear(module, states_in, states_out):
+            if not states_out.requires_grad:
+                states_out.requires_grad_()
+            inside[0].calls.append(Call(module, states_in, states_out))
 
     assert anatomy.blocks is not None
     handles = []
@@ -157,13 +161,13 @@ def gradients(value: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
     import torch
 
     if not value.requires_grad:
-        return [torch.zeros_like(one) for one in inputs]
+        return [torch.zeros_like(tensor) for tensor in inputs]
     # With equal weights the gradient through a normalisation would be 0: its outputs always have the same sum.
     total = (value.float() * random_weights(value.shape, value.device)).sum()
-    found = torch.autograd.grad(total, list(inputs), retain_graph=True, allow_unused=True)
+    sums = torch.autograd.grad(total, list(inputs), retain_graph=True, allow_unused=True)
     return [
-        torch.zeros_like(one) if gradient is None else gradient.detach().clone()
-        for one, gradient in zip(inputs, found, strict=True)
+        torch.zeros_like(tensor) if gradient is None else gradient.detach().clone()
+        for tensor, gradient in zip(inputs, sums, strict=True)
     ]
 
 
@@ -180,15 +184,18 @@ def _weight_of(module: nn.Module) -> Tensor | None:
     return weight if getattr(weight, "ndim", 0) == 2 else None
 
 
-def _is_linear(module: nn.Module, given: Any, made: Any) -> bool:
+def _is_linear(module: nn.Module, states_in: Any, states_out: Any) -> bool:
     """Whether a call applied the module's matrix, of either orientation, to vectors."""
     import torch
 
     weight = _weight_of(module)
-    tensors = isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor)
-    if weight is None or not tensors or not given.is_floating_point() or not given.dim():
+    tensors = isinstance(states_in, torch.Tensor) and isinstance(states_out, torch.Tensor)
+    if weight is None or not tensors or not states_in.is_floating_point() or not states_in.dim():
         return False
-    return sorted(weight.shape) == sorted((given.shape[-1], made.shape[-1])) and given.shape[:-1] == made.shape[:-1]
+    return (
+        sorted(weight.shape) == sorted((states_in.shape[-1], states_out.shape[-1]))
+        and states_in.shape[:-1] == states_out.shape[:-1]
+    )
 
 
 @dataclass(frozen=True)
@@ -225,7 +232,7 @@ def find_site(encoder: nn.Module, anatomy: Anatomy, site: SiteName, pad_token_id
     n_heads = getattr(config, "num_attention_heads", None) if site == "attention" else None
     try:
         if anatomy.blocks is None:
-            raise _NotFound("its blocks do not pass the hidden states from one to the next")
+            raise _MissingSite("its blocks do not pass the hidden states from one to the next")
         with torch.inference_mode(False), torch.enable_grad():
             blocks = run_blocks(encoder, anatomy, pad_token_id)
             if site == "mlp":
@@ -233,10 +240,10 @@ def find_site(encoder: nn.Module, anatomy: Anatomy, site: SiteName, pad_token_id
             else:
                 seen = _seen_projections(encoder, anatomy, n_heads, pad_token_id)
                 calls = [_attention(block, n_heads, seen) for block in blocks]
-        widths = {call.given.shape[-1] for call in calls}
+        widths = {call.states_in.shape[-1] for call in calls}
         if len(widths) != 1:
-            raise _NotFound(f"its blocks have different numbers of them ({', '.join(map(str, sorted(widths)))})")
-    except _NotFound as error:
+            raise _MissingSite(f"its blocks have different numbers of them ({', '.join(map(str, sorted(widths)))})")
+    except _MissingSite as error:
         what = {"mlp": "units of an MLP", "attention": "outputs of attention heads"}[site]
         raise UserError(
             f"`--site {site}`: the {what} cannot be told in {name or 'the model'} ({config.model_type}): {error}; "
@@ -260,7 +267,7 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
     """
     if not anatomy.site_modules:
         return hidden_states(encoder, anatomy, layers, **inputs)
-    found = [_submodule(encoder, name) for name in anatomy.site_modules]
+    maps = [_submodule(encoder, name) for name in anatomy.site_modules]
     highest, block = max(layers), 0
     captured: dict[int, Any] = {}
 
@@ -269,15 +276,20 @@ def activations(encoder: nn.Module, anatomy: Anatomy, layers: Sequence[int], **i
         block += 1
 
     def capture(module: nn.Module, args: Any, kwargs: Any) -> None:
-        if block in layers and module is found[block - 1]:
-            captured[block] = vectors_given(args, kwargs)
+        if block in layers and module is maps[block - 1]:
+            captured[block] = vectors_received(args, kwargs)
             if block == highest:
-                raise Enough
+                raise StopForward
 
     assert anatomy.blocks is not None
-    handles = [one.register_forward_pre_hook(enter, with_kwargs=True) for one in dict.fromkeys(anatomy.blocks)]
-    handles += [one.register_forward_pre_hook(capture, with_kwargs=True) for one in dict.fromkeys(found)]
-    with telling_the_longest(encoder, inputs), until_enough(handles):
+    handles = [
+        block_module.register_forward_pre_hook(enter, with_kwargs=True)
+        for block_module in dict.fromkeys(anatomy.blocks)
+    ]
+    handles += [
+        block_module.register_forward_pre_hook(capture, with_kwargs=True) for block_module in dict.fromkeys(maps)
+    ]
+    with with_max_length_hint(encoder, inputs), stop_at_layer(handles):
         encoder(**inputs)
     n, length = inputs["input_ids"].shape
     # Some families put all tokens in one row (OPT), and some pad sequences inside (Longformer).
@@ -294,7 +306,7 @@ def _submodule(encoder: nn.Module, name: str) -> nn.Module:
         ) from None
 
 
-class _NotFound(Exception):
+class _MissingSite(Exception):
     """A block does not have the site; the message says why."""
 
 
@@ -322,20 +334,20 @@ def _attention(block: Block, n_heads: int | None, seen: Sequence[nn.Module]) -> 
             queries of all heads (OLMo 2) makes each head depend on the maps of all.
 
     Raises:
-        _NotFound: If there is none, or if its input is not a concatenation of heads.
+        _MissingSite: If there is none, or if its input is not a concatenation of heads.
     """
     number, call = block.number, _first_mixing(block)
     if call is None or not block.writes_to_the_residual_stream(call):
         what = "the first linear map that reads other tokens is not one that adds its output to the residual stream"
-        raise _NotFound(f"in block {number}, {what}")
+        raise _MissingSite(f"in block {number}, {what}")
     if block.attended is None or block.attended > block.calls.index(call):
-        raise _NotFound(f"block {number} first mixes tokens by something else than attention, a softmax over them")
-    earlier = [other.made for other in block.calls[: block.calls.index(call)]]
+        raise _MissingSite(f"block {number} first mixes tokens by something else than attention, a softmax over them")
+    earlier = [other.states_out for other in block.calls[: block.calls.index(call)]]
     if not n_heads:
-        raise _NotFound("its configuration has no `num_attention_heads`")
+        raise _MissingSite("its configuration has no `num_attention_heads`")
     is_seen = len(seen) >= number and seen[number - 1] is call.module
-    if call.given.shape[-1] % n_heads or not (is_seen or _are_heads(call.given, earlier, n_heads)):
-        raise _NotFound(f"in block {number}, what the output projection reads is not {n_heads} independent heads")
+    if call.states_in.shape[-1] % n_heads or not (is_seen or _are_heads(call.states_in, earlier, n_heads)):
+        raise _MissingSite(f"in block {number}, what the output projection reads is not {n_heads} independent heads")
     return call
 
 
@@ -343,28 +355,31 @@ def _mlp(block: Block) -> Call:
     """Return the call of the second matrix of a block's MLP.
 
     Raises:
-        _NotFound: If there is none or more than one.
+        _MissingSite: If there is none or more than one.
     """
     if any(_is_stack(module) for module in block.module.modules()):
-        raise _NotFound(f"block {block.number} has experts, of which each token uses some, and no units that all use")
+        raise _MissingSite(
+            f"block {block.number} has experts, of which each token uses some, and no units that all use"
+        )
     attention = _first_mixing(block)
     readers = [
         call
         for i, call in enumerate(block.calls)
-        if call is not attention and any(_is_activation(block, call.given, earlier.made) for earlier in block.calls[:i])
+        if call is not attention
+        and any(_is_activation(block, call.states_in, earlier.states_out) for earlier in block.calls[:i])
     ]
-    found = [call for call in readers if block.writes_to_the_residual_stream(call)]
-    if len(readers) > 1 and not found:  # MobileBERT adds them to a narrower stream inside the block
-        raise _NotFound(
+    writers = [call for call in readers if block.writes_to_the_residual_stream(call)]
+    if len(readers) > 1 and not writers:  # MobileBERT adds them to a narrower stream inside the block
+        raise _MissingSite(
             f"block {block.number} has {len(readers)} linear maps that read units after an activation function, and "
             "none of them adds its output to the residual stream itself"
         )
-    if len(found) != 1:
-        raise _NotFound(
-            f"block {block.number} has {len(found)} linear maps that read units after an activation function and add "
+    if len(writers) != 1:
+        raise _MissingSite(
+            f"block {block.number} has {len(writers)} linear maps that read units after an activation function and add "
             "their output to the residual stream, where 1 is expected"
         )
-    return found[0]
+    return writers[0]
 
 
 def _first_mixing(block: Block) -> Call | None:
@@ -372,8 +387,8 @@ def _first_mixing(block: Block) -> Call | None:
     # In a causal model, only the last token can read all others. What a model pads by itself (Longformer) reads none.
     last = min(block.rows[1], LENGTH) - 1
     for call in block.calls:
-        if (given := block.by_token(call.given)) is not None:
-            (gradient,) = gradients(given[0, last], [block.given])
+        if (states_in := block.by_token(call.states_in)) is not None:
+            (gradient,) = gradients(states_in[0, last], [block.states_in])
             if gradient[0, :last].any():
                 return call
     return None
@@ -407,37 +422,39 @@ def _is_stack(module: nn.Module) -> bool:
     """Whether a module's own parameters are stacks of matrices, as those of the experts of a mixture are."""
     from torch import nn
 
-    own = module.parameters(recurse=False)
-    return not isinstance(module, nn.Conv1d) and any(one.ndim == 3 and min(one.shape) > 1 for one in own)
+    parameters = module.parameters(recurse=False)
+    return not isinstance(module, nn.Conv1d) and any(
+        parameter.ndim == 3 and min(parameter.shape) > 1 for parameter in parameters
+    )
 
 
-def _is_activation(block: Block, units: Tensor, made: Tensor) -> bool:
+def _is_activation(block: Block, units: Tensor, states_out: Tensor) -> bool:
     """Whether unit i is a nonlinear function of output i of a map, or of outputs i and i + width, at the same token.
 
     Args:
         block: The block that is running.
         units: Input of a later map, shape (batch, sequence, width).
-        made: Output of an earlier map.
+        states_out: Output of an earlier map.
     """
     import torch
 
     width = units.shape[-1]
     by_token = block.by_token(units)
-    if by_token is None or made.shape[:-1] != units.shape[:-1] or made.shape[-1] not in (width, 2 * width):
+    if by_token is None or states_out.shape[:-1] != units.shape[:-1] or states_out.shape[-1] not in (width, 2 * width):
         return False
     if not units.requires_grad:  # computed from no map, such as angles
         return False
     generator = torch.Generator().manual_seed(0)
     chosen = (torch.rand(width, generator=generator) < 0.5).to(units.device)
     weight = chosen * random_weights((width,), units.device)
-    (gradient,) = torch.autograd.grad((units.float() * weight).sum(), made, retain_graph=True, allow_unused=True)
+    (gradient,) = torch.autograd.grad((units.float() * weight).sum(), states_out, retain_graph=True, allow_unused=True)
     if gradient is None:
         return False
     by_unit = gradient.unflatten(-1, (-1, width)).float()
     slopes_differ = (by_unit != by_unit[:1, :1]).any()
     # A dependence on another token or on another unit cannot come from an activation function.
     token = block.rows[1] // 2
-    (flat,) = gradients(by_token[0, token], [made])
+    (flat,) = gradients(by_token[0, token], [states_out])
     at_token = flat.view(*block.rows, -1)
     at_token[0, token] = 0
     return bool(slopes_differ) and not bool(by_unit[..., ~chosen].any()) and not bool(at_token.any())
@@ -505,15 +522,15 @@ class Dictionary:
 
     def active(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return row, feature and activation of whatever is not 0, in the order of rows; each of shape (n_active,)."""
-        found = []
+        active_parts = []
         for first in range(0, len(hidden_states), max(1, _AT_A_TIME // self.n_features)):
             part = self.encode(hidden_states[first : first + max(1, _AT_A_TIME // self.n_features)])
             rows, features = part.nonzero(as_tuple=True)
-            found.append((rows + first, features, part[rows, features]))
-        if not found:
+            active_parts.append((rows + first, features, part[rows, features]))
+        if not active_parts:
             none = torch.zeros(0, dtype=torch.int64)
             return none, none, torch.zeros(0)
-        rows, features, values = (torch.cat(parts) for parts in zip(*found, strict=True))
+        rows, features, values = (torch.cat(parts) for parts in zip(*active_parts, strict=True))
         return rows, features, values
 
 
@@ -522,12 +539,12 @@ def highest(activations: Tensor, k: int) -> Tensor:
     if k >= activations.shape[1]:
         return activations
     last = activations.topk(k, dim=1).values[:, -1:]
-    kept = activations >= last
+    is_highest = activations >= last
     # Only where several are equal to the last one are there more than k: the lower numbers are then taken.
-    if len(tied := ((kept.sum(1) > k) & (last[:, 0] > 0)).nonzero()[:, 0]):
+    if len(tied := ((is_highest.sum(1) > k) & (last[:, 0] > 0)).nonzero()[:, 0]):
         above, equal = activations[tied] > last[tied], activations[tied] == last[tied]
-        kept[tied] = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
-    return activations * kept
+        is_highest[tied] = above | (equal & (equal.cumsum(1) <= k - above.sum(1, keepdim=True)))
+    return activations * is_highest
 
 
 def load_dictionary(layout: Layout) -> Dictionary:
@@ -564,40 +581,45 @@ def _load(layout: Layout, fingerprint: str) -> Dictionary:
         raise UserError(f"`--site {PREFIX}{layout.folder}`: {layout.weights.name} cannot be read ({error}).") from None
     for name, tensor in tensors.items():
         if str(tensor.dtype).removeprefix("torch.") not in DTYPES or not bool(torch.isfinite(tensor).all()):
-            raise _not_as_said(layout, f"{name} is in {tensor.dtype}, or not finite, where {', '.join(DTYPES)} is read")
+            raise _weights_mismatch(
+                layout, f"{name} is in {tensor.dtype}, or not finite, where {', '.join(DTYPES)} is read"
+            )
     n_features = layout.n_features or shapes[encoder][0 if layout.is_of_sparsify else 1]
     of_encoder = (n_features, layout.d_in) if layout.is_of_sparsify else (layout.d_in, n_features)
     expected = {encoder: of_encoder, "W_dec": (n_features, layout.d_in), "b_dec": (layout.d_in,)}
     for name, shape in (expected | dict.fromkeys(biases, (n_features,))).items():
         if shapes[name] != shape:
-            raise _not_as_said(layout, f"{name} has the shape {shapes[name]}, and {CONFIG} says {shape}")
+            raise _weights_mismatch(layout, f"{name} has the shape {shapes[name]}, and {CONFIG} says {shape}")
     if layout.k is not None and layout.k > n_features:
-        raise _not_as_said(layout, f"k is {layout.k}, more than its {n_features} features")
-    own = {name: tensor.float() for name, tensor in tensors.items()}
-    weight, bias = (own[encoder].T if layout.is_of_sparsify else own[encoder]).contiguous(), own[biases[0]]
+        raise _weights_mismatch(layout, f"k is {layout.k}, more than its {n_features} features")
+    arrays = {name: tensor.float() for name, tensor in tensors.items()}
+    weight, bias = (
+        (arrays[encoder].T if layout.is_of_sparsify else arrays[encoder]).contiguous(),
+        arrays[biases[0]],
+    )
     if layout.by_decoder_norm:
-        norms = own["W_dec"].norm(dim=1)
+        norms = arrays["W_dec"].norm(dim=1)
         weight, bias = weight * norms, bias * norms
     return Dictionary(
         layout.architecture, weight, bias, layout.normalisation,
-        own["b_dec"] if layout.subtracts_decoder_bias else None, layout.k, own.get("threshold"),
-        torch.stack([own["r_mag"], own["b_mag"]]) if layout.architecture == "gated" else None, fingerprint,
+        arrays["b_dec"] if layout.subtracts_decoder_bias else None, layout.k, arrays.get("threshold"),
+        torch.stack([arrays["r_mag"], arrays["b_mag"]]) if layout.architecture == "gated" else None, fingerprint,
     )  # fmt: skip
 
 
-def _check_names(layout: Layout, found: dict[str, tuple[int, ...]], expected: set[str]) -> None:
+def _check_names(layout: Layout, present: dict[str, tuple[int, ...]], expected: set[str]) -> None:
     """Refuse weights with other names than the architecture has, since they may change the features."""
-    if missing := sorted(expected - set(found)):
-        raise _not_as_said(layout, f"{', '.join(missing)} of a {layout.architecture} dictionary is not there")
-    if unknown := sorted(set(found) - expected - _OF_THE_DECODER):
-        raise _not_as_said(layout, f"{', '.join(unknown)} is no part of a {layout.architecture} dictionary")
+    if missing := sorted(expected - set(present)):
+        raise _weights_mismatch(layout, f"{', '.join(missing)} of a {layout.architecture} dictionary is not there")
+    if unknown := sorted(set(present) - expected - _OF_THE_DECODER):
+        raise _weights_mismatch(layout, f"{', '.join(unknown)} is no part of a {layout.architecture} dictionary")
 
 
-def _not_as_said(layout: Layout, why: str) -> UserError:
+def _weights_mismatch(layout: Layout, why: str) -> UserError:
     return UserError(f"`--site {PREFIX}{layout.folder}`: in {layout.weights.name}, {why}; give another dictionary.")
 
 
-def needs_a_look(layout: Layout, n_layers: int) -> bool:
+def must_run_model(layout: Layout, n_layers: int) -> bool:
     """Whether the model has to be run to tell whether its hidden state is what the dictionary reads.
 
     What a block returns is what the next one receives; only after the last one may there be a norm. And of
@@ -638,17 +660,21 @@ def check_hook(encoder: nn.Module, anatomy: Anatomy, layout: Layout, pad_token_i
                 "give a dictionary of hook_normalized_resid_post or of the next block's hook_resid_pre."
             )
     copy = with_the_same_weights(encoder)
-    path = {module: found for found, module in encoder.named_modules()}[anatomy.blocks[layout.layer - 1]]
+    path = {module: name_in_encoder for name_in_encoder, module in encoder.named_modules()}[
+        anatomy.blocks[layout.layer - 1]
+    ]
     returned: list[Any] = []
-    handle = copy.get_submodule(path).register_forward_hook(lambda module, args, made: returned.append(made))
+    handle = copy.get_submodule(path).register_forward_hook(
+        lambda module, args, states_out: returned.append(states_out)
+    )
     inputs = examination_inputs(copy, pad_token_id)
     try:
         with torch.inference_mode():
             states = run(copy, inputs, output_hidden_states=True).states[layout.layer]
     finally:
         handle.remove()
-    own = vectors_of_tokens(returned[-1], inputs["input_ids"].shape[1])
-    if own is None or own.shape != states.shape or not torch.equal(own, states):
+    block_states = vectors_of_tokens(returned[-1], inputs["input_ids"].shape[1])
+    if block_states is None or block_states.shape != states.shape or not torch.equal(block_states, states):
         raise UserError(
             f"{refused}layer {layout.layer} of {name} comes after a final norm, so that it is not what that block "
             "returns; give a dictionary of a lower layer."

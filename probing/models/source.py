@@ -150,8 +150,8 @@ def _named_weights(folder: Path) -> list[Path]:
     named: set[str] = set()
     for path in (*folder.glob("config.json"), *folder.glob("*.index.json")):
         with suppress(ValueError, TypeError, AttributeError):  # a file of another form is refused where it is read
-            found = parse_json(read_text(path))
-            named |= {found.get("transformers_weights") or "", *found.get("weight_map", {}).values()}
+            index = parse_json(read_text(path))
+            named |= {index.get("transformers_weights") or "", *index.get("weight_map", {}).values()}
     return [path for name in sorted(named - {""}) if os.path.lexists(path := folder / name)]
 
 
@@ -256,7 +256,7 @@ def entries(folder: Path, name: str) -> list[dict[str, Any]]:
             read = parse_json(read_text(folder / name, _root(folder))) if os.path.lexists(folder / name) else []
     except ValueError:
         return []
-    return [one for one in (read if isinstance(read, list) else [read]) if isinstance(one, dict)]
+    return [entry for entry in (read if isinstance(read, list) else [read]) if isinstance(entry, dict)]
 
 
 def know_family(folder: Path) -> None:
@@ -280,7 +280,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     import huggingface_hub
 
     repository = ALIASES.get(name, name)
-    wanted = [*_DESCRIPTION_FILES, *_SAFETENSORS]
+    patterns = [*_DESCRIPTION_FILES, *_SAFETENSORS]
     try:
         for local_only in (True, False):
             try:
@@ -288,7 +288,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
                     huggingface_hub.snapshot_download(
                         repository,
                         revision=revision,
-                        allow_patterns=wanted,
+                        allow_patterns=patterns,
                         ignore_patterns=["*/*"],
                         local_files_only=local_only,
                     )
@@ -302,7 +302,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
         # Without safetensors in the repository, take the older format, which is read with weights_only.
         return Path(
             huggingface_hub.snapshot_download(
-                repository, revision=revision, allow_patterns=[*wanted, *_OLDER_FORMAT], ignore_patterns=["*/*"]
+                repository, revision=revision, allow_patterns=[*patterns, *_OLDER_FORMAT], ignore_patterns=["*/*"]
             )
         )
     except Exception as error:  # those of the hub's client, and of whatever it connects with
@@ -345,8 +345,8 @@ def _refusal(name: str, revision: str | None, error: Exception, option: str = "-
         hints = [_WAYS_OUT, aliases]
         reason, is_no_name = _why_not_downloaded(error)
         near = did_you_mean(name, ALIASES) if is_no_name and name not in ALIASES else ""
-    typed = f"`--model {name}" + (f" {option} {revision}`" if revision else "`")
-    return UserError(f"{typed} {reason}{near}; {'; '.join(hints)}.")
+    flag_text = f"`--model {name}" + (f" {option} {revision}`" if revision else "`")
+    return UserError(f"{flag_text} {reason}{near}; {'; '.join(hints)}.")
 
 
 def _why_not_downloaded(error: Exception) -> tuple[str, bool]:
@@ -391,12 +391,12 @@ class SentenceModel:
     Args:
         pooling: `mean_special`, the mean over all tokens, or `cls`, the first token; None if the files do not say it.
         max_length: Number of tokens at which texts are cut; None if the files do not say it.
-        left_out: Modules behind the pooling that change more than the length of the vector, by their types.
+        ignored_modules: Modules behind the pooling that change more than the length of the vector, by their types.
     """
 
     pooling: str | None
     max_length: int | None
-    left_out: tuple[str, ...] = ()
+    ignored_modules: tuple[str, ...] = ()
 
 
 def sentence_model(model: ModelSource, with_pooling: bool = True) -> SentenceModel:
@@ -409,22 +409,24 @@ def sentence_model(model: ModelSource, with_pooling: bool = True) -> SentenceMod
     Raises:
         UserError: If the checkpoint pools in another way than by the mean or the first token.
     """
-    length = next((one.get("max_seq_length") for one in entries(model.folder, "sentence_bert_config.json")), None)
+    length = next((entry.get("max_seq_length") for entry in entries(model.folder, "sentence_bert_config.json")), None)
     home, modules = _modules(model.folder)
-    kinds = {str(one.get("type", "")).rsplit(".", 1)[-1]: str(one.get("path", "")) for one in modules}
+    kinds = {str(entry.get("type", "")).rsplit(".", 1)[-1]: str(entry.get("path", "")) for entry in modules}
     pooling = None
     if with_pooling and "Pooling" in kinds:
         settings = next(iter(entries(home, str(Path(kinds["Pooling"], "config.json")))), {})
         pooling = _pooling(settings, model.name)
-    left_out = tuple(kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize"))
-    return SentenceModel(pooling, length if isinstance(length, int) else None, left_out)
+    ignored_modules = tuple(kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize"))
+    return SentenceModel(pooling, length if isinstance(length, int) else None, ignored_modules)
 
 
 def _modules(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     """Return the list of modules that a transformer is in, and its folder: its own, or the one above."""
     for home, path in ((folder, ""), (folder.parent, folder.name)):
         modules = entries(home, "modules.json")
-        if any(one.get("path") == path and str(one.get("type", "")).endswith("Transformer") for one in modules):
+        if any(
+            module.get("path") == path and str(module.get("type", "")).endswith("Transformer") for module in modules
+        ):
             return home, modules
     return folder, []
 
@@ -434,9 +436,9 @@ def _pooling(settings: Mapping[str, Any], name: str) -> str:
     if isinstance(new := settings.get("pooling_mode"), str):
         modes = [new]
     if len(modes) != 1 or modes[0] not in _MODES:
-        found = " and ".join(modes) or "nothing"
+        listed = " and ".join(modes) or "nothing"
         raise UserError(
-            f"`--model {name}`: its pooling is {found}, where mean or cls was expected; choose one with --pooling "
+            f"`--model {name}`: its pooling is {listed}, where mean or cls was expected; choose one with --pooling "
             "mean_special or --pooling cls."
         )
     return _MODES[modes[0]]

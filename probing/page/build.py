@@ -24,7 +24,7 @@ from probing.page.terms import ACCURACY, BASES, CLASSES, HEADS, NEURON_TERMS, NU
 from probing.results import MARK, Html, element, joined
 from probing.runs import Result, SectionPlace
 from probing.runs.checks import reading
-from probing.runtime import own_version
+from probing.runtime import package_version
 from probing.tables import R2
 
 # Number of characters that a page may have as long as its tables fit, and the number that a table takes per neuron.
@@ -55,7 +55,7 @@ def build(sources: Sources, defaults: Mapping[str, Any]) -> bytes:
         digest=digest,
         style=style,
         heading=joined(title[:1].upper() + title[1:]),
-        version=joined(own_version()),
+        version=joined(package_version()),
         links=_links(sources),
         content=_content(sources, defaults),
         script=script,

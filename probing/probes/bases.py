@@ -93,7 +93,12 @@ def basis_rows(sides: Sides, layer: int, training: Training, is_given: bool, see
     def measured(name: str, change: Callable[[FeatureStore], Activations]) -> _Basis:
         note(f"layer {layer}, {name}")
         return _measure(
-            _exchanged(few, change), layer, counts, roughly, penalties, own.kept if name == "features" else None
+            _exchanged(few, change),
+            layer,
+            counts,
+            roughly,
+            penalties,
+            own.selected_features if name == "features" else None,
         )
 
     features = measured("features", lambda store: store)
@@ -325,7 +330,7 @@ def _random_features(
     assert store is not None
     sample = sample_of(store, layer, train, seeds)
     drawn = random_dictionary(store.dictionary, sample, np.random.default_rng(seeds))
-    kept = store.kept
+    kept = store.selected_features
     if kept is not None:  # as of the dictionary itself, those that are active on the most training tokens
         wide = FeatureStore(store.states, drawn, store.dictionary_folder)
         kept = most_active(wide, layer, train.sentences().tolist())[0][: len(kept)]

@@ -33,7 +33,7 @@ from probing.probes.training import LayerFit, penalised, train_problems
 from probing.probes.transforms import centred, moments_with_constant, of_neurons, with_constant
 from probing.results import Schema, Table, number, text, whole
 from probing.runtime import quiet_libraries
-from probing.runtime.trainer import algorithms_kept
+from probing.runtime.trainer import preserve_algorithms
 from probing.statistics import ranked
 from probing.statistics.moments import Moments
 from probing.tables import BASIS_COLUMNS
@@ -421,7 +421,7 @@ def fit_classes(X: NDArray[Any], labels: NDArray[np.int64], n_classes: int, aske
     options = asked.options
     rows = _Rows(X, labels, n_classes, is_centred=options.bias)
     tried: dict[float, float] = {}
-    with _ONE_AT_A_TIME, quiet_libraries(), algorithms_kept():
+    with _ONE_AT_A_TIME, quiet_libraries(), preserve_algorithms():
         if options.l2 == "auto":
             part, moments = _Read.of(rows, options, asked.held_out).with_constant(options)
             path, _ = penalised(options, 0, part, _LAYERS, moments, {})

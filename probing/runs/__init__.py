@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from probing.errors import UserError
 from probing.registry import ACTIONS, STUDIES, load
-from probing.results import Html, Schema, Table, as_in_terminal, element, listed, read_measured, shown_table
+from probing.results import Html, Schema, Table, as_in_terminal, element, listed, read_rows, shown_table
 from probing.runs.checks import reading
 from probing.runs.folder import read_json, read_yaml
 from probing.runtime.processes import launched
@@ -239,7 +239,7 @@ class Study:
         for schema in self.schemas:
             path = folder / f"{schema.name}.csv"
             if not schema.optional or path.is_file():
-                tables[schema.name] = read_measured(path, schema)
+                tables[schema.name] = read_rows(path, schema)
         return Result(self, folder, read_yaml(folder / "config.yaml"), read_json(folder / "results.json"), tables)
 
 

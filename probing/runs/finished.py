@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import ActivationStore
-from probing.activations.source import ActivationSource, say_what_was_left_out
+from probing.activations.source import ActivationSource, report_dropped_text
 from probing.cli.options import ProbeOptions, as_options
 from probing.data.examples import Examples, Sides
 from probing.data.labelling import label as label_tokens
@@ -213,7 +213,7 @@ class Extraction:
             without_first=leaves_out_first(config), **site_read(finished.run),
         )  # fmt: skip
         (store,) = reads.read([corpus])
-        say_what_was_left_out([corpus], [store.tokens], self.say)
+        report_dropped_text([corpus], [store.tokens], self.say)
         return store
 
     def _read(self, finished: Finished, corpus: Corpus) -> Readings:

@@ -216,7 +216,7 @@ def check_plain(runs: Path, name: str) -> Path:
 def _is_partial(final: Path) -> UserError:
     path = final.with_name(final.name + PARTIAL)
     owner = Owner.read(path)
-    if owner is not None and owner.is_here:
+    if owner is not None and owner.is_on_this_machine:
         how = f"is under way (process {owner.process}); wait for it or choose another name."
     else:
         where = f" on {owner.machine.partition(' ')[0]} (process {owner.process})" if owner else ""

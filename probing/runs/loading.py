@@ -12,7 +12,7 @@ from typing import Any
 from probing.cli.options import WandbOptions
 from probing.errors import UserError
 from probing.models import resolve_model, site_of
-from probing.results import Row, Schema, Table, listed, read_csv, read_measured, write_csv
+from probing.results import Row, Schema, Table, listed, read_csv, read_rows, write_csv
 from probing.runs import Result, study_names, study_of, study_of_kind
 from probing.runs.checks import check_ranking, kind_of, reading
 from probing.runs.folder import read_json
@@ -113,7 +113,7 @@ def read_rankings(folder: Path, run: Run) -> Rankings:
     Raises:
         ValueError: If a ranking does not rank every neuron of its layers.
     """
-    found = {path.stem: read_measured(path, TABLES.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
+    found = {path.stem: read_rows(path, TABLES.get(path.stem, RANKING)) for path in sorted(folder.glob("*.csv"))}
     rankings = {name: table for name, table in found.items() if name not in TABLES}
     for name, rows in rankings.items():
         ranked = list(dict.fromkeys(row["layer"] for row in rows))

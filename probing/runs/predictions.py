@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from probing.activations.source import ActivationSource, say_what_was_left_out
+from probing.activations.source import ActivationSource, report_dropped_text
 from probing.data.arrays import activations_of_arrays
 from probing.data.examples import Activations, Examples, SentenceVectors, Sides, read
 from probing.errors import UserError
@@ -245,7 +245,7 @@ def of_texts(probes: Probes, texts: Any, reader: Reader | None = None) -> Table:
             without_first=leaves_out_first(config), **site_read(probes),
         )  # fmt: skip
         (store,) = source.read([corpus])
-        say_what_was_left_out([corpus], [store.tokens], terminal.say)
+        report_dropped_text([corpus], [store.tokens], terminal.say)
         if isinstance(task, SentenceTask):
             return _table(probes, _examples(probes, store, task), lambda row: {"sentence": row}, reader)
         described = _tokens(store.tokens, corpus, task.word_means)
@@ -330,7 +330,7 @@ def labelled_tokens(task: TokenTask, tokens: Tokens) -> NDArray[np.bool_]:
     if (pieces := getattr(task, "pieces", None)) in by_piece:
         return by_piece[pieces]
     includes_special = getattr(task, "special_tokens", "exclude") == "include"
-    return tokens.measured if includes_special else ~tokens.special
+    return tokens.included if includes_special else ~tokens.special
 
 
 def _tokens(tokens: Tokens, corpus: Corpus, are_words: bool) -> list[dict[str, Any]]:

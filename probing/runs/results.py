@@ -526,7 +526,7 @@ def write(
     """
     tables, sides = measured.tables(), measured.sides
     features = feature_store(sides.train.store)
-    if features is not None and (kept := features.kept) is not None:
+    if features is not None and (kept := features.selected_features) is not None:
         tables["neurons"] = [{**row, "feature": kept[row["neuron"]]} for row in tables["neurons"]]
     if measured.extremes and corpus is not None:
         tables["contexts"] = contexts_of(measured.extremes, sides.test, corpus, sides.classes)

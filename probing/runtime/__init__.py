@@ -28,13 +28,13 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 def memory_bytes() -> int | None:
     """Return the bytes of memory that processes can use in all; None where the system does not say."""
-    found = []
+    limits = []
     with suppress(AttributeError, ValueError, OSError):  # Windows has no `sysconf`
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for limit in LIMITS:
         with suppress(OSError, ValueError):  # without a limit the file says "max"
-            found.append(int(limit.read_text(encoding="utf-8")))
-    return min(found, default=None)
+            limits.append(int(limit.read_text(encoding="utf-8")))
+    return min(limits, default=None)
 
 
 def gigabytes(n_bytes: float) -> str:
@@ -258,7 +258,7 @@ LOGGERS: Mapping[str, tuple[str, ...]] = {
 
 def logger_names(trainer: Mapping[str, Any]) -> list[str]:
     """Return the loggers that the Trainer's arguments name, in the order of `LOGGERS`; `false` names none."""
-    named = _typed(trainer.get("logger"))
+    named = _logger_words(trainer.get("logger"))
     return [name for name in LOGGERS if name in named]
 
 
@@ -271,7 +271,7 @@ def logger_problems(trainer: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with `--trainer.logger`: an unknown name, or a package that is not installed."""
     value = trainer.get("logger")
     problems = []
-    for name in _typed(value):
+    for name in _logger_words(value):
         if name in LOGGERS:
             missing = [package for package in LOGGERS[name] if find_spec(package) is None]
             problems += [
@@ -286,7 +286,7 @@ def logger_problems(trainer: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _typed(value: Any) -> list[str]:
+def _logger_words(value: Any) -> list[str]:
     if value is None or value is False or value == "":
         return []
     names = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
@@ -302,7 +302,7 @@ _LIBRARIES = ("torch", "pytorch-lightning", "transformers", "torchmetrics", "num
 _version = cache(version)
 
 
-def own_version() -> str:
+def package_version() -> str:
     """Return this package's version."""
     return _version(PACKAGE)
 

@@ -45,13 +45,13 @@ def most_text() -> int:
     Raises:
         UserError: If the variable is no number above 0.
     """
-    typed = os.environ.get(_VARIABLE, "")
+    variable_text = os.environ.get(_VARIABLE, "")
     try:
-        gb = float(typed or _MOST_GB)
+        gb = float(variable_text or _MOST_GB)
         if not 0 < gb < float("inf"):
             raise ValueError
     except ValueError:
-        raise UserError(f"`{_VARIABLE}={typed}`: expected a number of gigabytes above 0, such as 16.") from None
+        raise UserError(f"`{_VARIABLE}={variable_text}`: expected a number of gigabytes above 0, such as 16.") from None
     return int(gb * 1e9)
 
 
@@ -162,18 +162,18 @@ def files_of(folder: Path, within: Path | None = None) -> set[str]:
     Raises:
         OSError: If one is no regular file, or lies elsewhere.
     """
-    found, waiting = set(), [""]
+    paths, waiting = set(), [""]
     while waiting:
         inside = waiting.pop()
-        with os.scandir(folder / inside) as there:
-            for entry in there:
+        with os.scandir(folder / inside) as directory:
+            for entry in directory:
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(f"{inside}{entry.name}/")
                     continue
-                found.add(f"{inside}{entry.name}")
+                paths.add(f"{inside}{entry.name}")
                 if not entry.is_file(follow_symlinks=False):  # only what is no plain file has to be looked at
                     regular(Path(entry.path), within or folder)
-    return found
+    return paths
 
 
 def read_text(path: Path, within: Path | None = None, most: int = DOCUMENT, errors: str = "strict") -> str:
@@ -215,14 +215,14 @@ def parse_json(text: str, **how: Any) -> Any:
     """
     if text.count("[") + text.count("{") > MOST_LEVELS:
         # Only brackets outside of strings count. Escaped quotation marks and backslashes are in strings.
-        there = text.encode("utf-8", "surrogatepass").replace(rb"\\", b"").replace(rb"\"", b"")
-        there = there.translate(bytes.maketrans(b"{}", b"[]"), _NEITHER)
-        there = re.sub(rb'"[^"]*"', b"", there)
+        brackets = text.encode("utf-8", "surrogatepass").replace(rb"\\", b"").replace(rb"\"", b"")
+        brackets = brackets.translate(bytes.maketrans(b"{}", b"[]"), _NEITHER)
+        brackets = re.sub(rb'"[^"]*"', b"", brackets)
         for _ in range(MOST_LEVELS):
-            there, before = there.replace(b"[]", b""), there
-            if there == before:
+            brackets, before = brackets.replace(b"[]", b""), brackets
+            if brackets == before:
                 break
-        if b"[]" in there or len(there) > MOST_LEVELS:
+        if b"[]" in brackets or len(brackets) > MOST_LEVELS:
             raise ValueError(f"it has more than {MOST_LEVELS} levels, or brackets that are not closed")
     return json.loads(text, **how)
 
@@ -311,8 +311,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 old.rename(path)
             raise
     finally:
-        for left in (partial, old):
-            shutil.rmtree(left, ignore_errors=True)
+        for stale in (partial, old):
+            shutil.rmtree(stale, ignore_errors=True)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
@@ -385,8 +385,8 @@ class Owner:
     def read(cls, folder: Path) -> Owner | None:
         """Return the process that writes a folder, or wrote it; None if the folder does not say."""
         try:
-            told = parse_json(read_text(folder / RUNNING, folder))
-            return cls(int(told["process"]), str(told["machine"]))
+            record = parse_json(read_text(folder / RUNNING, folder))
+            return cls(int(record["process"]), str(record["machine"]))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -397,14 +397,14 @@ class Owner:
         temporary.replace(folder / RUNNING)
 
     @property
-    def is_here(self) -> bool:
+    def is_on_this_machine(self) -> bool:
         """Whether it is, or was, a process of this machine."""
         return self.machine == _machine()
 
     @property
     def is_dead(self) -> bool:
         """Whether it has ended for certain: a process of another machine cannot be looked up."""
-        if not self.is_here or sys.platform == "win32":  # where a signal of 0 would end it
+        if not self.is_on_this_machine or sys.platform == "win32":  # where a signal of 0 would end it
             return False
         try:
             os.kill(self.process, 0)

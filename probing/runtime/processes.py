@@ -64,13 +64,13 @@ def check_ranks() -> None:
     Raises:
         UserError: If they say that this is not the first process of a job without one, or are no whole numbers.
     """
-    left = [f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", *_RANK_VARIABLES[:2]) if name in os.environ]
+    leftover = [f"{name}={os.environ[name]}" for name in ("WORLD_SIZE", *_RANK_VARIABLES[:2]) if name in os.environ]
     is_lightnings = "RANK" not in os.environ and "MASTER_ADDR" in os.environ
     is_launched = is_lightnings or "TORCHELASTIC_RUN_ID" in os.environ or "SLURM_NTASKS" in os.environ
-    if left and not is_main_process() and not is_launched:
+    if leftover and not is_main_process() and not is_launched:
         raise UserError(
-            f"{' '.join(left)} in the environment means that this is a further process of a job, and no launcher "
-            f"(torchrun, srun) has started it; unset {', '.join(each.partition('=')[0] for each in left)}."
+            f"{' '.join(leftover)} in the environment means that this is a further process of a job, and no launcher "
+            f"(torchrun, srun) has started it; unset {', '.join(each.partition('=')[0] for each in leftover)}."
         )
     try:
         launched()
@@ -91,16 +91,16 @@ def launched() -> dict[str, Any]:
     if _is_alone:
         return {}
     if "TORCHELASTIC_RUN_ID" in variables:
-        here, n = int(variables["LOCAL_WORLD_SIZE"]), int(variables["WORLD_SIZE"])
-        nodes = n // here
+        per_node, n = int(variables["LOCAL_WORLD_SIZE"]), int(variables["WORLD_SIZE"])
+        nodes = n // per_node
     elif "SLURM_NTASKS" in variables and variables.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         n = int(variables["SLURM_NTASKS"])
         if n > 1 and "SLURM_NTASKS_PER_NODE" not in variables:
             raise UserError(f"srun started {n} processes without `--ntasks-per-node`; give it to sbatch or srun.")
-        here, nodes = int(variables.get("SLURM_NTASKS_PER_NODE", 1)), int(variables.get("SLURM_NNODES", 1))
+        per_node, nodes = int(variables.get("SLURM_NTASKS_PER_NODE", 1)), int(variables.get("SLURM_NNODES", 1))
     else:
         return {}
-    return {"devices": here, "num_nodes": nodes, "strategy": "ddp"} if n > 1 else {}
+    return {"devices": per_node, "num_nodes": nodes, "strategy": "ddp"} if n > 1 else {}
 
 
 # --- communication between ranks ---
@@ -144,7 +144,7 @@ def _all_reduce(tensor: Tensor, operation: str) -> Tensor:
     return reduced.to(tensor.device)
 
 
-def of_first_rank(make: Callable[[], _T]) -> _T:
+def run_on_rank_zero(make: Callable[[], _T]) -> _T:
     """Return on every rank what the first one makes by itself, while the others wait; they raise its error, too.
 
     All ranks must call this, in the same order.
@@ -155,24 +155,24 @@ def of_first_rank(make: Callable[[], _T]) -> _T:
             return make()
     from torch import distributed
 
-    made: _T | None = None
+    value: _T | None = None
     error: Exception | None = None
     if rank == 0:
         try:
             with alone():
-                made = make()
+                value = make()
         except Exception as raised:
             error = raised
     kind = UserError if isinstance(error, UserError) else RunError
-    told: list[Any] = [made, error and (kind, str(error) or type(error).__name__)]
-    distributed.broadcast_object_list(told)
+    broadcast: list[Any] = [value, error and (kind, str(error) or type(error).__name__)]
+    distributed.broadcast_object_list(broadcast)
     if error is not None:
         raise error
-    if told[1] is not None:
-        kind, message = told[1]
+    if broadcast[1] is not None:
+        kind, message = broadcast[1]
         raise kind(message)
-    found: _T = told[0]
-    return found
+    value_of_first: _T = broadcast[0]
+    return value_of_first
 
 
 def _has_process_group() -> bool:
@@ -237,10 +237,10 @@ class _EndedRanks(logging.Handler):
     spoken = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        found = re.search(r"rank: (\d+)\].*terminated with code (-?\d+)", record.getMessage())
-        if found is None or _EndedRanks.spoken:
+        match = re.search(r"rank: (\d+)\].*terminated with code (-?\d+)", record.getMessage())
+        if match is None or _EndedRanks.spoken:
             return
-        rank, code = map(int, found.groups())
+        rank, code = map(int, match.groups())
         how = f"was killed by signal {-code}" if code < 0 else f"failed with status {code}"
         _say(f"process {rank} of this job {how}, so all its processes end; {KEPT}")
 
@@ -311,8 +311,8 @@ def signals_interrupt() -> Iterator[None]:
     with ExitStack() as stack:
         if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
             for number in _KINDS:
-                usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-                if signal.getsignal(number) == usual:
+                default_handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                if signal.getsignal(number) == default_handler:
                     stack.callback(signal.signal, number, signal.signal(number, _interrupt))
                     _interrupted_at = -math.inf
         try:

@@ -74,7 +74,7 @@ class Stage:
         """Seconds since it began."""
         return time.monotonic() - self._begun
 
-    def left(self) -> float | None:
+    def remaining_seconds(self) -> float | None:
         """Return about how many seconds the remaining steps take, None if that cannot be told."""
         steps, seconds = self.done - self._done_before, self.seconds
         if not self.is_even or not self.total or not steps or seconds < SURE_AFTER_S:
@@ -99,56 +99,56 @@ class Overview:
 
     Args:
         line: Begins to show a stage while it goes on, if stages are shown so.
-        said: Whether stages are said, one line each.
+        prints_lines: Whether stages are said, one line each.
         briefly: Whether a stage is said only if it was long, as for a call from Python.
     """
 
     def __init__(
-        self, line: Callable[[Overview], Line] | None = None, said: bool = False, briefly: bool = False
+        self, line: Callable[[Overview], Line] | None = None, prints_lines: bool = False, briefly: bool = False
     ) -> None:
-        self.line, self.said, self.briefly = line, said, briefly
+        self.line, self.prints_lines, self.briefly = line, prints_lines, briefly
         self.n_begun = 0
         self._is_numbered = False
         self.costs: Sequence[Cost | None] = ()
         self.open: list[Stage] = []
-        self.told: set[str] = set()  # what was said once
+        self.printed: set[str] = set()  # what was said once
         self._spent: dict[str, list[tuple[float, float]]] = {}  # amount and seconds of each stage, by kind
         self._shown: Line | None = None
         self._timer: Timer | None = None
         self._n_lines = 0
         self._speaking = Lock()
 
-    def begin(self, one: Stage, is_stage: bool) -> None:
+    def begin(self, open_stage: Stage, is_stage: bool) -> None:
         """Note that a stage, or a count, has begun."""
         is_first = not self.open
-        self.open.append(one)
+        self.open.append(open_stage)
         if is_first:
             self.n_begun += is_stage
             self._is_numbered = is_stage
             self._n_lines = 0
             if self.line:
                 self._shown = self.line(self)
-            elif self.said and is_stage:
+            elif self.prints_lines and is_stage:
                 self._wait()
         self.changed()
 
-    def end(self, one: Stage, has_failed: bool) -> None:
+    def end(self, open_stage: Stage, has_failed: bool) -> None:
         """Note that a stage or count has ended, and with it what began inside it and was interrupted."""
-        if one not in self.open:
+        if open_stage not in self.open:
             return
-        if one is self.open[0]:
+        if open_stage is self.open[0]:
             self._stop()
             if self._is_numbered and not has_failed:
-                self._ended(one)
-        del self.open[self.open.index(one) :]
+                self._ended(open_stage)
+        del self.open[self.open.index(open_stage) :]
         self.changed()
 
-    def _ended(self, one: Stage) -> None:
+    def _ended(self, open_stage: Stage) -> None:
         if (cost := self._cost(self.n_begun)) and cost.amount:
-            self._spent.setdefault(cost.kind, []).append((cost.amount, one.seconds))
-        if self.said and (not self.briefly or self._n_lines):
+            self._spent.setdefault(cost.kind, []).append((cost.amount, open_stage.seconds))
+        if self.prints_lines and (not self.briefly or self._n_lines):
             with self._speaking:
-                say(f"{self.name()}: {spent(one.seconds)}")
+                say(f"{self.name()}: {spent(open_stage.seconds)}")
 
     def changed(self) -> None:
         """Show what has changed, where it is not shown again at intervals."""
@@ -166,7 +166,7 @@ class Overview:
         with self._speaking:
             if self._timer is None or not self.open:
                 return
-            parts = [*self.inside(), self.count(), f"{duration(self.open[0].seconds)} so far", self.time_left()]
+            parts = [*self.inside(), self.count(), f"{duration(self.open[0].seconds)} so far", self.remaining_time()]
             with suppress(OSError, ValueError):  # nobody reads it any more
                 say(f"{self.name()}: {', '.join(filter(None, parts))}")
             self._n_lines += 1
@@ -192,26 +192,30 @@ class Overview:
     def inside(self) -> list[str]:
         """Return the names of what goes on inside the stage."""
         first, *others = tuple(self.open)
-        return [text for text in (first.note, *(text for one in others for text in (one.name, one.note))) if text]
+        return [
+            text
+            for text in (first.note, *(text for inner_stage in others for text in (inner_stage.name, inner_stage.note)))
+            if text
+        ]
 
     def counting(self) -> Stage | None:
         """Return what is counted: by the stage itself, or else inside it."""
-        return next((one for one in tuple(self.open) if one.total), None)
+        return next((open_stage for open_stage in tuple(self.open) if open_stage.total), None)
 
     def count(self) -> str:
         """Return how far the count is, such as `14 of 40`."""
-        one = self.counting()
-        return f"{one.done} of {one.total}" if one else ""
+        counter = self.counting()
+        return f"{counter.done} of {counter.total}" if counter else ""
 
-    def time_left(self) -> str:
+    def remaining_time(self) -> str:
         """Return the time left as far as it can be told: of the command, or else of what is counted."""
-        one = self.counting()
-        left = one.left() if one else None
-        of_stage = left if one is self.open[0] else None
-        of_stage, later = self._left_by_cost() if of_stage is None else of_stage, self._later()
+        counter = self.counting()
+        remaining = counter.remaining_seconds() if counter else None
+        of_stage = remaining if counter is self.open[0] else None
+        of_stage, later = self._remaining_by_cost() if of_stage is None else of_stage, self._later()
         if of_stage is not None and later is not None:
             return f"about {duration(of_stage + later)} left"
-        return "" if left is None else f"about {duration(left)} for the others"
+        return "" if remaining is None else f"about {duration(remaining)} for the others"
 
     def _cost(self, number: int) -> Cost | None:
         return self.costs[number - 1] if 0 < number <= len(self.costs) else None
@@ -224,12 +228,12 @@ class Overview:
             return None
         return cost.amount * sum(seconds for _, seconds in spent) / sum(amount for amount, _ in spent)
 
-    def _left_by_cost(self) -> float | None:
+    def _remaining_by_cost(self) -> float | None:
         """Return about how many seconds are left of this stage; None if it takes longer than it should, too."""
         cost = self._cost(self.n_begun)
         seconds = self._seconds(cost) if cost else None
-        left = (seconds or 0.0) - self.open[0].seconds
-        return left if left > 0 else None
+        remaining = (seconds or 0.0) - self.open[0].seconds
+        return remaining if remaining > 0 else None
 
     def _later(self) -> float | None:
         """Return about how many seconds the later stages take; None if that is not known of one of them."""
@@ -299,7 +303,7 @@ def messages(quiet: bool) -> Callable[[str], None]:
 
 def remark(message: str) -> None:
     """Say how far a command is in a line of its own, unless it is quiet."""
-    if (here := _overview.get()) and (here.line or here.said):
+    if (current := _overview.get()) and (current.line or current.prints_lines):
         say(message)
 
 
@@ -312,17 +316,17 @@ def _line() -> Any:
     return ProgressLine
 
 
-def hush() -> None:
+def disable_progress() -> None:
     """Show and say nothing of this command's stages: that it is quiet was found in a file that it reads."""
-    if here := _overview.get():
-        here.line, here.said = None, False
+    if current := _overview.get():
+        current.line, current.prints_lines = None, False
 
 
 def say_once(message: str) -> None:
     """Print a message, with `--quiet` too, unless this command has printed it, or the one that it is a part of."""
-    told = here.told if (here := _overview.get()) else set[str]()
-    if message not in told:
-        told.add(message)
+    printed = current.printed if (current := _overview.get()) else set[str]()
+    if message not in printed:
+        printed.add(message)
         say(message)
 
 
@@ -332,9 +336,9 @@ def expect(stages: Sequence[Cost | None]) -> None:
     Args:
         stages: For each stage, in their order, what it takes, where that can be compared with others; else None.
     """
-    here = _overview.get()
-    if here and not here.n_begun and not here.open:
-        here.costs = list(stages)
+    current = _overview.get()
+    if current and not current.n_begun and not current.open:
+        current.costs = list(stages)
 
 
 class Advance(Protocol):
@@ -379,9 +383,9 @@ def counted(name: str, total: int | None, done: int = 0, is_even: bool = True) -
 
 def note(what: str) -> None:
     """Say what is done now inside a stage, where it is shown."""
-    if (here := _overview.get()) and here.open:
-        here.open[-1].note = what
-        here.changed()
+    if (current := _overview.get()) and current.open:
+        current.open[-1].note = what
+        current.changed()
 
 
 def _unheard(n: int, name: str | None = None) -> None:
@@ -389,24 +393,24 @@ def _unheard(n: int, name: str | None = None) -> None:
 
 
 @contextmanager
-def _begun(one: Stage, is_stage: bool) -> Iterator[Advance]:
-    here = _overview.get()
-    if here is None:
+def _begun(open_stage: Stage, is_stage: bool) -> Iterator[Advance]:
+    current = _overview.get()
+    if current is None:
         yield _unheard
         return
 
     def advance(n: int, name: str | None = None) -> None:
-        one.done += n
-        one.name = one.name if name is None else name
-        here.changed()
+        open_stage.done += n
+        open_stage.name = open_stage.name if name is None else name
+        current.changed()
 
-    here.begin(one, is_stage)
+    current.begin(open_stage, is_stage)
     try:
         yield advance
     except BaseException:
-        here.end(one, has_failed=True)
+        current.end(open_stage, has_failed=True)
         raise
-    here.end(one, has_failed=False)
+    current.end(open_stage, has_failed=False)
 
 
 def shards_counted() -> Any:
@@ -546,7 +550,7 @@ def _show(what: Any, raw: bool = False) -> None:
 _WIDTH, _PER_S = 8, 4
 
 
-class _TimeLeft(ProgressColumn):
+class _RemainingTime(ProgressColumn):
     """The time left, which also falls while no step ends."""
 
     def __init__(self, of: Overview) -> None:
@@ -555,7 +559,7 @@ class _TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         """Return the time left; nothing if it cannot be told."""
-        return Text(self.of.time_left().removeprefix("about ") if self.of.open else "")
+        return Text(self.of.remaining_time().removeprefix("about ") if self.of.open else "")
 
 
 class ProgressLine:
@@ -572,7 +576,7 @@ class ProgressLine:
             BarColumn(_WIDTH),
             TextColumn("{task.fields[count]}", markup=False, table_column=Column(no_wrap=True)),
             TimeElapsedColumn(Column(no_wrap=True)),
-            _TimeLeft(of),
+            _RemainingTime(of),
         )
         self.of = of
         self.progress: Progress
@@ -586,20 +590,20 @@ class ProgressLine:
             )
 
         self.progress.start()
-        self.task = self.progress.add_task(**self._told())
+        self.task = self.progress.add_task(**self._task_fields())
 
     def changed(self) -> None:
         """Show what has changed."""
-        self.progress.update(self.task, **self._told())
+        self.progress.update(self.task, **self._task_fields())
 
     def stop(self) -> None:
         """Take the line away."""
         self.progress.stop()
 
-    def _told(self) -> dict[str, Any]:
-        one = self.of.counting()
+    def _task_fields(self) -> dict[str, Any]:
+        counter = self.of.counting()
         return {
             "description": visible(": ".join([self.of.name(), *self.of.inside()])),
-            "total": one.total if one else None, "completed": one.done if one else 0,
-            "count": f"{one.done}/{one.total}" if one else "",
+            "total": counter.total if counter else None, "completed": counter.done if counter else 0,
+            "count": f"{counter.done}/{counter.total}" if counter else "",
         }  # fmt: skip

@@ -66,7 +66,7 @@ _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u20
 
 def visible(text: str) -> str:
     r"""Return a text with what would steer the terminal written as Python writes it: \x1b for an escape character."""
-    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class Output:
@@ -179,11 +179,11 @@ def silence(message: str) -> None:
 
 def once(say: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that says each message the first time only."""
-    said: set[str] = set()
+    printed: set[str] = set()
 
     def say_new(message: str) -> None:
-        if message not in said:
-            said.add(message)
+        if message not in printed:
+            printed.add(message)
             say(message)
 
     return say_new
@@ -314,9 +314,9 @@ def _fitted(table: Any, console: Console, options: ConsoleOptions, leave_out: Se
     else:  # no choice of columns fits: all of them, over the width
         gone, fitted, width = [], _with(table, columns, broken=True), table.width_of_all(console)
     if gone:
-        left_out = [_called(names, k) for k in sorted(gone)]
-        said = f"left out for lack of room: {', '.join(left_out)}"
-        fitted.caption = "\n".join([*_legend(str(fitted.caption or ""), left_out), said])
+        dropped = [_called(names, k) for k in sorted(gone)]
+        note = f"left out for lack of room: {', '.join(dropped)}"
+        fitted.caption = "\n".join([*_legend(str(fitted.caption or ""), dropped), note])
         fitted.caption_justify = "left"
     return fitted, width
 
@@ -326,10 +326,12 @@ def _called(names: Sequence[str], k: int) -> str:
     return f"{names[k]} of {names[k - 1]}" if names.count(names[k]) > 1 and k else names[k]
 
 
-def _legend(caption: str, left_out: Sequence[str]) -> list[str]:
+def _legend(caption: str, dropped: Sequence[str]) -> list[str]:
     """Return the lines of a caption without what they say of columns that are left out."""
-    own = tuple(f"{name}: " for name in left_out)
-    lines = ["; ".join(part for part in line.split("; ") if not part.startswith(own)) for line in caption.splitlines()]
+    prefixes = tuple(f"{name}: " for name in dropped)
+    lines = [
+        "; ".join(part for part in line.split("; ") if not part.startswith(prefixes)) for line in caption.splitlines()
+    ]
     return [line for line in lines if line]
 
 
@@ -337,13 +339,13 @@ def _with(table: Any, columns: Sequence[Column], broken: bool) -> Any:
     """Return the table with these columns alone, none narrower than its numbers; headings are broken if asked for."""
     from copy import copy
 
-    made = copy(table)
-    made.columns = [
+    copied = copy(table)
+    copied.columns = [
         replace(column, header=header, min_width=_least(header, column), no_wrap=_is_of_numbers(column), _index=i)
         for i, column in enumerate(columns)
         for header in [str(column.header).replace(" ", "\n") if broken else str(column.header)]
     ]
-    return made
+    return copied
 
 
 def _is_of_numbers(column: Column) -> bool:

@@ -116,8 +116,8 @@ def _is_other_bias(bias: Tensor | None, weight: Tensor) -> bool:
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return a linear map by oneDNN; it has no gradient."""
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    return found
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
 
 
 def _is_for_onednn(factor: Tensor) -> bool:
@@ -138,9 +138,9 @@ def is_onednn_faster() -> bool:
         return False
     a, b = (torch.rand(size, generator=torch.Generator().manual_seed(0)) for size in ((256, 512), (512, 256)))
     with _by_onednn():
-        found = a @ b
+        product = a @ b
     expected = a.double() @ b.double()
-    both = torch.stack([found, _linear(a, b.T, None)])
+    both = torch.stack([product, _linear(a, b.T, None)])
     return bool((both - expected).abs().max() <= _ERROR * expected.max())
 
 
@@ -168,9 +168,9 @@ def _by_onednn() -> Iterator[None]:
 
 def _processor() -> str:
     """Return what the system says of the processor."""
-    said = Path("/proc/cpuinfo")
+    cpuinfo = Path("/proc/cpuinfo")
     try:
-        return said.read_text(encoding="utf-8", errors="replace")
+        return cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return platform.processor()
 
@@ -295,8 +295,8 @@ def check_trainer_options(options: Mapping[str, Any], solver: str) -> None:
         try:
             trainer = build_trainer(tried, logger=False, callbacks=(), folder=None)
         except Exception as error:  # Lightning raises many types
-            typed = " ".join(f"--trainer.{name} {value}" for name, value in tried.items())
-            raise UserError(f"`{typed}`: Lightning refuses it ({as_clause(error)}).") from None
+            flag_text = " ".join(f"--trainer.{name} {value}" for name, value in tried.items())
+            raise UserError(f"`{flag_text}`: Lightning refuses it ({as_clause(error)}).") from None
     if trainer.precision == "64-true" and float64_device(device := trainer.strategy.root_device) != device:
         raise UserError(
             f"`--trainer.precision {options['precision']}`: {device.type} has no float64; leave the option out, or "
@@ -341,7 +341,7 @@ def _rank_problems(options: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def algorithms_kept() -> Iterator[None]:
+def preserve_algorithms() -> Iterator[None]:
     """Restore torch's choice of algorithms, which a Trainer changes for the whole process and does not restore."""
     mode, benchmark = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
     workspace = os.environ.get(_CUBLAS)
@@ -373,7 +373,7 @@ def build_trainer(
         enable_model_summary=False,
         num_sanity_val_steps=0,
         log_every_n_steps=1,
-        use_distributed_sampler=False,  # `ShardBatches` divides the shards among ranks, without repetition
+        use_distributed_sampler=False,  # `ShardDataset` divides the shards among ranks, without repetition
     )
     end_together(trainer)
     return trainer
@@ -436,8 +436,8 @@ class Places:
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write a model and its tokenizer as a folder that `from_pretrained` reads; an older one is replaced."""
     partial = folder.with_name(f"{folder.name}.partial")
-    for left in (partial, folder):
-        shutil.rmtree(left, ignore_errors=True)
+    for stale in (partial, folder):
+        shutil.rmtree(stale, ignore_errors=True)
     model.save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     partial.rename(folder)
@@ -482,7 +482,7 @@ class ContinuedModule(pl.LightningModule):
         return loss
 
 
-class KeptTraining(pl.Callback):
+class RecordedTraining(pl.Callback):
     """Keeps the states and the curve of a training, and logs the curve; subclasses note what is due.
 
     Args:
@@ -551,8 +551,8 @@ class KeptTraining(pl.Callback):
     def log_curve(self, curve: Sequence[Row]) -> None:
         """Log rows of a curve."""
         for row in curve if self.logger else ():
-            found = {f"{name}/{self.name}": row[name] for name in self.logged if name in row}
-            self.logger.log_metrics(found, step=row["step"])
+            logged_values = {f"{name}/{self.name}": row[name] for name in self.logged if name in row}
+            self.logger.log_metrics(logged_values, step=row["step"])
 
 
 def share_of_rate(steps: int, warm_up: int) -> Callable[[int], float]:

@@ -152,8 +152,8 @@ def kendall(ranks_a: Array, ranks_b: Array) -> Array:
         agreeing += np.sign(y[above:] - y[i]).sum(0, dtype=whole)
     pairs = n * (n - 1) / 2
     untied_a, untied_b = pairs - _tied_pairs(x[:, None]), pairs - _tied_pairs(y)
-    found = _ratio(agreeing, np.sqrt(untied_a * untied_b)).reshape(ranks_b.shape[:-1])
-    return np.where(undefined, np.nan, found)
+    tau_b = _ratio(agreeing, np.sqrt(untied_a * untied_b)).reshape(ranks_b.shape[:-1])
+    return np.where(undefined, np.nan, tau_b)
 
 
 def _tied_pairs(columns: NDArray[Any]) -> Array:
@@ -247,10 +247,10 @@ def label(words: str, rows: Iterable[Row]) -> str:
         words: The label without the sample size.
         rows: Rows of that transform; where it was fitted several times, the smallest sample counts.
     """
-    found = min((size for row in rows if (size := size_of(row))), default=None)
-    if found is None or not found.is_small:
+    smallest = min((size for row in rows if (size := size_of(row))), default=None)
+    if smallest is None or not smallest.is_small:
         return words
-    return f"{words} (from {_short(found.n_vectors / found.n_dimensions)} {found.unit} per dimension)"
+    return f"{words} (from {_short(smallest.n_vectors / smallest.n_dimensions)} {smallest.unit} per dimension)"
 
 
 def size_lines(rows: Iterable[Row], remedy: str) -> list[str]:
@@ -260,13 +260,13 @@ def size_lines(rows: Iterable[Row], remedy: str) -> list[str]:
         rows: Rows of any transforms; where one was fitted several times, the smallest sample counts.
         remedy: A sentence that says what the user can do.
     """
-    return [_line(name, n_dimensions, found, remedy) for (name, n_dimensions), found in _by_transform(rows).items()]
+    return [_line(name, n_dimensions, sizes, remedy) for (name, n_dimensions), sizes in _by_transform(rows).items()]
 
 
-def _line(name: str, n_dimensions: int, found: set[SampleSize], remedy: str) -> str:
-    least = min(found)
+def _line(name: str, n_dimensions: int, sizes: set[SampleSize], remedy: str) -> str:
+    least = min(sizes)
     fitted = (
-        f"{OF_COVARIANCE[name]} of {n_dimensions:,} dimensions is fitted on {'as few as ' * (len(found) > 1)}{least}"
+        f"{OF_COVARIANCE[name]} of {n_dimensions:,} dimensions is fitted on {'as few as ' * (len(sizes) > 1)}{least}"
     )
     if not least.is_small:
         return f"{fitted}."
@@ -278,11 +278,11 @@ def _line(name: str, n_dimensions: int, found: set[SampleSize], remedy: str) -> 
 
 def _by_transform(rows: Iterable[Row]) -> dict[tuple[str, int], set[SampleSize]]:
     """Return the different sizes of each transform and number of dimensions."""
-    found: dict[tuple[str, int], set[SampleSize]] = {}
+    sizes_by_transform: dict[tuple[str, int], set[SampleSize]] = {}
     for row in rows:
         if row.get("transform") in OF_COVARIANCE and (size := size_of(row)):
-            found.setdefault((row["transform"], size.n_dimensions), set()).add(size)
-    return found
+            sizes_by_transform.setdefault((row["transform"], size.n_dimensions), set()).add(size)
+    return sizes_by_transform
 
 
 def _short(number: float) -> str:
@@ -329,12 +329,12 @@ def accuracy_interval(correct: Sums, n_tokens: NDArray[np.int64], level: float =
     Returns:
         Both ends, within 0 to 1; NaN below `MIN_SENTENCES` sentences.
     """
-    if (found := _Ratio.of(correct, n_tokens)) is None:
+    if (ratio := _Ratio.of(correct, n_tokens)) is None:
         return NO_INTERVAL
-    share, n, t = found.value, found.n_tokens, found.t(level)
+    share, n, t = ratio.value, ratio.n_tokens, ratio.t(level)
     # Variances of the number of right tokens: the estimated one, and the one that independent tokens would have.
-    clustered, independent = (n * found.standard_error) ** 2, n * share * (1 - share)
-    design_effect = (clustered + t**2 * found.assumed_design_effect) / (independent + t**2)
+    clustered, independent = (n * ratio.standard_error) ** 2, n * share * (1 - share)
+    design_effect = (clustered + t**2 * ratio.assumed_design_effect) / (independent + t**2)
     pull = t**2 * design_effect / n  # t^2 over the effective sample size
     centre = (share + pull / 2) / (1 + pull)
     reach = math.sqrt(pull * (share * (1 - share) + pull / 4)) / (1 + pull)
@@ -376,9 +376,9 @@ def difference_interval(difference: Sums, n_tokens: NDArray[np.int64], level: fl
     Returns:
         Both ends, within -1 to 1; NaN below `MIN_SENTENCES` sentences.
     """
-    if (found := _Ratio.of(difference, n_tokens)) is None:
+    if (ratio := _Ratio.of(difference, n_tokens)) is None:
         return NO_INTERVAL
-    low, high = found.interval(found.least_error, found.t(level))
+    low, high = ratio.interval(ratio.least_error, ratio.t(level))
     return max(low, -1.0), min(high, 1.0)
 
 
@@ -395,8 +395,8 @@ def difference_p_value(difference: Sums, n_tokens: NDArray[np.int64]) -> float:
     Returns:
         The p-value; NaN below `MIN_SENTENCES` sentences.
     """
-    found = _Ratio.of(difference, n_tokens)
-    return math.nan if found is None else _p_value(found, found.least_error)
+    ratio = _Ratio.of(difference, n_tokens)
+    return math.nan if ratio is None else _p_value(ratio, ratio.least_error)
 
 
 def mean_p_value(sums: Sums, n_tokens: NDArray[np.int64]) -> float:
@@ -411,25 +411,25 @@ def mean_p_value(sums: Sums, n_tokens: NDArray[np.int64]) -> float:
     Returns:
         The p-value; NaN below `MIN_SENTENCES` sentences.
     """
-    found = _Ratio.of(sums, n_tokens)
-    return math.nan if found is None else _p_value(found, 0.0)
+    ratio = _Ratio.of(sums, n_tokens)
+    return math.nan if ratio is None else _p_value(ratio, 0.0)
 
 
-def _p_value(found: _Estimate, least: float) -> float:
-    if not max(found.standard_error, least):
-        return float(found.value == 0)
+def _p_value(estimate: _Estimate, least: float) -> float:
+    if not max(estimate.standard_error, least):
+        return float(estimate.value == 0)
     # Both ends move outwards as the quantile grows, so that the quantile at which 0 is reached is found by halving.
     below, above = 0.0, 1.0
-    while not _holds_0(found, least, above):
+    while not _holds_0(estimate, least, above):
         below, above = above, 2 * above
     for _ in range(60):
         middle = (below + above) / 2
-        below, above = (below, middle) if _holds_0(found, least, middle) else (middle, above)
-    return float(2 * stdtr(found.n_clusters - 1, -above))
+        below, above = (below, middle) if _holds_0(estimate, least, middle) else (middle, above)
+    return float(2 * stdtr(estimate.n_clusters - 1, -above))
 
 
-def _holds_0(found: _Estimate, least: float, t: float) -> bool:
-    low, high = found.interval(least, t)
+def _holds_0(estimate: _Estimate, least: float, t: float) -> bool:
+    low, high = estimate.interval(least, t)
     return low <= 0 <= high
 
 
@@ -447,8 +447,8 @@ def mean_interval(sums: Sums, n_tokens: NDArray[np.int64]) -> tuple[float, float
     Returns:
         Both ends; NaN below `MIN_SENTENCES` sentences.
     """
-    found = _Ratio.of(sums, n_tokens)
-    return NO_INTERVAL if found is None else found.interval()
+    ratio = _Ratio.of(sums, n_tokens)
+    return NO_INTERVAL if ratio is None else ratio.interval()
 
 
 def ratio_interval(*ratios: tuple[Sums, Sums]) -> tuple[float, float]:
@@ -462,8 +462,8 @@ def ratio_interval(*ratios: tuple[Sums, Sums]) -> tuple[float, float]:
     Returns:
         Both ends; NaN below `MIN_SENTENCES` sentences, or where a denominator is 0 without one of them.
     """
-    found = _ratios(*ratios)
-    return NO_INTERVAL if found is None else found.interval()
+    estimate = _ratios(*ratios)
+    return NO_INTERVAL if estimate is None else estimate.interval()
 
 
 def ratio_p_value(*ratios: tuple[Sums, Sums]) -> float:
@@ -477,8 +477,8 @@ def ratio_p_value(*ratios: tuple[Sums, Sums]) -> float:
     Returns:
         The p-value; NaN where there is no interval.
     """
-    found = _ratios(*ratios)
-    return math.nan if found is None else _p_value(found, 0.0)
+    estimate = _ratios(*ratios)
+    return math.nan if estimate is None else _p_value(estimate, 0.0)
 
 
 def _ratios(*ratios: tuple[Sums, Sums]) -> _Estimate | None:
@@ -568,10 +568,10 @@ class _Ratio(_Estimate):
     @classmethod
     def of(cls, sums: Sums, n_tokens: NDArray[np.int64]) -> _Ratio | None:
         """Return the ratio with its moments, or None below `MIN_SENTENCES` clusters."""
-        kept = n_tokens > 0
-        if int(kept.sum()) < MIN_SENTENCES:
+        has_tokens = n_tokens > 0
+        if int(has_tokens.sum()) < MIN_SENTENCES:
             return None
-        x, tokens = sums[kept].astype(np.float64), n_tokens[kept].astype(np.float64)
+        x, tokens = sums[has_tokens].astype(np.float64), n_tokens[has_tokens].astype(np.float64)
         size = tokens.sum()
         assumed = 1 + ((tokens**2).sum() / size - 1) * INTRA_SENTENCE_CORRELATION
         return cls(float(x.sum() / size), *_moments(_pseudo_values(x, tokens)), int(size), float(assumed))
@@ -591,8 +591,8 @@ def few_sentences(n: int, what: str = "test sentence") -> str | None:
     """
     if n >= MIN_SENTENCES:
         return None
-    found = f"1 {what} is" if n == 1 else f"{n} {what}s are"
-    return FEW.format(found=found, least=MIN_SENTENCES)
+    n_in_words = f"1 {what} is" if n == 1 else f"{n} {what}s are"
+    return FEW.format(found=n_in_words, least=MIN_SENTENCES)
 
 
 def widened(value: float, interval: tuple[float, float], draws: Sequence[float]) -> tuple[float, float]:
@@ -670,8 +670,13 @@ def times(first: Sequence[float], second: Sequence[float]) -> GroupDifference:
         second: Draws of the other.
     """
     if min(*first, *second) > 0:
-        found = welch(np.log(first).tolist(), np.log(second).tolist(), is_above=True)
-        return GroupDifference(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.p)
+        log_difference = welch(np.log(first).tolist(), np.log(second).tolist(), is_above=True)
+        return GroupDifference(
+            math.exp(log_difference.value),
+            math.exp(log_difference.low),
+            math.exp(log_difference.high),
+            log_difference.p,
+        )
     return GroupDifference(math.nan, math.nan, math.nan, welch(first, second, is_above=True).p)
 
 
@@ -728,12 +733,15 @@ class Spread:
     def share_ends(self) -> dict[str, tuple[float, float]]:
         """Interval of each share: the least of a source beside the most of the others, and the other way round."""
         known = {name: ends for name, ends in self.ends.items() if not math.isnan(ends[0])}
-        found = dict.fromkeys(self.ends, (math.nan, math.nan))
-        for name, own in known.items():
+        intervals = dict.fromkeys(self.ends, (math.nan, math.nan))
+        for name, source_ends in known.items():
             others = [sum(ends[side] for other, ends in known.items() if other != name) for side in (1, 0)]
-            wholes = [end + other for end, other in zip(own, others, strict=True)]
-            found[name] = (own[0] / wholes[0] if wholes[0] else 0.0, own[1] / wholes[1] if wholes[1] else 1.0)
-        return found
+            wholes = [end + other for end, other in zip(source_ends, others, strict=True)]
+            intervals[name] = (
+                source_ends[0] / wholes[0] if wholes[0] else 0.0,
+                source_ends[1] / wholes[1] if wholes[1] else 1.0,
+            )
+        return intervals
 
 
 def spread(numerators: Floats, denominators: Floats, level: float = LEVEL) -> Spread:
@@ -836,8 +844,10 @@ def _of_clusters(pseudo: Floats) -> dict[str, float]:
         (n_seeds * ((of_order - mean) ** 2).sum(), n_orders - 1),
         ((rest**2).sum(), (n_seeds - 1) * (n_orders - 1)),
     )
-    rows, columns, both = (float(one) / levels / free if levels else math.nan for one, levels in squares)
-    known = [one for one in (rows, columns) if one == one]
+    rows, columns, both = (
+        float(mean_square) / levels / free if levels else math.nan for mean_square, levels in squares
+    )
+    known = [mean_square for mean_square in (rows, columns) if mean_square == mean_square]
     of_trainings = (sum(known) - (both if len(known) == 2 else 0.0)) / (n_seeds * n_orders)
     of_mean = square / (n_seeds * n_orders) - of_trainings
     return {"mean": of_mean, "trainings": of_trainings, **_of_trainings(rows, columns, both, n_seeds, n_orders)}
@@ -916,8 +926,8 @@ def paired_difference(a: Floats, b: Floats, denominators: Floats, level: float =
         denominators: What a score is a share of, shape (n_clusters,).
         level: Confidence level of the interval.
     """
-    found = spread(a - b, denominators, level)
-    return Difference(found.mean, found.low, found.high)
+    difference = spread(a - b, denominators, level)
+    return Difference(difference.mean, difference.low, difference.high)
 
 
 def independent_difference(a: Floats, b: Floats, denominators: Floats, level: float = LEVEL) -> Difference:
@@ -933,15 +943,17 @@ def independent_difference(a: Floats, b: Floats, denominators: Floats, level: fl
         level: Confidence level of the interval.
     """
     n, total = len(denominators), denominators.sum()
-    scores = [one.sum(2) / total for one in (a, b)]
+    scores = [of_group.sum(2) / total for of_group in (a, b)]
     mean = float(scores[0].mean() - scores[1].mean())
-    if min(one.size for one in scores) < 2 or n < MIN_SENTENCES:
+    if min(of_group.size for of_group in scores) < 2 or n < MIN_SENTENCES:
         return Difference(mean, math.nan, math.nan)
-    pseudo = [n * (one - of[..., None] * denominators) / total for one, of in zip((a, b), scores, strict=True)]
+    pseudo = [
+        n * (of_group - of[..., None] * denominators) / total for of_group, of in zip((a, b), scores, strict=True)
+    ]
     of_difference = float(((pseudo[0].mean((0, 1)) - pseudo[1].mean((0, 1))) ** 2).sum()) / (n - 1)
     # What clusters do to single trainings is in the variances of these already.
-    of_trainings = [_of_clusters(one)["trainings"] for one in pseudo]
+    of_trainings = [_of_clusters(of_group)["trainings"] for of_group in pseudo]
     parts = [(max(of_difference - sum(of_trainings), 0.0) / n, n - 1)]
-    for one, of_one in zip(scores, of_trainings, strict=True):
-        parts += _parts_of_trainings(one, of_one, n)
+    for of_group, of_its_trainings in zip(scores, of_trainings, strict=True):
+        parts += _parts_of_trainings(of_group, of_its_trainings, n)
     return Difference(mean, *_around(mean, parts, level))

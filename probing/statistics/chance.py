@@ -96,11 +96,11 @@ def permute_within_sentences(
         Shape (n_draws, n_tokens), with the dtype of the labels.
     """
     examples = np.flatnonzero(labels >= 0)
-    keys, here = _token_keys(sentences, input_ids)[examples], sentences[examples]
+    keys, sentence_of_example = _token_keys(sentences, input_ids)[examples], sentences[examples]
     salts = np.random.default_rng(seed).integers(2**64, size=n_draws, dtype=np.uint64)
     draws = np.repeat(labels[None], n_draws, axis=0)
     for draw, salt in zip(draws, salts, strict=True):
-        order = np.lexsort((mix(keys + salt), here))
+        order = np.lexsort((mix(keys + salt), sentence_of_example))
         draw[examples] = labels[examples[order]]
     return draws
 
@@ -141,8 +141,8 @@ def correlation_of_neighbours(labels: NDArray[np.int32], units: NDArray[np.int32
     """
     if codes.excess_between(labels, units) < MOSTLY_BETWEEN:
         return None
-    kept = np.flatnonzero(labels >= 0)
-    first = labels[kept[np.unique(units[kept], return_index=True)[1]]]
+    labelled = np.flatnonzero(labels >= 0)
+    first = labels[labelled[np.unique(units[labelled], return_index=True)[1]]]
     column, value, mean = codes.columns.numpy()[first], codes.values.numpy()[first], codes.mean.numpy()
     of_mean = mean[column] * value
     squares = value**2 - 2 * of_mean + (mean**2).sum()
@@ -278,11 +278,11 @@ class MeanOverSentences:
     def update(self, values: Tensor, weights: Tensor) -> None:
         """Add sentences: their numbers, shape (n,), NaN where undefined, and their weights, shape (n_draws, n)."""
         defined = ~values.isnan()
-        kept = values[defined].double()
-        self.n += len(kept)
-        self.total += kept.sum()
+        selected = values[defined].double()
+        self.n += len(selected)
+        self.total += selected.sum()
         counts = weights[:, defined].double()
-        self.drawn += torch.stack([counts @ kept, counts.sum(1)])
+        self.drawn += torch.stack([counts @ selected, counts.sum(1)])
 
     def result(self) -> Estimate:
         """Return the mean; NaN if no sentence has the number."""
@@ -387,6 +387,6 @@ def random_rotation(n: int, *seeds: int) -> Callable[[Tensor], Tensor]:
 
 def _mixed(rows: Tensor, signs: np.ndarray) -> Tensor:
     mixed = rows.numpy()
-    for own in signs:
-        mixed = dct(mixed * own, norm="ortho", axis=1)
+    for sign_row in signs:
+        mixed = dct(mixed * sign_row, norm="ortho", axis=1)
     return torch.from_numpy(mixed)

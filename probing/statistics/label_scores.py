@@ -98,9 +98,9 @@ class LabelCodes:
             labels: Label of each token, shape (n_tokens,); tokens labelled -1 are ignored.
             sentences: Sentence of each token, shape (n_tokens,).
         """
-        kept = labels >= 0
-        value, column = self.values.numpy()[labels[kept]], self.columns.numpy()[labels[kept]]
-        _, sentence, lengths = np.unique(sentences[kept], return_inverse=True, return_counts=True)
+        is_example = labels >= 0
+        value, column = self.values.numpy()[labels[is_example]], self.columns.numpy()[labels[is_example]]
+        _, sentence, lengths = np.unique(sentences[is_example], return_inverse=True, return_counts=True)
         n, n_sentences = len(value), len(lengths)
         if n == n_sentences:
             return 1.0
@@ -377,16 +377,18 @@ class SeparationAccumulator:
         """
         rows = (labels >= 0).nonzero().squeeze(1)
         for part in self._parts((sentences if clusters is None else clusters)[rows]):
-            here = rows[part]
-            states = hidden_states.index_select(0, here).double() - self.mean
-            own, units = labels[here], sentences[here]
-            cluster = (units if clusters is None else clusters[here]).unique_consecutive(return_inverse=True)[1]
-            changes = torch.diff(own, prepend=own[:1]).ne(0) & torch.diff(cluster, prepend=cluster[:1]).eq(0)
+            part_rows = rows[part]
+            states = hidden_states.index_select(0, part_rows).double() - self.mean
+            part_labels, units = labels[part_rows], sentences[part_rows]
+            cluster = (units if clusters is None else clusters[part_rows]).unique_consecutive(return_inverse=True)[1]
+            changes = torch.diff(part_labels, prepend=part_labels[:1]).ne(0) & torch.diff(
+                cluster, prepend=cluster[:1]
+            ).eq(0)
             is_mixed = torch.zeros(int(cluster[-1]) + 1).index_add_(0, cluster, changes.float())[cluster] > 0
             for mixed, add in ((True, self._add_mixed), (False, self._add_single)):
                 of_kind = (is_mixed == mixed).nonzero().squeeze(1)
                 if len(of_kind):
-                    add(states[of_kind], Divided.of(own[of_kind], units[of_kind], cluster[of_kind]))
+                    add(states[of_kind], Divided.of(part_labels[of_kind], units[of_kind], cluster[of_kind]))
 
     def _parts(self, clusters: Tensor) -> Iterator[Tensor]:
         """Yield the indices of the tokens of whole clusters, about `SCORES` numbers of scores at a time."""
@@ -539,8 +541,8 @@ class WithinStrata:
         counts = labels.bincount(minlength=len(vectors)).double()
         total = (vectors * counts[:, None]).T @ vectors
         values, directions = torch.linalg.eigh(total - (sums / sizes[:, None]).T @ sums)
-        kept = values > ROUNDING * total.diagonal().max()
-        turn = directions[:, kept] * values[kept].rsqrt()
+        is_live = values > ROUNDING * total.diagonal().max()
+        turn = directions[:, is_live] * values[is_live].rsqrt()
         return cls(vectors @ turn, (sums / sizes[:, None]) @ turn, sizes)
 
 
@@ -619,26 +621,32 @@ class ConditionalAccumulator:
         lengths = clusters.unique_consecutive(return_counts=True)[1]
         start = 0
         for part in lengths.split(max(SCORES // self.scores.numel(), 1)):
-            here = slice(start, start := start + int(part.sum()))
-            self._add(hidden_states[here].double(), strata[here], labels[here], sentences[here], part)
+            cluster_rows = slice(start, start := start + int(part.sum()))
+            self._add(
+                hidden_states[cluster_rows].double(),
+                strata[cluster_rows],
+                labels[cluster_rows],
+                sentences[cluster_rows],
+                part,
+            )
 
     def _add(self, states: Tensor, strata: Tensor, labels: Tensor, sentences: Tensor, lengths: Tensor) -> None:
         """Add whole clusters of these lengths."""
         vectors = self.vectors.labels[labels] - self.vectors.means[strata]
-        own, mean = states - self.means.states[strata], sentence_means(vectors, sentences)
-        self.products += vectors.T @ own
-        self.of_means += mean.T @ own
-        self.squares += own.square().sum(0)
+        deviations, mean = states - self.means.states[strata], sentence_means(vectors, sentences)
+        self.products += vectors.T @ deviations
+        self.of_means += mean.T @ deviations
+        self.squares += deviations.square().sum(0)
         # Products of means by sentence keep the weight `between`: its root for either factor.
         less = 1 - self.between**0.5
-        own -= less * (sentence_means(states, sentences) - self.means.of_sentences[strata])
-        self.scores += (vectors - less * mean).T @ own
+        deviations -= less * (sentence_means(states, sentences) - self.means.of_sentences[strata])
+        self.scores += (vectors - less * mean).T @ deviations
         cluster = torch.arange(len(lengths)).repeat_interleave(lengths)
         _, part, n_of_part = torch.stack([cluster, strata]).unique(dim=1, return_inverse=True, return_counts=True)
         share = n_of_part[part] / self.vectors.sizes[strata]
         vectors *= torch.where(share < 1, 1 - share.clamp(max=0.5), 1.0).rsqrt()[:, None]
         vectors -= less * sentence_means(vectors, sentences)
-        pairs = zip(vectors.split(lengths.tolist()), own.split(lengths.tolist()), strict=True)
+        pairs = zip(vectors.split(lengths.tolist()), deviations.split(lengths.tolist()), strict=True)
         self.raised.add(torch.stack([of_labels.T @ of_states for of_labels, of_states in pairs]))
         self.n_clusters += len(lengths)
 

@@ -70,10 +70,10 @@ class RunningMean:
             A row, shape (..., 1, d_model), float64. Each process adds its outer product to its own scatter before the
             scatters of all processes are summed.
         """
-        n, own = self.n, self.mean
+        n, rank_mean = self.n, self.mean
         self.n = int(sum_over_ranks(torch.tensor(n)))
-        self.mean = sum_over_ranks(n * own) / max(self.n, 1)
-        return (own - self.mean).unsqueeze(-2) * n**0.5
+        self.mean = sum_over_ranks(n * rank_mean) / max(self.n, 1)
+        return (rank_mean - self.mean).unsqueeze(-2) * n**0.5
 
     def n_added(self) -> int:
         """Return the number of vectors; raise a ValueError if there are none."""
@@ -379,10 +379,10 @@ class Scaling:
     @property
     def axes(self) -> PrincipalAxes:
         """Principal axes of the second moment of scaled neurons, computed once for these moments."""
-        kept = self.moments.axes
-        if self.space not in kept:
-            kept[self.space] = PrincipalAxes.of(self.products(self.moments.second_moment))
-        return kept[self.space]
+        cache = self.moments.axes
+        if self.space not in cache:
+            cache[self.space] = PrincipalAxes.of(self.products(self.moments.second_moment))
+        return cache[self.space]
 
     def scaled_weight(self, weight: Tensor) -> Tensor:
         """Return the weight on scaled neurons, 0 for dead ones.
@@ -496,7 +496,7 @@ class ProfileAccumulator:
         if not self.n_tokens:
             raise ValueError("no tokens to take a profile of")
         n = self.n_tokens
-        shares = (found / n for found in (self.smallest, self.largest, self.beyond))
+        shares = (total / n for total in (self.smallest, self.largest, self.beyond))
         return Profile(n, self.mean.mean.numpy(), self.squares / n, *shares)
 
 
@@ -575,8 +575,8 @@ def by_layer_norm(gains: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Out
     interleaved = [
         (neuron, n_layers)
         for i in range(max(map(len, lists)))
-        for found in lists
-        for neuron, n_layers in found[i : i + 1]
+        for flagged in lists
+        for neuron, n_layers in flagged[i : i + 1]
     ][:NORM_FIRST]
     most = {neuron: max(n for other, n in lists[0] + lists[1] if other == neuron) for neuron, _ in interleaved}
     return [Outlier("layer_norm", neuron, float(n_layers)) for neuron, n_layers in most.items()]

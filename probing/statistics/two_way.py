@@ -112,21 +112,21 @@ class Design:
     def _patterns(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """The sets of positions that sentences have, shape (n_patterns, n_positions), and that of each sentence."""
         starts = np.concatenate([[0], np.cumsum(self.sizes)])
-        found: dict[bytes, int] = {}
+        pattern_numbers: dict[bytes, int] = {}
         of_sentence = np.empty(self.n_sentences, dtype=np.int64)
         for c in range(self.n_sentences):
-            here = self.index[starts[c] : starts[c + 1]].tobytes()
-            of_sentence[c] = found.setdefault(here, len(found))
-        patterns = np.zeros((len(found), self.n_positions), dtype=bool)
-        for here, u in found.items():
-            patterns[u, np.frombuffer(here, dtype=np.int64)] = True
+            positions = self.index[starts[c] : starts[c + 1]].tobytes()
+            of_sentence[c] = pattern_numbers.setdefault(positions, len(pattern_numbers))
+        patterns = np.zeros((len(pattern_numbers), self.n_positions), dtype=bool)
+        for positions, u in pattern_numbers.items():
+            patterns[u, np.frombuffer(positions, dtype=np.int64)] = True
         return patterns, of_sentence
 
     def solve(self, groups: Sequence[int]) -> Solution:
         """Return the solved normal equations of the sentences of some groups."""
         patterns, of_sentence = self._patterns
-        kept = np.isin(self.groups, groups)
-        counts = np.bincount(of_sentence[kept], minlength=len(patterns)).astype(np.float64)
+        in_groups = np.isin(self.groups, groups)
+        counts = np.bincount(of_sentence[in_groups], minlength=len(patterns)).astype(np.float64)
         marks, sizes = patterns.astype(np.float64), patterns.sum(1)
         n = counts @ marks
         gram = np.diag(n) - marks.T @ (marks * (counts / sizes)[:, None])
@@ -136,8 +136,8 @@ class Design:
         per_pattern = marks @ inverse.diagonal() - np.einsum("ut,ut->u", marks @ inverse, marks) / sizes
         alone = marks @ np.divide(1.0, n, out=np.zeros_like(n), where=n > 0)
         return Solution(
-            n, gram, inverse, int(live.sum()), int(kept.sum()), np.where(kept, per_pattern[of_sentence], 0.0),
-            np.where(kept, alone[of_sentence], 0.0),
+            n, gram, inverse, int(live.sum()), int(in_groups.sum()), np.where(in_groups, per_pattern[of_sentence], 0.0),
+            np.where(in_groups, alone[of_sentence], 0.0),
         )  # fmt: skip
 
     @cached_property
@@ -169,12 +169,12 @@ class Shares:
     """Shares of variance by part, of one layer.
 
     Args:
-        found: Share of the sum of squares, by part, of each neuron, shape (d_model,), or of all together, shape ().
+        observed: Share of the sum of squares, by part, of each neuron, shape (d_model,), or of all together, shape ().
         chance: Share that the part has by chance; 0 for the shared part.
         excess: Share without what is by chance; of `rest` with all that was taken off the others.
     """
 
-    found: Mapping[str, Array]
+    observed: Mapping[str, Array]
     chance: Mapping[str, Array]
     excess: Mapping[str, Array]
 
@@ -279,8 +279,8 @@ class TwoWaySums:
             solution: The solved normal equations of some groups.
             groups: These groups; all by default.
         """
-        here = slice(None) if groups is None else groups
-        right = (self.by_position[here] - self.means_by_position[here]).sum(0)
+        of_groups = slice(None) if groups is None else groups
+        right = (self.by_position[of_groups] - self.means_by_position[of_groups]).sum(0)
         part = solution.inverse @ right
         return np.asarray(part - solution.n @ part / solution.n.sum())
 
@@ -291,8 +291,8 @@ class TwoWaySums:
         """
         total, squares = self._total[groups].sum(0).numpy(), self._squares[groups].sum(0).numpy()
         of_mean = total**2 / solution.n.sum()
-        there = np.divide(1.0, solution.n, out=np.zeros_like(solution.n), where=solution.n > 0)
-        between, varied = there @ self.by_position[groups].sum(0) ** 2 - of_mean, squares - of_mean
+        inverse_counts = np.divide(1.0, solution.n, out=np.zeros_like(solution.n), where=solution.n > 0)
+        between, varied = inverse_counts @ self.by_position[groups].sum(0) ** 2 - of_mean, squares - of_mean
         return np.divide(between, varied, out=np.zeros_like(varied), where=varied > 0)
 
     def shares(self, standardised: bool = False, by_neuron: bool = False) -> list[Shares]:
@@ -305,18 +305,19 @@ class TwoWaySums:
         design = self.design
         by_position, means = self.by_position.sum(0), self.means_by_position.sum(0)
         solutions = [design.whole] if by_neuron else [design.whole, *design.without]
-        found = []
+        all_shares = []
         for r, solution in enumerate(solutions):
             out = [] if r == 0 else [r - 1]
             total, squares, between = (
-                (one.sum(0) - one[out].sum(0)).numpy() for one in (self._total, self._squares, self._between)
+                (group_sums.sum(0) - group_sums[out].sum(0)).numpy()
+                for group_sums in (self._total, self._squares, self._between)
             )
             sums = _Squares.of(
                 solution, by_position - self.by_position[out].sum(0), means - self.means_by_position[out].sum(0), total,
                 squares, between, self._noise[r].numpy(), self._noise[len(self._noise) // 2 + r].numpy(),
             )  # fmt: skip
-            found.append(sums.shares(solution, standardised, by_neuron))
-        return found
+            all_shares.append(sums.shares(solution, standardised, by_neuron))
+        return all_shares
 
     def covariances(self) -> tuple[Array, Array]:
         """Return the sums of squares and products of the context part, less its noise, and of the rest.
@@ -338,8 +339,8 @@ class TwoWaySums:
         # The mean of the tokens is that of the contexts, since the position part has none.
         context -= np.outer(total, total) / n
         degrees = solution.n_sentences - 1
-        left = n - solution.n_sentences - solution.rank
-        return context - degrees * rest / max(left, 1), rest
+        degrees_of_rest = n - solution.n_sentences - solution.rank
+        return context - degrees * rest / max(degrees_of_rest, 1), rest
 
 
 @dataclass(frozen=True)
@@ -372,10 +373,11 @@ class _Squares:
         n = solution.n.sum()
         of_mean = total**2 / max(n, 1)
         right = by_position - means
-        there = np.divide(1.0, solution.n, out=np.zeros_like(solution.n), where=solution.n > 0)
+        inverse_counts = np.divide(1.0, solution.n, out=np.zeros_like(solution.n), where=solution.n > 0)
         return cls(
-            squares - of_mean, between - of_mean, there @ by_position**2 - of_mean,
-            np.einsum("td,td->d", right, solution.inverse @ right), noise, there @ means**2 - of_mean + noise_alone,
+            squares - of_mean, between - of_mean, inverse_counts @ by_position**2 - of_mean,
+            np.einsum("td,td->d", right, solution.inverse @ right), noise,
+            inverse_counts @ means**2 - of_mean + noise_alone,
             noise_alone,
         )  # fmt: skip
 
@@ -393,15 +395,15 @@ class _Squares:
         n, n_sentences = solution.n.sum(), solution.n_sentences
         context = self.context_alone + self.position - self.position_alone
         shared = self.position_alone - self.position
-        left = n - n_sentences - solution.rank
-        context_noise = (n_sentences - 1) * rest / left if left > 0 else np.zeros_like(rest)
+        degrees_of_rest = n - n_sentences - solution.rank
+        context_noise = (n_sentences - 1) * rest / degrees_of_rest if degrees_of_rest > 0 else np.zeros_like(rest)
         together = not (standardised or by_neuron)
         position_excess = _adjusted(self.position, self.noise, within, together)
         alone_excess = _adjusted(
             self.position_alone, self.position_alone_chance, self.total, together
         )  # fmt: skip
         shared_excess = shared - (self.noise_alone - self.noise)
-        found = {
+        observed = {
             "position": over(self.position), "context": over(context), "shared": over(shared), "rest": over(rest),
             "position_alone": over(self.position_alone), "context_alone": over(self.context_alone),
         }  # fmt: skip
@@ -414,8 +416,8 @@ class _Squares:
             "position_alone": over(alone_excess), "context_alone": over(self.context_alone - context_noise),
         }  # fmt: skip
         excess["rest"] = 1 - excess["position"] - excess["context"] - excess["shared"]
-        chance["rest"] = found["rest"] - excess["rest"]
-        return Shares(found, chance, excess)
+        chance["rest"] = observed["rest"] - excess["rest"]
+        return Shares(observed, chance, excess)
 
 
 def _adjusted(squares: Array, chance: Array, within: Array, together: bool) -> Array:
@@ -428,11 +430,11 @@ def _adjusted(squares: Array, chance: Array, within: Array, together: bool) -> A
         together: Whether the sums over all neurons are what is adjusted; the correction is then spread over neurons.
     """
     if together:
-        left = within.sum() - chance.sum()
-        factor = within.sum() / left if left > 0 else np.nan
+        unexplained = within.sum() - chance.sum()
+        factor = within.sum() / unexplained if unexplained > 0 else np.nan
         return np.asarray((squares - chance) * factor)
-    left = within - chance
-    return (squares - chance) * np.divide(within, left, out=np.full_like(within, np.nan), where=left > 0)
+    unexplained = within - chance
+    return (squares - chance) * np.divide(within, unexplained, out=np.full_like(within, np.nan), where=unexplained > 0)
 
 
 def jackknife_interval(values: Array, n_sentences: int) -> tuple[float, float]:

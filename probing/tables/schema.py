@@ -13,11 +13,11 @@ from probing.results import (
     Schema,
     Type,
     count,
+    estimate,
     label_of_class,
     layer_number,
     layers_named,
     listed,
-    measured,
     number,
     shown_table,
     text,
@@ -98,7 +98,7 @@ _AGREEMENT = (
 _FLAG = text("flag", "uninformative where the probe is not shown to beat a constant answer.", may_be_empty=True)
 ACCURACY = Schema("accuracy", "a row per layer", (
     *LAYER,
-    measured("accuracy", "Share of the test tokens whose class the probe predicts."),
+    estimate("accuracy", "Share of the test tokens whose class the probe predicts."),
     number("macro_accuracy", "Mean over the classes of the accuracy of each."),
     number("macro_f1", "Mean over the classes of F1, the harmonic mean of precision and recall; without classes that "
            "the test part has no token of and the probe never predicts.", "macro F1"),
@@ -107,7 +107,7 @@ ACCURACY = Schema("accuracy", "a row per layer", (
     number("cross_entropy", "Cross-entropy of the test tokens, in nats."),
     number("prior_cross_entropy", "Cross-entropy of a constant answer, in nats."),
     number("train_cross_entropy", "Cross-entropy of the training tokens, in nats."),
-    measured("information", "Nats by which the probe is better than the constant answer."),
+    estimate("information", "Nats by which the probe is better than the constant answer."),
     number("optimality_gap", "By how many nats, at most, the training objective is above its minimum.", form=".1e"),
     Column("majority_accuracy", float, "Accuracy of always predicting the most frequent class of training; "
            "above_majority: by how much the probe is above it, paired.", form=".3f", interval="above_majority"),
@@ -126,7 +126,7 @@ ACCURACY = Schema("accuracy", "a row per layer", (
 # Of numbers, where the R² of a ridge probe stands in the place of the accuracy.
 NUMBERS = Schema("accuracy", "a row per layer, of numbers", (
     *LAYER,
-    measured("r2", "R² on test examples: the share of the constant answer's squared error that the probe saves."),
+    estimate("r2", "R² on test examples: the share of the constant answer's squared error that the probe saves."),
     number("train_r2", "R² on training examples."),
     number("mean_absolute_error", "Mean absolute error, in units of the number.", form=".3g"),
     number("root_mean_squared_error", "Root of the mean squared error, in units of the number.", form=".3g"),
@@ -209,7 +209,7 @@ NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order", (
            "in control tasks", ".1%"),
     number("selectivity", "Its share of the layer's sum minus that."),
     *_SEPARATION,
-    measured("cross_entropy_without", "Ablation effect: by how many nats a probe that is retrained without the neuron "
+    estimate("cross_entropy_without", "Ablation effect: by how many nats a probe that is retrained without the neuron "
              "predicts the test tokens worse. Little is lost where other neurons carry the same information.",
              "without it", "+.4f"),
     *_REMOVED,
@@ -218,7 +218,7 @@ NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order,
     *_RANKED, *DIRECTION_COLUMNS, _COMPANION,
     number("correlation", "Correlation of the neuron with the number over training tokens.", form="+.3f"),
     *_SEPARATION,
-    measured("r2_without", "Ablation effect: by how much the R² of the test tokens falls for a probe that is solved "
+    estimate("r2_without", "Ablation effect: by how much the R² of the test tokens falls for a probe that is solved "
              "again without the neuron. Little is lost where other neurons carry the same "
              "information.", "R² lost", "+.4f"),
     *_REMOVED,
@@ -226,7 +226,7 @@ NUMBER_NEURONS = Schema("neurons", "a row per layer and neuron, in ranked order,
 POSITIONS = Schema("positions", "of positions, a row per layer and position", (
     *LAYER,
     whole("position", "Position of the token in its sentence, special tokens included."),
-    measured("accuracy", "Share of the test tokens at the position that are predicted."),
+    estimate("accuracy", "Share of the test tokens at the position that are predicted."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
 CLASS_SCORES = Schema("class_scores", "of classes, a row per layer and class", (
@@ -234,8 +234,8 @@ CLASS_SCORES = Schema("class_scores", "of classes, a row per layer and class", (
     Column("class", label_of_class, "Label of the class."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,
     whole("n_predicted", "Number of test tokens that the probe takes for the class.", "predicted"),
-    measured("recall", "Share of the class's test tokens that the probe takes for it."),
-    measured("precision", "Share of the test tokens that the probe takes for the class which are of it."),
+    estimate("recall", "Share of the class's test tokens that the probe takes for it."),
+    estimate("precision", "Share of the test tokens that the probe takes for the class which are of it."),
     number("f1", "Harmonic mean of precision and recall.", "F1"),
     Column("confused_with", label_of_class, "The class that most of its other test tokens are taken for.",
            "mostly taken for", may_be_empty=True),
@@ -264,7 +264,7 @@ HEADS = Schema("heads", "with `--site attention`, a row per layer and head", (
     whole("n_neurons", "Number of its neurons."),
     number("contribution", "Sum of the contributions of its neurons."),
     number("share", "That as a share of the layer's sum."),
-    measured("accuracy", "Accuracy of a probe of the head's neurons alone."),
+    estimate("accuracy", "Accuracy of a probe of the head's neurons alone."),
     number("majority_accuracy", "Accuracy of always predicting the most frequent class."),
     number("random_accuracy", "Mean accuracy of probes of as many random neurons."),
     number("random_lowest", "The lowest of these."),
@@ -282,7 +282,7 @@ BASES = Schema("bases", "with `--site sae:FOLDER`, a row per layer, basis and nu
          "directions, as many of which are active), or of the neurons after a random rotation (rotated neurons)."),
     whole("k", "Number of units that a probe with an intercept reads: the first by the share of their variance over "
           "training tokens that is between classes."),
-    measured("accuracy", "Accuracy on test tokens; of several draws the mean."),
+    estimate("accuracy", "Accuracy on test tokens; of several draws the mean."),
     number("majority_accuracy", "Accuracy of always predicting the most frequent class."),
     number("lowest", "The lowest accuracy of a draw."),
     number("highest", "The highest."),
@@ -321,7 +321,7 @@ PROFILES = Schema("profiles", "of text, a row per layer, neuron among its first 
          "`cosine_contribution`: what it adds to the mean cosine of two different test tokens; `cosine_share`: that as "
          "a share of the mean cosine, which can be below 0 or above 1."),
     whole("index", "The position, or the other neuron."),
-    measured("value", "The number, with the interval of a mean over sentences or documents."),
+    estimate("value", "The number, with the interval of a mean over sentences or documents."),
     N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
 NEURON_CLASSES = Schema("neuron_classes", "of `Run.neuron`: a row per class", (
@@ -346,7 +346,7 @@ EVALUATION = Schema("evaluation", "a row per ranking, probe, end and size", (
     text("from", "top, bottom or random: which of its neurons."),
     whole("k", "Number of neurons."),
     whole("draw", "Number of the draw of random neurons."),
-    measured("accuracy", "Accuracy on test tokens."),
+    estimate("accuracy", "Accuracy on test tokens."),
     number("majority_accuracy", "Accuracy of the most frequent class."),
     text("above_chance", "Whether the accuracy is above that: yes or no."),
     number("cross_entropy", "Cross-entropy, in nats."),
@@ -359,11 +359,11 @@ ERASURE = Schema("erasure", "a row per layer and condition", (
     text("condition", "What a new probe reads: all neurons, the first alone, the others, or after erasure."),
     whole("n_neurons", "Number of neurons that it reads."),
     whole("n_removed", "Number of directions that were erased."),
-    measured("accuracy", "Accuracy on test tokens."),
+    estimate("accuracy", "Accuracy on test tokens."),
     number("majority_accuracy", "Accuracy of the most frequent class."),
     number("cross_entropy", "Cross-entropy, in nats."),
     number("constant_cross_entropy", "Cross-entropy of a constant answer."),
-    measured("information", "Usable information: nats by which the probe is better than a constant answer."),
+    estimate("information", "Usable information: nats by which the probe is better than a constant answer."),
     number("share", "That as a share of the information of all neurons."),
     N_TEST_TOKENS,
 ), optional=True)  # fmt: skip
@@ -374,7 +374,7 @@ CURVES = Schema("curves", "a row per ranking, kind, end and number of neurons", 
     text("from", "top, bottom or random: which of its neurons."),
     whole("k", "Number of neurons."),
     whole("draw", "Number of the draw of random neurons."),
-    measured("accuracy", "Accuracy on test tokens."),
+    estimate("accuracy", "Accuracy on test tokens."),
     number("cross_entropy", "Cross-entropy, in nats."),
     number("validation_accuracy", "Accuracy on validation tokens."),
     N_TRAIN_TOKENS, N_TEST_TOKENS,

@@ -19,8 +19,8 @@ from probing.statistics import MIN_SENTENCES
 from probing.text.columns import (
     BEGINS_DOCUMENT,
     LABEL,
+    ColumnSelection,
     Rows,
-    Wanted,
     check_text,
     label_of,
     values_of_sentences,
@@ -96,7 +96,10 @@ def assign_splits(sentences: Sequence[str], seed: int, documents: Sequence[int] 
         first.setdefault(document, key)
     side_of_document = dict(zip(first, sides_of_clusters(list(first.values()), seed), strict=True))
     side_of_key: dict[str, Split] = {}
-    return [side_of_key.setdefault(key, side_of_document[own]) for key, own in zip(keys, documents, strict=True)]
+    return [
+        side_of_key.setdefault(key, side_of_document[document_index])
+        for key, document_index in zip(keys, documents, strict=True)
+    ]
 
 
 def sides_of_clusters(keys: Sequence[str], seed: int) -> list[Split]:
@@ -194,14 +197,14 @@ def divided(
     """Assign each sentence of a corpus, and of a test corpus if there is one, to a side; see `read_corpora`."""
     if test is None:
         return [main], [splits_of(main, seed, group_by)]
-    kept, left_out = hold_out(main, test)
-    if left_out:
+    training, excluded = hold_out(main, test)
+    if excluded:
         say(
-            f"{main.name}: {len(left_out)} {main.unit} that are also in {test.name} were left out of training, such as "
-            f"`{left_out[0]:.60}`"
+            f"{main.name}: {len(excluded)} {main.unit} that are also in {test.name} were left out of training, such as "
+            f"`{excluded[0]:.60}`"
         )
-    joined: list[Split] = ["train" if side == "test" else side for side in splits_of(kept, seed, group_by)]
-    return [kept, test], [joined, ["test"] * len(test.sentences)]
+    joined: list[Split] = ["train" if side == "test" else side for side in splits_of(training, seed, group_by)]
+    return [training, test], [joined, ["test"] * len(test.sentences)]
 
 
 def hold_out(main: Corpus, test: Corpus) -> tuple[Corpus, list[str]]:
@@ -212,17 +215,17 @@ def hold_out(main: Corpus, test: Corpus) -> tuple[Corpus, list[str]]:
     Raises:
         UserError: If nothing is left.
     """
-    held_out = dict(zip(_compared_in(test), test.sentences, strict=True))
+    test_sentences = dict(zip(_compared_in(test), test.sentences, strict=True))
     keys = _compared_in(main)
-    is_kept = [key not in held_out for key in keys]
-    left_out = [sentence for sentence, kept in zip(main.sentences, is_kept, strict=True) if not kept]
-    if not any(is_kept):
+    keep_rows = [key not in test_sentences for key in keys]
+    excluded = [sentence for sentence, keep in zip(main.sentences, keep_rows, strict=True) if not keep]
+    if not any(keep_rows):
         what = "corpus" if main.seconds is None else "pairs"
         raise UserError(
             f"`--test_{what} {test.name}` holds every {main.unit[:-1]} of `--{what} {main.name}`, such as "
-            f"`{left_out[0]:.60}` (there: `{held_out[keys[0]]:.60}`); nothing is left to train on."
+            f"`{excluded[0]:.60}` (there: `{test_sentences[keys[0]]:.60}`); nothing is left to train on."
         )
-    return main.subset([i for i, kept in enumerate(is_kept) if kept]), left_out
+    return main.subset([i for i, keep in enumerate(keep_rows) if keep]), excluded
 
 
 def _compared_in(corpus: Corpus) -> list[Hashable]:
@@ -253,10 +256,10 @@ def read_pairs(name: str, option: str = "--pairs") -> Corpus:
     Raises:
         UserError: If the source cannot be read, a line is not a pair, or there is no pair at all.
     """
-    typed = f"{option} {name}"
-    pairs = list(_pairs_of(read_lines(name, option, _LINES), typed))
+    flag_text = f"{option} {name}"
+    pairs = list(_pairs_of(read_lines(name, option, _LINES), flag_text))
     if not pairs:
-        raise UserError(f"`{typed}` holds no pair: it is empty or blank; give {_LINES}.")
+        raise UserError(f"`{flag_text}` holds no pair: it is empty or blank; give {_LINES}.")
     return from_pairs(name, pairs)
 
 
@@ -286,24 +289,24 @@ def read_couples(name: str, option: str = "--pairs") -> list[Couple]:
     Raises:
         UserError: If the source cannot be read, a line is not a pair of two sentences, or there is no pair at all.
     """
-    typed = f"{option} {name}"
-    couples = list(dict.fromkeys(_couples_of(read_lines(name, option, _LINES_OF_COUPLES), typed)))
+    flag_text = f"{option} {name}"
+    couples = list(dict.fromkeys(_couples_of(read_lines(name, option, _LINES_OF_COUPLES), flag_text)))
     if not couples:
-        raise UserError(f"`{typed}` holds no pair: it is empty or blank; give {_LINES_OF_COUPLES}.")
+        raise UserError(f"`{flag_text}` holds no pair: it is empty or blank; give {_LINES_OF_COUPLES}.")
     return couples
 
 
-def _couples_of(lines: Iterable[str], typed: str) -> Iterator[Couple]:
+def _couples_of(lines: Iterable[str], flag_text: str) -> Iterator[Couple]:
     n_columns = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        where = f"`{typed}`, line {number}"
+        where = f"`{flag_text}`, line {number}"
         cells = [" ".join(cell.split()) for cell in line.split("\t")]
         if len(cells) == 3:
             raise UserError(f"{where}: expected 2 columns, or 4 with words, found 3; give {_LINES_OF_COUPLES}.")
         if len(cells) != 4:
-            ((first, second),) = _pairs_of([line], typed, number)
+            ((first, second),) = _pairs_of([line], flag_text, number)
             couple = Couple(first, second)
         else:
             couple = _with_masks(cells, where)
@@ -338,17 +341,17 @@ def _with_masks(cells: list[str], where: str) -> Couple:
     return Couple(first, second, (word, other))
 
 
-def _pairs_of(lines: Iterable[str], typed: str, first: int = 1) -> Iterator[tuple[str, str]]:
+def _pairs_of(lines: Iterable[str], flag_text: str, first: int = 1) -> Iterator[tuple[str, str]]:
     """Yield the two sentences of each line that is not blank; lines are counted from `first`."""
     for number, line in enumerate(lines, first):
         if not line.strip():
             continue
-        where = f"`{typed}`, line {number}"
+        where = f"`{flag_text}`, line {number}"
         cells = [" ".join(cell.split()) for cell in line.split("\t")]
         if len(cells) != 2:
-            found = "no tab" if len(cells) == 1 else f"{len(cells)} columns"
+            actual = "no tab" if len(cells) == 1 else f"{len(cells)} columns"
             raise UserError(
-                f"{where}: expected two sentences with a tab between them, found {found}; write for example "
+                f"{where}: expected two sentences with a tab between them, found {actual}; write for example "
                 "`She left early. TAB He stayed.`, without other columns."
             )
         if not all(cells):
@@ -490,16 +493,18 @@ def _rows(name: str, option: str) -> Rows:
     """Return the rows of a source; those of running text are its lines."""
     if name.startswith("hf:"):
         return read_dataset(name, option)
-    path, wanted = path_and_columns(name, option)
+    path, selection = path_and_columns(name, option)
     lines = read_lines(path, option)
     kind = splitext(path.removesuffix(".gz"))[1]
     if kind in (".csv", ".tsv", ".conll"):
-        return read_table(lines, kind, wanted)
+        return read_table(lines, kind, selection)
     if kind == ".jsonl":
-        return read_json_lines(lines, wanted)
-    if wanted != Wanted(wanted.typed, example=wanted.example):
-        raise UserError(f"`{wanted.typed}`: a file of type {kind} has no columns to name; give `{option} {path}`.")
-    return treebank(lines, wanted.typed) if kind == ".conllu" else Rows(lines)
+        return read_json_lines(lines, selection)
+    if selection != ColumnSelection(selection.flag_text, example=selection.example):
+        raise UserError(
+            f"`{selection.flag_text}`: a file of type {kind} has no columns to name; give `{option} {path}`."
+        )
+    return treebank(lines, selection.flag_text) if kind == ".conllu" else Rows(lines)
 
 
 def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
@@ -510,8 +515,8 @@ def _from_rows(name: str, rows: Rows, option: str) -> Corpus:
     n_begin = sum(list(text) == [BEGINS_DOCUMENT] for text in rows.texts) if rows.are_words else 0
     if rows.documents is not None:
         return corpus
-    n_there = len(corpus.sentences) + corpus.n_repeated + n_begin
-    return replace(corpus, n_without_text=len(rows.texts) + rows.n_empty - n_there)
+    n_accounted = len(corpus.sentences) + corpus.n_repeated + n_begin
+    return replace(corpus, n_without_text=len(rows.texts) + rows.n_empty - n_accounted)
 
 
 def _reading(corpus: Corpus, rows: Rows, column: str) -> str:
@@ -528,8 +533,8 @@ def _reading(corpus: Corpus, rows: Rows, column: str) -> str:
     for unit, value in zip(units, values, strict=False):
         first.setdefault(label_of(value), unit)
     read = f"{'text' if corpus.words is None else 'word'} = {rows.places['']}"
-    if labels := [one for one in first if one]:
-        shown = ", ".join(f'"{shortened(first[one], 30)}" {shortened(one, 30)}' for one in labels[:2])
+    if labels := [text for text in first if text]:
+        shown = ", ".join(f'"{shortened(first[text], 30)}" {shortened(text, 30)}' for text in labels[:2])
         read += f", label = {label} ({shown})"
         counts.append(_count(len(labels), "label"))
     return ", ".join(filter(None, [read, *counts, rows.note]))
@@ -599,8 +604,8 @@ def from_words(
     begins = [sentence[:1] == (BEGINS_DOCUMENT,) for sentence in words]
     words = [sentence[new:] for sentence, new in zip(words, begins, strict=True)]
     text = tuple(" ".join(filter(None, sentence)) for sentence in words)
-    found = [sentence if any(sentence) else () for sentence in words]
-    distinct = _distinct(found, text, name, option)
+    nonblank = [sentence if any(sentence) else () for sentence in words]
+    distinct = _distinct(nonblank, text, name, option)
     if any(begins):
         columns = {
             column: [row[new:] for row, new in zip(rows, begins, strict=True)]

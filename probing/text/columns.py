@@ -163,13 +163,13 @@ class Rows:
 
 
 def values_of_words(
-    columns: Mapping[str, Sequence[Iterable[Any]]], typed: str
+    columns: Mapping[str, Sequence[Iterable[Any]]], flag_text: str
 ) -> dict[str, tuple[tuple[str, ...], ...]]:
     """Return the values of words as text, `_` where one is missing.
 
     Args:
         columns: For each column and sentence, a value for each word.
-        typed: The option and its value, for messages.
+        flag_text: The option and its value, for messages.
 
     Raises:
         UserError: If a value has a lone surrogate or U+0000.
@@ -179,7 +179,7 @@ def values_of_words(
         different = {(type(value), value) for row in rows for value in row}
         known = {key: text_of(key[1]) or UNSPECIFIED for key in different}
         for text in known.values():
-            check_label(text, f"{typed}: a value of the column {column}")
+            check_label(text, f"{flag_text}: a value of the column {column}")
         spelt = _same_spelling(known.values())
         known = {key: spelt.get(text, text) for key, text in known.items()}
         return tuple(tuple(known[type(value), value] for value in row) for row in rows)
@@ -187,12 +187,12 @@ def values_of_words(
     return {column: texts(column, rows) for column, rows in columns.items()}
 
 
-def values_of_sentences(columns: Mapping[str, Sequence[Any]], typed: str) -> dict[str, tuple[Any, ...]]:
+def values_of_sentences(columns: Mapping[str, Sequence[Any]], flag_text: str) -> dict[str, tuple[Any, ...]]:
     """Return the values of sentences: text without blanks around it, a finite number, true or false; None if missing.
 
     Args:
         columns: For each column, a value for each sentence.
-        typed: The option and its value, for messages.
+        flag_text: The option and its value, for messages.
 
     Raises:
         UserError: If a value has a lone surrogate or U+0000.
@@ -201,7 +201,7 @@ def values_of_sentences(columns: Mapping[str, Sequence[Any]], typed: str) -> dic
     def cells(column: str, rows: Sequence[Any]) -> tuple[Any, ...]:
         texts = [text_of(value) for value in rows]
         for text in {text for text, value in zip(texts, rows, strict=True) if text and isinstance(value, str)}:
-            check_label(text, f"{typed}: a value of the column {column}")
+            check_label(text, f"{flag_text}: a value of the column {column}")
         spelt = _same_spelling(filter(None, texts))
         return tuple(
             spelt.get(text, text) if isinstance(value, str) and text else value if text is not None else None
@@ -254,18 +254,18 @@ _WITHOUT_BLANKS = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u
 _SENTENCE = 6
 
 
-class Wanted(NamedTuple):
+class ColumnSelection(NamedTuple):
     """Which columns the user names: by name, or by number from 1.
 
     Args:
-        typed: The option and the source, for messages.
+        flag_text: The option and the source, for messages.
         text: The column of words or sentences; None to choose it.
         label: The column of labels; None to choose it.
         is_word: Whether `text` is a column of words.
         example: How columns are named, for messages: `d.conll?`.
     """
 
-    typed: str
+    flag_text: str
     text: str | None = None
     label: str | None = None
     is_word: bool = False
@@ -274,7 +274,7 @@ class Wanted(NamedTuple):
     @property
     def n_columns(self) -> int:
         """Number of the last column that is read where the user names both by number; otherwise 0."""
-        numbers = [int(one) for one in (self.text, self.label) if one is not None and one.isdecimal()]
+        numbers = [int(column) for column in (self.text, self.label) if column is not None and column.isdecimal()]
         return max(numbers) if len(numbers) == 2 else 0
 
     def fits(self, cells: Sequence[str], n: int) -> bool:
@@ -299,8 +299,8 @@ class Wanted(NamedTuple):
         if value.isdecimal() and 1 <= int(value) <= len(columns):
             return columns[int(value) - 1]
         raise UserError(
-            f"`{self.typed}`: there is no column {value}{did_you_mean(value, names)}; give one of {', '.join(names)} "
-            f"as {setting}=."
+            f"`{self.flag_text}`: there is no column {value}{did_you_mean(value, names)}; give one of "
+            f"{', '.join(names)} as {setting}=."
         )
 
 
@@ -331,11 +331,11 @@ class Column:
     @cached_property
     def counts(self) -> Counter[str]:
         """How often each value occurs, as text; what is missing is left out."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for value, n in Counter(chain.from_iterable(self.rows)).items():
             if (text := text_of(value)) is not None:
-                found[text] += n
-        return found
+                counts[text] += n
+        return counts
 
     @property
     def n_types(self) -> int:
@@ -382,10 +382,10 @@ class Column:
             return False
         n_pairs = n_growing = 0
         for row in self.rows if max(map(len, self.rows)) > 1 else [[*chain.from_iterable(self.rows)]]:
-            for one, other in pairwise(split.get(text_of(cell) or "") for cell in row):
-                if one is not None and other is not None and len(one[2]) < 19 > len(other[2]):
+            for previous, other in pairwise(split.get(text_of(cell) or "") for cell in row):
+                if previous is not None and other is not None and len(previous[2]) < 19 > len(other[2]):
                     n_pairs += 1
-                    n_growing += one[1] == other[1] and int(one[2]) < int(other[2])
+                    n_growing += previous[1] == other[1] and int(previous[2]) < int(other[2])
         return n_pairs > 0 and n_growing >= 0.95 * n_pairs
 
     @cached_property
@@ -420,7 +420,7 @@ class Column:
     def resembles(self, other: Column) -> bool:
         """Return whether most cells begin as those of another column, as lemmas and stems do."""
         pairs = Counter(zip(chain.from_iterable(self.rows), chain.from_iterable(other.rows), strict=True))
-        alike = sum(n for (one, two), n in pairs.items() if str(one)[:2].casefold() == str(two)[:2].casefold())
+        alike = sum(n for (first, two), n in pairs.items() if str(first)[:2].casefold() == str(two)[:2].casefold())
         return alike >= 0.6 * self.n_cells
 
 
@@ -447,7 +447,7 @@ def is_header(cells: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
     return has_names and not any(row[i] == cells[i] for row in others for i in at if i < len(row))
 
 
-def choose_words(columns: Sequence[Column], wanted: Wanted) -> Column:
+def choose_words(columns: Sequence[Column], selection: ColumnSelection) -> Column:
     """Return the column of words.
 
     It is the one that is named so. Else it is, of the columns that can be words, the one with the most different values
@@ -457,13 +457,13 @@ def choose_words(columns: Sequence[Column], wanted: Wanted) -> Column:
     Raises:
         UserError: If it cannot be told.
     """
-    if (chosen := wanted.named(columns, wanted.text, "word")) or (chosen := by_name(columns, WORDS)):
+    if (chosen := selection.named(columns, selection.text, "word")) or (chosen := by_name(columns, WORDS)):
         return chosen
-    labels = wanted.named(columns, wanted.label, "label")
-    there = [column for column in columns if column.n_types and column is not labels]
-    if len(there) == 2 and labels is None and (chosen := _words_of_two(*there)):
+    labels = selection.named(columns, selection.label, "label")
+    nonempty = [column for column in columns if column.n_types and column is not labels]
+    if len(nonempty) == 2 and labels is None and (chosen := _words_of_two(*nonempty)):
         return chosen
-    may = [column for column in there if column.may_be_words]
+    may = [column for column in nonempty if column.may_be_words]
     most = max((column.n_types for column in may), default=0)
     near = [column for column in may if 2 * column.n_types >= most]
     near = [column for column in near if not column.are_tags] or near
@@ -471,10 +471,12 @@ def choose_words(columns: Sequence[Column], wanted: Wanted) -> Column:
     first = max(near, key=_spelling, default=None)
     if first and all(column is first or column.resembles(first) for column in near):
         return first
-    if there and there[0].n_cells < _FEW and not (there[0].counts_up and there[0].are_numbers):
-        return there[0]
-    found = f"{_named(near)} may be the words" if near else "no column looks like words"
-    raise UserError(f"`{wanted.typed}`: {found}, of {_named(columns)}; {wanted.way_out(_example(columns, near))}.")
+    if nonempty and nonempty[0].n_cells < _FEW and not (nonempty[0].counts_up and nonempty[0].are_numbers):
+        return nonempty[0]
+    problem = f"{_named(near)} may be the words" if near else "no column looks like words"
+    raise UserError(
+        f"`{selection.flag_text}`: {problem}, of {_named(columns)}; {selection.way_out(_example(columns, near))}."
+    )
 
 
 def _words_of_two(first: Column, second: Column) -> Column | None:
@@ -496,7 +498,7 @@ def _spelling(column: Column) -> tuple[int, int, int]:
     return column.n_types, len(letters), sum(map(str.isupper, letters))
 
 
-def choose_labels(columns: Sequence[Column], words: Column, wanted: Wanted) -> Column | None:
+def choose_labels(columns: Sequence[Column], words: Column, selection: ColumnSelection) -> Column | None:
     """Return the column of labels of words; None where columns have names, of which the user can give one.
 
     It is the one that is named so, else the only one that looks like labels: neither missing nor the same throughout,
@@ -506,24 +508,25 @@ def choose_labels(columns: Sequence[Column], words: Column, wanted: Wanted) -> C
     Raises:
         UserError: If it cannot be told.
     """
-    if (chosen := wanted.named(columns, wanted.label, "label")) or (chosen := by_name(columns, LABEL)):
+    if (chosen := selection.named(columns, selection.label, "label")) or (chosen := by_name(columns, LABEL)):
         return chosen
     others = [column for column in columns if column is not words]
-    there = [column for column in others if column.n_types]
-    vary = [column for column in there if column.n_types > 1 and not column.counts_up]
-    found = [column for column in vary if not (column.is_beside_labels or _are_like(column, words))]
+    nonempty = [column for column in others if column.n_types]
+    vary = [column for column in nonempty if column.n_types > 1 and not column.counts_up]
+    candidates = [column for column in vary if not (column.is_beside_labels or _are_like(column, words))]
     last = next((column for column in reversed(columns) if column.n_types), words)
-    is_last = last in found and not last.is_named
-    if is_last or len(found or vary) == 1:
-        return (found or vary)[-1]
+    is_last = last in candidates and not last.is_named
+    if is_last or len(candidates or vary) == 1:
+        return (candidates or vary)[-1]
     if len(others) == 1 and not (others[0].counts_up and words.n_cells >= _FEW):
         return others[0]
     if words.is_named:
         return None
-    several = f"{_named(found or vary)} may have" if found or vary else "none has"
-    example = _example(columns, [words], found or vary)
+    several = f"{_named(candidates or vary)} may have" if candidates or vary else "none has"
+    example = _example(columns, [words], candidates or vary)
     raise UserError(
-        f"`{wanted.typed}`: the words are {_named([words])}, and {several} the labels; {wanted.way_out(example)}."
+        f"`{selection.flag_text}`: the words are {_named([words])}, and {several} the labels; "
+        f"{selection.way_out(example)}."
     )
 
 
@@ -545,25 +548,27 @@ def _example(columns: Sequence[Column], words: Sequence[Column], labels: Sequenc
     return f"word={word.name}&label={label.name}"
 
 
-def choose_sentences(columns: Sequence[Column], wanted: Wanted, names: Sequence[str] = TEXT) -> Column | None:
+def choose_sentences(
+    columns: Sequence[Column], selection: ColumnSelection, names: Sequence[str] = TEXT
+) -> Column | None:
     """Return the column of sentences: the one named so, else the only one whose cells are; None if it is not clear."""
-    if (chosen := wanted.named(columns, wanted.text, "text")) or (chosen := by_name(columns, names)):
+    if (chosen := selection.named(columns, selection.text, "text")) or (chosen := by_name(columns, names)):
         return chosen
-    found = [column for column in columns if column.are_sentences]
-    return found[0] if len(found) == 1 else None
+    candidates = [column for column in columns if column.are_sentences]
+    return candidates[0] if len(candidates) == 1 else None
 
 
-def label_of_sentences(columns: Sequence[Column], wanted: Wanted) -> Column | None:
+def label_of_sentences(columns: Sequence[Column], selection: ColumnSelection) -> Column | None:
     """Return the column of labels of sentences; None if it is not clear.
 
     It is the one named so, else the only one that does not count the sentences, else the only one with classes.
     """
-    if (chosen := wanted.named(columns, wanted.label, "label")) or (chosen := by_name(columns, LABEL)):
+    if (chosen := selection.named(columns, selection.label, "label")) or (chosen := by_name(columns, LABEL)):
         return chosen
     others = [column for column in columns if column.n_types and not (column.counts_up and column.n_cells > 2)]
-    for found in (others, [column for column in others if column.recurs and column.n_types > 1]):
-        if len(found) == 1:
-            return found[0]
+    for candidates in (others, [column for column in others if column.recurs and column.n_types > 1]):
+        if len(candidates) == 1:
+            return candidates[0]
     return None
 
 

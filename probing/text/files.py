@@ -28,7 +28,7 @@ from probing.runtime.files import (
     regular,
 )
 from probing.runtime.processes import is_main_process
-from probing.text.columns import TEXT, WORDS, Column, Rows, Wanted, check_text, choose_sentences, text_of
+from probing.text.columns import TEXT, WORDS, Column, ColumnSelection, Rows, check_text, choose_sentences, text_of
 from probing.text.tables import DIVIDER, divider_of, labelled
 
 READABLE = (
@@ -52,7 +52,7 @@ _TAG = re.compile(r"O|[BIESLU]-\S+")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
-def path_and_columns(name: str, option: str) -> tuple[str, Wanted]:
+def path_and_columns(name: str, option: str) -> tuple[str, ColumnSelection]:
     """Return the path of a source, and which columns the user names after it: `FILE?word=W&label=L`.
 
     Raises:
@@ -60,16 +60,16 @@ def path_and_columns(name: str, option: str) -> tuple[str, Wanted]:
     """
     path, mark, query = split_query(name)
     pairs = [part.partition("=")[::2] for part in query.split("&")] if mark else []
-    settings, typed = dict(pairs), f"{option} {name}"
+    settings, flag_text = dict(pairs), f"{option} {name}"
     if len(settings) < len(pairs) or not set(settings) <= {"word", "text", "label"} or not all(settings.values()) or {
         "word", "text"
     } <= set(settings):  # fmt: skip
         raise UserError(
-            f"`{typed}`: expected FILE?word=W&label=L or FILE?text=T&label=L in quotation marks, where W, T "
+            f"`{flag_text}`: expected FILE?word=W&label=L or FILE?text=T&label=L in quotation marks, where W, T "
             "and L are names or numbers of columns, and one of the two may be left out."
         )
     text = settings.get("word", settings.get("text"))
-    return path, Wanted(typed, text, settings.get("label"), "word" in settings, f"{path}?")
+    return path, ColumnSelection(flag_text, text, settings.get("label"), "word" in settings, f"{path}?")
 
 
 def split_query(name: str) -> tuple[str, str, str]:
@@ -92,20 +92,20 @@ def read_lines(name: str, option: str, readable: str = READABLE) -> list[str]:
         UserError: If the file is of another type, unreadable, a damaged archive or not UTF-8, or if it should have
             sentences and has a table of words.
     """
-    typed = f"{option} {name}"
+    flag_text = f"{option} {name}"
     path = Path(name)
     packed = name != "-" and path.suffix == ".gz"
     kind = Path(path.stem).suffix if packed else path.suffix
     if name != "-" and kind not in _READ:
         way_out = _way_out(path) or f"give {readable}"
-        raise UserError(f"`{typed}`: a file of type {kind}{'.gz' * packed} cannot be read; {way_out}.")
-    data = _read_standard_input(typed) if name == "-" else read_bytes(path, typed, readable)
+        raise UserError(f"`{flag_text}`: a file of type {kind}{'.gz' * packed} cannot be read; {way_out}.")
+    data = _read_standard_input(flag_text) if name == "-" else read_bytes(path, flag_text, readable)
     if packed or data.startswith(_GZIP_MAGIC):  # no UTF-8 text starts with these bytes
-        data = _unpack(data, typed)
-    lines = decode_lines(data, typed)
+        data = _unpack(data, flag_text)
+    lines = decode_lines(data, flag_text)
     if kind in (".txt", "") and (looks := _looks_like_table(lines)):
         otherwise = " To read lines as sentences, put blanks in the place of tabs." * ("\t" in data.decode("utf-8"))
-        raise UserError(f"`{typed}`: a sentence was expected in each line; {looks}.{otherwise}")
+        raise UserError(f"`{flag_text}`: a sentence was expected in each line; {looks}.{otherwise}")
     return lines
 
 
@@ -121,13 +121,13 @@ def _way_out(path: Path) -> str:
 
 def _looks_like_table(lines: Sequence[str]) -> str:
     """Return what to do with lines that have a word and annotations each, as a clause; empty if they do not look so."""
-    there = [line for line in lines[:_LOOKED_AT] if line.strip() and not line.startswith("#")]
-    if len(there) < _ENOUGH:
+    nonblank = [line for line in lines[:_LOOKED_AT] if line.strip() and not line.startswith("#")]
+    if len(nonblank) < _ENOUGH:
         return ""
-    if all(line.lstrip().startswith("{") for line in there):
+    if all(line.lstrip().startswith("{") for line in nonblank):
         return "its lines look like JSON: rename it to .jsonl"
-    tabs = [line.split("\t") for line in there]
-    rows = tabs if len(tabs[0]) > 1 else [line.split() for line in there]
+    tabs = [line.split("\t") for line in nonblank]
+    rows = tabs if len(tabs[0]) > 1 else [line.split() for line in nonblank]
     n_columns = len(rows[0])
     if n_columns < 2 or any(len(row) != n_columns for row in rows):
         return ""
@@ -145,12 +145,12 @@ def _looks_like_table(lines: Sequence[str]) -> str:
     )
 
 
-def read_bytes(path: Path, typed: str, readable: str) -> bytes:
+def read_bytes(path: Path, flag_text: str, readable: str) -> bytes:
     """Return the content of a file.
 
     Args:
         path: Path of the file.
-        typed: The option and its value, for messages.
+        flag_text: The option and its value, for messages.
         readable: The accepted sources, for messages.
 
     Raises:
@@ -162,38 +162,40 @@ def read_bytes(path: Path, typed: str, readable: str) -> bytes:
         return content
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UserError(f"`{typed}` cannot be read ({reason[:1].lower()}{reason[1:]}); give {readable}.") from None
+        raise UserError(f"`{flag_text}` cannot be read ({reason[:1].lower()}{reason[1:]}); give {readable}.") from None
 
 
-def _read_standard_input(typed: str) -> bytes:
+def _read_standard_input(flag_text: str) -> bytes:
     try:
         if not is_main_process():
-            raise UserError(f"`{typed}`: only one of several processes has standard input; give the text as a file.")
+            raise UserError(
+                f"`{flag_text}`: only one of several processes has standard input; give the text as a file."
+            )
         if sys.stdin is None:
             raise OSError("it is closed")
         data = sys.stdin.buffer.read((most := most_text()) + 1)
     except OSError as error:
-        raise UserError(f"`{typed}` cannot be read ({error.strerror or error}); pipe a text into it.") from None
+        raise UserError(f"`{flag_text}` cannot be read ({error.strerror or error}); pipe a text into it.") from None
     if len(data) > most:
-        raise UserError(f"`{typed}` cannot be read ({above_most_text(most)}); pipe a smaller text into it.")
+        raise UserError(f"`{flag_text}` cannot be read ({above_most_text(most)}); pipe a smaller text into it.")
     return data
 
 
-def _unpack(data: bytes, typed: str) -> bytes:
+def _unpack(data: bytes, flag_text: str) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as archive:
             text = archive.read((most := most_text()) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(
-            f"`{typed}` is not a complete gzip archive ({str(error) or type(error).__name__}); "
+            f"`{flag_text}` is not a complete gzip archive ({str(error) or type(error).__name__}); "
             "download it again, or unpack its readable part with `zcat`."
         ) from None
     if len(text) > most:
-        raise UserError(f"`{typed}` cannot be read (unpacked, {above_most_text(most)}); give a smaller text.")
+        raise UserError(f"`{flag_text}` cannot be read (unpacked, {above_most_text(most)}); give a smaller text.")
     return text
 
 
-def decode_lines(data: bytes, typed: str) -> list[str]:
+def decode_lines(data: bytes, flag_text: str) -> list[str]:
     """Return the lines of a UTF-8 text, without byte-order marks.
 
     Raises:
@@ -209,7 +211,7 @@ def decode_lines(data: bytes, typed: str) -> list[str]:
         start = error.start
     line = len(_LINE_END.split(data[:start].decode("utf-8")))
     raise UserError(
-        f"`{typed}` is not UTF-8 (line {line}, byte {start}); convert it, for example with "
+        f"`{flag_text}` is not UTF-8 (line {line}, byte {start}); convert it, for example with "
         f"`iconv -f {'utf-16' if is_utf16 else 'latin1'} -t utf-8`."
     )
 
@@ -282,16 +284,16 @@ def read_dataset(source: str, option: str) -> Rows:
         UserError: If the source is not of that form, is not available, or has no text, or if the library `datasets` is
             not installed.
     """
-    typed = f"{option} {source}"
-    name, settings = _parse(source, typed)
-    _check_library(typed)
+    flag_text = f"{option} {source}"
+    name, settings = _parse(source, flag_text)
+    _check_library(flag_text)
     with _quietly():
-        dataset = _load(name, settings, typed)
-        column, note = _choose_column(dataset, settings.get("column"), typed)
+        dataset = _load(name, settings, flag_text)
+        column, note = _choose_column(dataset, settings.get("column"), flag_text)
         others = _label_columns(dataset.features, column)
-        wanted = Wanted(typed, column, settings.get("label"), example=f"hf:{name}?")
+        selection = ColumnSelection(flag_text, column, settings.get("label"), example=f"hf:{name}?")
         batches = dataset.select_columns([column, *others]).iter(1000)  # fifty times faster than row by row
-        return _rows(_readable(batches, typed), column, others, wanted, note)
+        return _rows(_readable(batches, flag_text), column, others, selection, note)
 
 
 def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
@@ -304,24 +306,24 @@ def read_splits(source: str, option: str) -> dict[str, list[dict[str, Any]]]:
     Raises:
         UserError: If the source is not of that form or is not available, or if the library `datasets` is not installed.
     """
-    typed = f"{option} {source}"
-    name, settings = _parse(source, typed)
-    if not_here := [key for key in settings if key != "config"]:
-        raise UserError(f"`{typed}`: all splits and columns are read, so leave {not_here[0]}= out.")
-    _check_library(typed)
+    flag_text = f"{option} {source}"
+    name, settings = _parse(source, flag_text)
+    if unsupported := [key for key in settings if key != "config"]:
+        raise UserError(f"`{flag_text}`: all splits and columns are read, so leave {unsupported[0]}= out.")
+    _check_library(flag_text)
     with _quietly():
-        builder = _builder(name, settings.get("config"), typed)
-        _prepare(builder, typed)
+        builder = _builder(name, settings.get("config"), flag_text)
+        _prepare(builder, flag_text)
         return {split: _with_names(builder.as_dataset(split=split)) for split in builder.info.splits}
 
 
-def sentence_of(row: Mapping[str, Any], column: str, typed: str, place: str) -> str:
+def sentence_of(row: Mapping[str, Any], column: str, flag_text: str, place: str) -> str:
     """Return the sentence in a column of a row; empty where it is missing.
 
     Args:
         row: The row.
         column: The column.
-        typed: The option and its value, for messages.
+        flag_text: The option and its value, for messages.
         place: Which row it is, for messages.
 
     Raises:
@@ -329,11 +331,11 @@ def sentence_of(row: Mapping[str, Any], column: str, typed: str, place: str) -> 
     """
     value = row[column]
     if isinstance(value, str):
-        check_text(value, f"`{typed}`: {column} of {place}")
+        check_text(value, f"`{flag_text}`: {column} of {place}")
         return value
     if text_of(value) is None:
         return ""
-    raise UserError(f"`{typed}`: {column} of {place} is {value!r:.40}, where a sentence was expected; correct it.")
+    raise UserError(f"`{flag_text}`: {column} of {place} is {value!r:.40}, where a sentence was expected; correct it.")
 
 
 def _with_names(dataset: Any) -> list[dict[str, Any]]:
@@ -343,21 +345,21 @@ def _with_names(dataset: Any) -> list[dict[str, Any]]:
         for name, feature in dataset.features.items()
         if getattr(feature, "names", None) is not None
     }
-    found: list[dict[str, Any]] = dataset.to_list()
-    return [row | {name: column.value(row[name], None) for name, column in named.items()} for row in found]
+    rows: list[dict[str, Any]] = dataset.to_list()
+    return [row | {name: column.value(row[name], None) for name, column in named.items()} for row in rows]
 
 
-def _check_library(typed: str) -> None:
+def _check_library(flag_text: str) -> None:
     try:
         import datasets  # noqa: F401
     except ImportError:
         raise UserError(
-            f"`{typed}` needs the library datasets, which is not installed; "
+            f"`{flag_text}` needs the library datasets, which is not installed; "
             "it comes with `pip install 'neuron-probing[hf]'`."
         ) from None
 
 
-def _parse(source: str, typed: str) -> tuple[str, dict[str, str]]:
+def _parse(source: str, flag_text: str) -> tuple[str, dict[str, str]]:
     """Parse the source by hand: in a URL, `+` and `%` of a split such as `train[:10%]+test` have another meaning."""
     name, _, query = source.removeprefix("hf:").partition("?")
     pairs = [part.partition("=") for part in query.split("&")] if query else []
@@ -365,27 +367,27 @@ def _parse(source: str, typed: str) -> tuple[str, dict[str, str]]:
     is_wrong = len(settings) < len(pairs) or not set(settings) <= set(SETTINGS) or not all(settings.values())
     if not name or is_wrong or settings.get("stream", "yes") != "yes":
         raise UserError(
-            f"`{typed}`: expected hf:NAME?config=C&split=S&column=T&label=L&stream=yes in quotation marks, where NAME "
-            f"is a hub id or a folder, and {', '.join(SETTINGS)} may each be given once or left out."
+            f"`{flag_text}`: expected hf:NAME?config=C&split=S&column=T&label=L&stream=yes in quotation marks, where "
+            f"NAME is a hub id or a folder, and {', '.join(SETTINGS)} may each be given once or left out."
         )
     return name, settings
 
 
-def _load(name: str, settings: Mapping[str, str], typed: str) -> Any:
+def _load(name: str, settings: Mapping[str, str], flag_text: str) -> Any:
     """Return a split: as a stream if that was asked for, or if rows from its beginning suffice and no copy is there."""
     split = settings.get("split", "train")
-    builder = _builder(name, settings.get("config"), typed)
+    builder = _builder(name, settings.get("config"), flag_text)
     if "stream" in settings or (_PART.fullmatch(split) and not os.path.exists(builder.cache_dir)):
-        return _stream(builder, split, typed)
-    _prepare(builder, typed)
+        return _stream(builder, split, flag_text)
+    _prepare(builder, flag_text)
     try:
         return builder.as_dataset(split=split)
     except Exception as error:
         problem = f"split {split} is invalid ({_reason(error)})" if "[" in split else f"there is no split {split}"
-        raise UserError(f"`{typed}`: {problem}; give one of {', '.join(builder.info.splits)} as split=.") from None
+        raise UserError(f"`{flag_text}`: {problem}; give one of {', '.join(builder.info.splits)} as split=.") from None
 
 
-def _stream(builder: Any, split: str, typed: str) -> Any:
+def _stream(builder: Any, split: str, flag_text: str) -> Any:
     """Return a split, or rows of it by number, as a stream: it reads its files as far as it is read itself."""
     import datasets
 
@@ -398,19 +400,19 @@ def _stream(builder: Any, split: str, typed: str) -> Any:
             first = next(stream.with_format("arrow").iter(1))
             stream = stream.cast(datasets.Features.from_arrow_schema(first.schema))
     except Exception as error:
-        raise _unreadable(typed, _reason(error)) from None
+        raise _unreadable(flag_text, _reason(error)) from None
     if whole not in streams:
         problem = f"there is no split {whole}"
         if "[" in whole or "+" in whole:
             problem = f"split {whole} cannot be read as a stream, which has split=NAME or split=NAME[M:N]"
-        raise UserError(f"`{typed}`: {problem}; give one of {', '.join(streams)} as split=.")
+        raise UserError(f"`{flag_text}`: {problem}; give one of {', '.join(streams)} as split=.")
     if part is None:
         return stream
     first_row, end = int(part["first"] or 0), int(part["end"])
     return stream.skip(first_row).take(max(end - first_row, 0))
 
 
-def _builder(name: str, config: str | None, typed: str) -> Any:
+def _builder(name: str, config: str | None, flag_text: str) -> Any:
     """Return the library's builder of a data set, which has read no more than what the data set consists of."""
     import datasets
 
@@ -427,19 +429,19 @@ def _builder(name: str, config: str | None, typed: str) -> Any:
         known = _configs(name) if isinstance(error, ValueError) else []
         if known and config not in known and (config or len(known) > 1):
             problem = f"there is no configuration {config}" if config else "it has several configurations"
-            raise UserError(f"`{typed}`: {problem}; give one of {', '.join(known)} as config=.") from None
-        raise _unreadable(typed, _reason(error)) from None
+            raise UserError(f"`{flag_text}`: {problem}; give one of {', '.join(known)} as config=.") from None
+        raise _unreadable(flag_text, _reason(error)) from None
     if (kind := _kind(builder)) not in _KINDS:
-        raise _unreadable(typed, f"its files are of the kind {kind}")
+        raise _unreadable(flag_text, f"its files are of the kind {kind}")
     return builder
 
 
-def _prepare(builder: Any, typed: str) -> None:
+def _prepare(builder: Any, flag_text: str) -> None:
     """Download the files of a data set, and copy them to the library's folder, unless they are there."""
     try:
         builder.download_and_prepare()
     except Exception as error:
-        raise _unreadable(typed, _reason(error)) from None
+        raise _unreadable(flag_text, _reason(error)) from None
 
 
 def _kind(builder: Any) -> str:
@@ -463,17 +465,17 @@ def _as_text(builder: Any) -> dict[str, Any]:
 
     how: dict[str, Any] = {}
     if len(header := names()) == 1 or DIVIDER.match(header[0]):
-        told = DIVIDER.match(header[0])
-        divider = told[1] if told else divider_of([header[0]], ".csv")
-        how = {"sep": divider, "skiprows": int(bool(told))}
+        declared = DIVIDER.match(header[0])
+        divider = declared[1] if declared else divider_of([header[0]], ".csv")
+        how = {"sep": divider, "skiprows": int(bool(declared))}
         header = names(**how)
     features = datasets.Features({name: datasets.Value("string") for name in header})
     return {"features": features, "keep_default_na": False, "na_values": [""], **how}
 
 
-def _unreadable(typed: str, reason: str) -> UserError:
+def _unreadable(flag_text: str, reason: str) -> UserError:
     return UserError(
-        f"`{typed}` cannot be read ({reason}); give the id of a data set on the hub, "
+        f"`{flag_text}` cannot be read ({reason}); give the id of a data set on the hub, "
         "or offline a folder of parquet, csv, json or text files."
     )
 
@@ -488,28 +490,28 @@ def _configs(name: str) -> list[str]:
         return []
 
 
-def _choose_column(dataset: Any, wanted: str | None, typed: str) -> tuple[str, str]:
+def _choose_column(dataset: Any, requested: str | None, flag_text: str) -> tuple[str, str]:
     """Return the column of the text, and how it was told where its name does not say it."""
     features = dataset.features
     textual = [column for column, feature in features.items() if _may_be_text(feature)]
-    if wanted is None:
+    if requested is None:
         preferred = [column for column in (*TEXT, *WORDS) if column in textual]
         if preferred or len(textual) == 1:
             return (preferred or textual)[0], ""
         plain = [column for column in textual if not hasattr(features[column], "feature")]
-        if plain and (head := next(_readable(dataset.select_columns(plain).iter(_HEAD), typed), None)):
-            found = choose_sentences([Column(column, [head[column]]) for column in plain], Wanted(typed))
-            if found and len(plain) == len(textual):
-                return found.name, f"told by the first {len(head[plain[0]]):,} rows"
-    elif wanted in textual:
-        return wanted, ""
+        if plain and (head := next(_readable(dataset.select_columns(plain).iter(_HEAD), flag_text), None)):
+            chosen = choose_sentences([Column(column, [head[column]]) for column in plain], ColumnSelection(flag_text))
+            if chosen and len(plain) == len(textual):
+                return chosen.name, f"told by the first {len(head[plain[0]]):,} rows"
+    elif requested in textual:
+        return requested, ""
     problem = "it is not clear which column holds the sentences"
-    if wanted:
-        problem = f"column {wanted} holds no text" if wanted in features else f"there is no column {wanted}"
+    if requested:
+        problem = f"column {requested} holds no text" if requested in features else f"there is no column {requested}"
     columns = f"of the columns {', '.join(features)}"
     if not textual:
-        raise UserError(f"`{typed}`: none {columns} holds text; give another data set.")
-    raise UserError(f"`{typed}`: {problem}; {columns}, give one with text as column=: {', '.join(textual)}.")
+        raise UserError(f"`{flag_text}`: none {columns} holds text; give another data set.")
+    raise UserError(f"`{flag_text}`: {problem}; {columns}, give one with text as column=: {', '.join(textual)}.")
 
 
 def _may_be_text(feature: Any) -> bool:
@@ -542,7 +544,7 @@ class _Column(NamedTuple):
 
 def _label_columns(features: Mapping[str, Any], column: str) -> dict[str, _Column]:
     """Return the columns that can hold labels, of the sentences and, where sentences are lists of words, of words."""
-    has_words, found = hasattr(features[column], "feature"), {}
+    has_words, label_columns = hasattr(features[column], "feature"), {}
     for name, feature in features.items():
         of_words = hasattr(feature, "feature")
         inner = getattr(feature, "feature", feature)
@@ -550,22 +552,26 @@ def _label_columns(features: Mapping[str, Any], column: str) -> dict[str, _Colum
             ("string", "large_string", "int", "uint", "float", "bool")
         )
         if name != column and is_simple and (has_words or not of_words):
-            found[name] = _Column(of_words, getattr(inner, "names", None))
-    return found
+            label_columns[name] = _Column(of_words, getattr(inner, "names", None))
+    return label_columns
 
 
-def _readable(batches: Iterable[Mapping[str, Any]], typed: str) -> Iterator[Mapping[str, Any]]:
+def _readable(batches: Iterable[Mapping[str, Any]], flag_text: str) -> Iterator[Mapping[str, Any]]:
     """Yield batches of rows; a stream finds only then that its files are damaged, or that a download ends early."""
     try:
         yield from batches
     except Exception as error:  # of as many types as before
-        raise _unreadable(typed, _reason(error)) from None
+        raise _unreadable(flag_text, _reason(error)) from None
 
 
 def _rows(
-    batches: Iterable[Mapping[str, Any]], column: str, others_of: Mapping[str, _Column], wanted: Wanted, note: str
+    batches: Iterable[Mapping[str, Any]],
+    column: str,
+    others_of: Mapping[str, _Column],
+    selection: ColumnSelection,
+    note: str,
 ) -> Rows:
-    typed = wanted.typed
+    flag_text = selection.flag_text
     rows: list[Any] = []
     n_empty = 0
     values: dict[str, list[Any]] = {name: [] for name in others_of}
@@ -578,15 +584,15 @@ def _rows(
         if not (is_words or isinstance(value, str)) or (rows and type(value) is not type(rows[0])):
             expected = "a list of words" if rows and isinstance(rows[0], list) else "text"
             raise UserError(
-                f"`{typed}`: row {number} of column {column}, counted from 0, is {value!r:.60} where {expected} was "
-                "expected; correct the row, or name another column with column=."
+                f"`{flag_text}`: row {number} of column {column}, counted from 0, is {value!r:.60} where {expected} "
+                "was expected; correct the row, or name another column with column=."
             )
         rows.append(value)
         for (name, label), other in zip(others_of.items(), others, strict=True):
             values[name].append(label.value(other, value))
     columns = {name: values[name] for name, label in others_of.items() if label.of_words}
     of_sentences = {name: values[name] for name in others_of if name not in columns}
-    return labelled(column, rows, columns, of_sentences, wanted, note, n_empty)
+    return labelled(column, rows, columns, of_sentences, selection, note, n_empty)
 
 
 def _reason(error: Exception) -> str:

@@ -21,8 +21,8 @@ from probing.text.columns import (
     TEXT,
     WORDS,
     Column,
+    ColumnSelection,
     Rows,
-    Wanted,
     by_name,
     choose_labels,
     choose_sentences,
@@ -35,7 +35,7 @@ from probing.text.columns import (
 _EXPECTED = '{"words": ["A", "word"], "labels": ["DET", "NOUN"]} or {"text": "A sentence.", "label": "short"}'
 
 
-def read_json_lines(lines: Iterable[str], wanted: Wanted) -> Rows:
+def read_json_lines(lines: Iterable[str], selection: ColumnSelection) -> Rows:
     """Return the sentences of a .jsonl file with their annotations.
 
     The text is the list `words` (or `tokens`), or else `text` (or `sentence`); the first line decides which. Without
@@ -45,17 +45,17 @@ def read_json_lines(lines: Iterable[str], wanted: Wanted) -> Rows:
 
     Args:
         lines: Lines of the file.
-        wanted: Which columns the user names.
+        selection: Which columns the user names.
 
     Raises:
         UserError: If a line is not such an object, or a list has another length than the words.
     """
-    typed = wanted.typed
-    numbered = [(number, _object(line, number, typed)) for number, line in enumerate(lines, 1) if line.strip()]
+    flag_text = selection.flag_text
+    numbered = [(number, _object(line, number, flag_text)) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
-        raise UserError(f"`{typed}` holds no sentence: expected lines such as {_EXPECTED}.")
+        raise UserError(f"`{flag_text}` holds no sentence: expected lines such as {_EXPECTED}.")
     names = dict.fromkeys(name for _, row in numbered for name in row)
-    key = _key([row for _, row in numbered], names, wanted)
+    key = _key([row for _, row in numbered], names, selection)
     are_words = isinstance(numbered[0][1].get(key), list) or (key in WORDS and key not in TEXT)
     texts: list[Any] = []
     for number, row in numbered:
@@ -63,36 +63,36 @@ def read_json_lines(lines: Iterable[str], wanted: Wanted) -> Rows:
         is_text = _are_words(text) if are_words else isinstance(text, str)
         if not is_text:
             what = f"as {key!r}, which the first line has" if key else "as 'words' or 'text'"
-            way_out = "" if key else f", or {wanted.way_out(f'text={next(iter(names), 1)}')}"
+            way_out = "" if key else f", or {selection.way_out(f'text={next(iter(names), 1)}')}"
             raise UserError(
-                f"`{typed}`: line {number} has no {'list of words' if are_words else 'sentence'} {what}; "
+                f"`{flag_text}`: line {number} has no {'list of words' if are_words else 'sentence'} {what}; "
                 f"expected lines such as {_EXPECTED}{way_out}."
             )
         texts.append(text)
     names.pop(key)
     lists = [name for name in names if any(isinstance(row.get(name), list) for _, row in numbered)]
-    columns = {name: [_of_words(row, name, texts[i], number, typed) for i, (number, row) in enumerate(numbered)]
+    columns = {name: [_of_words(row, name, texts[i], number, flag_text) for i, (number, row) in enumerate(numbered)]
                for name in lists if are_words}  # fmt: skip
     scalars = [
         name for name in names if name not in lists and not any(_is_nested(row.get(name)) for _, row in numbered)
     ]
     of_sentences = {name: [row.get(name) for _, row in numbered] for name in scalars}
-    return labelled(key, texts, columns, of_sentences, wanted)
+    return labelled(key, texts, columns, of_sentences, selection)
 
 
-def _key(rows: Sequence[Mapping[str, Any]], names: Iterable[str], wanted: Wanted) -> str:
+def _key(rows: Sequence[Mapping[str, Any]], names: Iterable[str], selection: ColumnSelection) -> str:
     """Return the name of the text; empty if it is not clear."""
     first = rows[0]
-    if wanted.text is not None:
-        return wanted.named([Column(name, []) for name in names], wanted.text, "text").name  # type: ignore[union-attr]
+    if selection.text is not None:
+        return selection.named([Column(name, []) for name in names], selection.text, "text").name  # type: ignore[union-attr]
     if known := next((name for name in ("words", "tokens", *TEXT) if name in first), ""):
         return known
     of_words = [Column(name, [row.get(name) or [] for row in rows]) for name in names if _are_words(first.get(name))]
     if of_words:
-        return choose_words(of_words, wanted).name
+        return choose_words(of_words, selection).name
     texts = [Column(name, [[row.get(name) for row in rows]]) for name in names if isinstance(first.get(name), str)]
-    found = choose_sentences(texts, wanted)
-    return found.name if found else ""
+    column = choose_sentences(texts, selection)
+    return column.name if column else ""
 
 
 def _are_words(value: Any) -> bool:
@@ -104,7 +104,7 @@ def labelled(
     texts: Sequence[Any],
     columns: Mapping[str, Sequence[Sequence[Any]]],
     of_sentences: Mapping[str, Sequence[Any]],
-    wanted: Wanted,
+    selection: ColumnSelection,
     note: str = "",
     n_empty: int = 0,
 ) -> Rows:
@@ -115,16 +115,16 @@ def labelled(
         texts: The sentences, as text or as lists of words.
         columns: For each column and sentence, a value for each word.
         of_sentences: For each column, a value for each sentence.
-        wanted: Which columns the user names.
+        selection: Which columns the user names.
         note: What was chosen in reading, for `Rows`.
         n_empty: Number of rows without text.
     """
     if texts and isinstance(texts[0], list):
         regular = [Column(name, rows) for name, rows in columns.items() if _are_aligned(texts, rows)]
-        label = choose_labels(regular, Column(key, texts), wanted)
+        label = choose_labels(regular, Column(key, texts), selection)
         columns = with_label(columns, label)
     else:
-        label = label_of_sentences([Column(name, [rows]) for name, rows in of_sentences.items()], wanted)
+        label = label_of_sentences([Column(name, [rows]) for name, rows in of_sentences.items()], selection)
         of_sentences = with_label(of_sentences, label)
     places = {"": f"column {key}", **({LABEL[0]: label.place} if label else {})}
     return Rows(texts, columns, of_sentences, n_empty, places=places, note=note)
@@ -134,31 +134,33 @@ def _are_aligned(texts: Sequence[Any], rows: Sequence[Sequence[Any]]) -> bool:
     return all(len(text) == len(row) for text, row in zip(texts, rows, strict=True))
 
 
-def _object(line: str, number: int, typed: str) -> Mapping[str, Any]:
+def _object(line: str, number: int, flag_text: str) -> Mapping[str, Any]:
     try:
-        found = parse_json(line)
+        record = parse_json(line)
     except (ValueError, RecursionError) as error:
         reason = str(error).split(":")[0].lower() if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise UserError(
-            f"`{typed}`: line {number} is not JSON ({reason}, in {line[:60]!r}); expected lines such as {_EXPECTED}."
+            f"`{flag_text}`: line {number} is not JSON ({reason}, in {line[:60]!r}); expected lines such as "
+            f"{_EXPECTED}."
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         raise UserError(
-            f"`{typed}`: line {number} is not a JSON object (found {line[:60]!r}); expected lines such as {_EXPECTED}."
+            f"`{flag_text}`: line {number} is not a JSON object (found {line[:60]!r}); expected lines such as "
+            f"{_EXPECTED}."
         )
-    return found
+    return record
 
 
-def _of_words(row: Mapping[str, Any], name: str, words: Sequence[str], number: int, typed: str) -> list[Any]:
+def _of_words(row: Mapping[str, Any], name: str, words: Sequence[str], number: int, flag_text: str) -> list[Any]:
     """Return a line's values of its words."""
     values, n_words = row.get(name), len(words)
     if values is None:
         return [None] * n_words
     if not isinstance(values, list) or len(values) != n_words or any(map(_is_nested, values)):
-        found = f"{len(values)} values" if isinstance(values, list) and len(values) != n_words else f"{values!r:.60}"
+        actual = f"{len(values)} values" if isinstance(values, list) and len(values) != n_words else f"{values!r:.60}"
         raise UserError(
-            f"`{typed}`: line {number} has {found} as {name!r} for its {n_words} words; give a value for each word, "
-            "null where there is none."
+            f"`{flag_text}`: line {number} has {actual} as {name!r} for its {n_words} words; give a value for each "
+            "word, null where there is none."
         )
     return values
 
@@ -176,14 +178,14 @@ NEW_DOCUMENT = re.compile(r"#\s*(newdoc|begin document)\b")
 _AS_WRITTEN = {field: lambda cells, i: cells[i] for field in DEFAULT_FIELDS}
 
 
-def read_treebank(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str, ...]]]:
+def read_treebank(lines: Iterable[str], flag_text: str) -> dict[str, list[tuple[str, ...]]]:
     """Return each column of a CoNLL-U file: for each sentence, one value per syntactic word.
 
     Ranges of multiword tokens (`1-2`) and empty nodes (`1.1`) are left out.
 
     Args:
         lines: Lines of the file.
-        typed: The option and its value, for messages.
+        flag_text: The option and its value, for messages.
 
     Raises:
         UserError: If a line is malformed, or if all forms were removed from the file.
@@ -202,32 +204,32 @@ def read_treebank(lines: Iterable[str], typed: str) -> dict[str, list[tuple[str,
             except (ParseException, ValueError) as error:  # ValueError: a number with thousands of digits
                 reason = str(error)[:200].rstrip(".")
                 raise UserError(
-                    f"`{typed}` is not CoNLL-U in line {number} ({reason}); correct it, or give a .txt file."
+                    f"`{flag_text}` is not CoNLL-U in line {number} ({reason}); correct it, or give a .txt file."
                 ) from None
             sentences[-1].append(tuple(map(sys.intern, cells)))  # interned: a fiftieth of the memory
     if {cells[0] for sentence in sentences for cells in sentence} == {"_"}:
         raise UserError(
-            f"`{typed}`: every form is `_`, as in treebanks whose text may not be published; "
+            f"`{flag_text}`: every form is `_`, as in treebanks whose text may not be published; "
             "insert the words first, as the treebank's README describes."
         )
     return {name: [tuple(cells[i] for cells in sentence) for sentence in sentences] for i, name in enumerate(COLUMNS)}
 
 
-def treebank(lines: Sequence[str], typed: str) -> Rows:
+def treebank(lines: Sequence[str], flag_text: str) -> Rows:
     """Return the sentences of a CoNLL-U file with all of their columns, and their documents; see `read_treebank`."""
-    columns = read_treebank(lines, typed)
+    columns = read_treebank(lines, flag_text)
     return Rows(list(map(list, columns["form"])), columns, documents=documents_of(lines), places={"": "column form"})
 
 
 def documents_of(lines: Iterable[str]) -> list[int]:
     """Return the number of documents begun (`# newdoc`) up to each sentence that `read_treebank` returns."""
-    found = [0]
+    counts = [0]
     for line in lines:
         if not line.strip():
-            found.append(found[-1])
+            counts.append(counts[-1])
         elif NEW_DOCUMENT.match(line):
-            found[-1] += 1
-    return found
+            counts[-1] += 1
+    return counts
 
 
 def _cells(line: str) -> list[str]:
@@ -317,7 +319,7 @@ class _Line(NamedTuple):
         return any(cell.startswith(BEGINS_DOCUMENT) for cell in self.cells)
 
 
-def read_table(lines: Sequence[str], kind: str, wanted: Wanted) -> Rows:
+def read_table(lines: Sequence[str], kind: str, selection: ColumnSelection) -> Rows:
     """Return the sentences of a file of cells, or its words, with their annotations.
 
     Which columns these are is told by `probing.text.columns`. An empty line ends a sentence of words, and a line
@@ -326,30 +328,30 @@ def read_table(lines: Sequence[str], kind: str, wanted: Wanted) -> Rows:
     Args:
         lines: Lines of the file.
         kind: The ending of its name: .csv, whose cells may be in quotation marks, .tsv or .conll.
-        wanted: Which columns the user names.
+        selection: Which columns the user names.
 
     Raises:
         UserError: If a line has another number of cells, or the columns cannot be told apart.
     """
-    listed, is_spaced = _lines(lines, kind, wanted.typed)
+    listed, is_spaced = _lines(lines, kind, selection.flag_text)
     filled = [line for line in listed if line.cells and not line.begins_document]
     plain = [line for line in filled if not line.has_sign] or filled
     if not plain or (kind == ".csv" and len(plain) < 2):
-        raise UserError(f"`{wanted.typed}` holds no sentence: expected {_HEADER}, and a sentence in each row.")
+        raise UserError(f"`{selection.flag_text}` holds no sentence: expected {_HEADER}, and a sentence in each row.")
     if len(plain[0].cells) == len(COLUMNS) + 1 and kind != ".csv" and plain[0].cells[0].isdecimal():
-        return treebank(lines, wanted.typed)
-    if _has_sentences(listed, plain, kind, wanted):
-        return _sentences(filled, wanted)
-    return _words(listed, plain, is_spaced, wanted)
+        return treebank(lines, selection.flag_text)
+    if _has_sentences(listed, plain, kind, selection):
+        return _sentences(filled, selection)
+    return _words(listed, plain, is_spaced, selection)
 
 
-def _lines(lines: Sequence[str], kind: str, typed: str) -> tuple[list[_Line], bool]:
+def _lines(lines: Sequence[str], kind: str, flag_text: str) -> tuple[list[_Line], bool]:
     """Return the lines of a file, divided into cells without blanks around them, and whether blanks divide these."""
     first = next((i for i, line in enumerate(lines) if line.strip()), 0)
-    told = DIVIDER.fullmatch(lines[first].strip(" "))
-    after = first + 1 if told else 0
+    declared = DIVIDER.fullmatch(lines[first].strip(" "))
+    after = first + 1 if declared else 0
     rest = lines[after:]
-    divider = told[1] if told else divider_of(rest, kind)
+    divider = declared[1] if declared else divider_of(rest, kind)
     if divider is None:
         return [
             _Line(number, tuple(map(sys.intern, line.split()))) for number, line in enumerate(rest, after + 1)
@@ -358,20 +360,22 @@ def _lines(lines: Sequence[str], kind: str, typed: str) -> tuple[list[_Line], bo
         reader = csv.reader((f"{line}\n" for line in rest), delimiter=divider, strict=True)
     else:
         reader = csv.reader(rest, delimiter=divider, quoting=csv.QUOTE_NONE)
-    found = []
+    table_lines = []
     try:
         for row in reader:
             cells = tuple(sys.intern(cell.strip()) for cell in row)
-            found.append(_Line(after + reader.line_num, cells if any(cells) else ()))
+            table_lines.append(_Line(after + reader.line_num, cells if any(cells) else ()))
     except csv.Error as error:
-        raise UserError(f"`{typed}` is not a table in line {after + reader.line_num} ({error}); correct it.") from None
-    return found, False
+        raise UserError(
+            f"`{flag_text}` is not a table in line {after + reader.line_num} ({error}); correct it."
+        ) from None
+    return table_lines, False
 
 
 def divider_of(lines: Sequence[str], kind: str) -> str | None:
     """Return what divides the cells of lines; None if blanks do."""
-    there = [line for line in lines[:_LOOKED_AT] if line.strip()]
-    looked_at = [line for line in there if not line.startswith((*_SIGNS, BEGINS_DOCUMENT))] or there
+    nonblank = [line for line in lines[:_LOOKED_AT] if line.strip()]
+    looked_at = [line for line in nonblank if not line.startswith((*_SIGNS, BEGINS_DOCUMENT))] or nonblank
     first = next(iter(looked_at), "")
     if kind == ".csv":
         return max(",;\t|", key=first.count)
@@ -379,57 +383,61 @@ def divider_of(lines: Sequence[str], kind: str) -> str | None:
         return "\t"
     if len({len(line.split()) for line in looked_at}) == 1 and len(first.split()) > 1:
         return None
-    regular = [one for one in _DIVIDERS if one in first and len({line.count(one) for line in looked_at}) == 1]
+    regular = [
+        divider for divider in _DIVIDERS if divider in first and len({line.count(divider) for line in looked_at}) == 1
+    ]
     return regular[0] if regular else None if kind == ".conll" else "\t"
 
 
-def _has_sentences(listed: Sequence[_Line], plain: Sequence[_Line], kind: str, wanted: Wanted) -> bool:
+def _has_sentences(listed: Sequence[_Line], plain: Sequence[_Line], kind: str, selection: ColumnSelection) -> bool:
     """Return whether a file has a sentence a row, and not a word a line."""
-    if wanted.text is not None:
-        return not wanted.is_word
+    if selection.text is not None:
+        return not selection.is_word
     header = [Column(cell, []) for cell in plain[0].cells]
     at = [i for i, line in enumerate(listed) if line.cells]
     has_gaps = any(not line.cells for line in listed[at[0] : at[-1]])
     if by_name(header, WORDS) and is_header(plain[0].cells, [line.cells for line in plain[1:]]):
         return False
     columns = _columns([""] * len(header), [line.cells for line in plain if len(line.cells) == len(header)])
-    are_sentences = [one.are_sentences for one in columns]
+    are_sentences = [column.are_sentences for column in columns]
     # Beside words that each have several words as their label, no column recurs as labels of sentences do.
-    recurs = any(one.recurs for one, several in zip(columns, are_sentences, strict=True) if not several)
+    recurs = any(column.recurs for column, several in zip(columns, are_sentences, strict=True) if not several)
     if any(are_sentences) and (kind == ".csv" or are_sentences[0] or (recurs and not has_gaps)):
         return True
     return (kind == ".csv" or bool(by_name(header, TEXT))) and not has_gaps
 
 
-def _sentences(filled: Sequence[_Line], wanted: Wanted) -> Rows:
+def _sentences(filled: Sequence[_Line], selection: ColumnSelection) -> Rows:
     """Return the rows of a file of sentences; its first line names the columns unless it looks like all others."""
     first, *rest = filled
     n = len(first.cells)
     rows = [line for line in rest if len(line.cells) == n or not line.has_sign]
     if odd := next((line for line in rows if len(line.cells) != n), None):
         raise UserError(
-            f"`{wanted.typed}`: line {odd.number} has {_count(len(odd.cells), 'cell')} and the header has {n}; put a "
-            "cell that has the delimiter in quotation marks."
+            f"`{selection.flag_text}`: line {odd.number} has {_count(len(odd.cells), 'cell')} and the header has {n}; "
+            "put a cell that has the delimiter in quotation marks."
         )
     table = [line.cells for line in rows]
-    names = first.cells if _is_header_of_sentences(first.cells, table, wanted) else ()
+    names = first.cells if _is_header_of_sentences(first.cells, table, selection) else ()
     if twice := [name for name in names if name and names.count(name) > 1]:
-        raise UserError(f"`{wanted.typed}`: two columns are called {twice[0]}; rename one.")
+        raise UserError(f"`{selection.flag_text}`: two columns are called {twice[0]}; rename one.")
     columns = _columns(names, table if names else [first.cells, *table])
-    text = choose_sentences(columns, wanted)
+    text = choose_sentences(columns, selection)
     if text is None:
-        found = f"of the columns {', '.join(filter(None, names))}, it" if any(names) else "it"
+        sentence_start = f"of the columns {', '.join(filter(None, names))}, it" if any(names) else "it"
         raise UserError(
-            f"`{wanted.typed}`: {found} is not clear which holds the sentences; give {_HEADER}, or "
-            f"{wanted.way_out(f'text={next(filter(None, names), 1)}')}."
+            f"`{selection.flag_text}`: {sentence_start} is not clear which holds the sentences; give {_HEADER}, or "
+            f"{selection.way_out(f'text={next(filter(None, names), 1)}')}."
         )
-    label = label_of_sentences([one for one in columns if one is not text], wanted)
-    of = [one for one in columns if one is not text and (one.is_named or not names or one is label)]
+    label = label_of_sentences([column for column in columns if column is not text], selection)
+    of = [column for column in columns if column is not text and (column.is_named or not names or column is label)]
     places = {"": text.place, **({"label": label.place} if label else {})}
-    return Rows(list(text.rows[0]), {}, with_label({one.name: list(one.rows[0]) for one in of}, label), places=places)
+    return Rows(
+        list(text.rows[0]), {}, with_label({column.name: list(column.rows[0]) for column in of}, label), places=places
+    )
 
 
-def _is_header_of_sentences(first: Sequence[str], table: Sequence[Sequence[str]], wanted: Wanted) -> bool:
+def _is_header_of_sentences(first: Sequence[str], table: Sequence[Sequence[str]], selection: ColumnSelection) -> bool:
     """Return whether the first line of a file of sentences names its columns.
 
     It does not if it has a class that other lines have, or a number where they have numbers.
@@ -441,14 +449,14 @@ def _is_header_of_sentences(first: Sequence[str], table: Sequence[Sequence[str]]
     if by_name(_columns(first, []), (*TEXT, *LABEL)):
         return True
     pairs = list(zip(first, columns, strict=True))
-    if any(cell in one.counts and one.recurs for cell, one in pairs):
+    if any(cell in column.counts and column.recurs for cell, column in pairs):
         return False
-    if any(one.are_numbers and Column("", [[cell]]).are_numbers for cell, one in pairs):
+    if any(column.are_numbers and Column("", [[cell]]).are_numbers for cell, column in pairs):
         return False
-    if any(Column("", [[cell]]).are_sentences for cell in first) and not any(one.recurs for one in columns):
+    if any(Column("", [[cell]]).are_sentences for cell in first) and not any(column.recurs for column in columns):
         raise UserError(
-            f"`{wanted.typed}`: its first line, `{', '.join(first):.60}`, may be a sentence with its label, or name "
-            f"the columns; put {_HEADER}, before it."
+            f"`{selection.flag_text}`: its first line, `{', '.join(first):.60}`, may be a sentence with its label, or "
+            f"name the columns; put {_HEADER}, before it."
         )
     return True
 
@@ -465,47 +473,52 @@ def _count(n: int, noun: str) -> str:
     return f"{n} {noun}{'s' * (n != 1)}"
 
 
-def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, wanted: Wanted) -> Rows:
+def _words(listed: Sequence[_Line], plain: Sequence[_Line], is_spaced: bool, selection: ColumnSelection) -> Rows:
     """Return the rows of a file of words, without comments and the line that names the columns.
 
     Args:
         listed: All lines.
         plain: Those that are neither blank nor look like comments.
         is_spaced: Whether blanks divide cells.
-        wanted: Which columns the user names.
+        selection: Which columns the user names.
     """
-    n = wanted.n_columns or Counter(len(line.cells) for line in plain).most_common(1)[0][0]
+    n = selection.n_columns or Counter(len(line.cells) for line in plain).most_common(1)[0][0]
     header = plain[0] if is_header(plain[0].cells, [line.cells for line in plain[1:]]) else _Line(0, ())
-    usual = [line for line in plain if line is not header and wanted.fits(line.cells, n)]
-    if odd := next((line for line in plain if n < 2 or not wanted.fits(line.cells, n)), None if usual else plain[0]):
-        raise _irregular(odd, n, wanted)
-    left_out = {line.number for line in listed if line.cells} - {line.number for line in usual}
-    columns = _columns_of_words(_divided(listed, left_out, n)[0], header.cells)
-    words = choose_words(columns, wanted)
-    labels = choose_labels(columns, words, wanted)
+    word_lines = [line for line in plain if line is not header and selection.fits(line.cells, n)]
+    if odd := next(
+        (line for line in plain if n < 2 or not selection.fits(line.cells, n)), None if word_lines else plain[0]
+    ):
+        raise _irregular(odd, n, selection)
+    excluded = {line.number for line in listed if line.cells} - {line.number for line in word_lines}
+    columns = _columns_of_words(_divided(listed, excluded, n)[0], header.cells)
+    words = choose_words(columns, selection)
+    labels = choose_labels(columns, words, selection)
     at, of = columns.index(words), columns.index(labels or words)
-    comments = _comments(listed, usual, n, at, of, is_spaced)
-    left_out = {*comments, header.number}
+    comments = _comments(listed, word_lines, n, at, of, is_spaced)
+    excluded = {*comments, header.number}
     for line in listed:
-        if line.cells and not (line.number in left_out or line.begins_document):
-            if not wanted.fits(line.cells, n):
-                raise _irregular(line, n, wanted)
+        if line.cells and not (line.number in excluded or line.begins_document):
+            if not selection.fits(line.cells, n):
+                raise _irregular(line, n, selection)
             if not line.cells[at]:
-                raise UserError(f"`{wanted.typed}`: line {line.number} has no word in column {words.name}; correct it.")
-    sentences, begun = _divided(listed, left_out, n)
+                raise UserError(
+                    f"`{selection.flag_text}`: line {line.number} has no word in column {words.name}; correct it."
+                )
+    sentences, begun = _divided(listed, excluded, n)
     columns = _columns_of_words(sentences, header.cells)
     n_several = sum(n for text, n in columns[at].counts.items() if " " in text)
     n_words = columns[at].n_cells
     is_long = n_words > _MOST_WORDS * len(sentences) or 5 * n_several > n_words
     if is_long and len(sentences) == len(set(begun)):
         raise UserError(
-            f"`{wanted.typed}`: no empty line stands between its {n_words:,} words, which would be one sentence; put "
+            f"`{selection.flag_text}`: no empty line stands between its {n_words:,} words, which would be one "
+            "sentence; put "
             f"an empty line after each sentence{f', or, where rows hold sentences, {_HEADER}' * (n_several > 0)}."
         )
-    found = {one.name: one.rows for one in columns if one.is_named} | {"form": columns[at].rows}
+    named_columns = {column.name: column.rows for column in columns if column.is_named} | {"form": columns[at].rows}
     places = {"": words.place, **({"label": labels.place} if labels else {})}
     return Rows(
-        list(map(list, columns[at].rows)), found | ({"label": columns[of].rows} if labels else {}),
+        list(map(list, columns[at].rows)), named_columns | ({"label": columns[of].rows} if labels else {}),
         documents=begun, places=places, note=f"{len(comments):,} comments are left out" if comments else "",
     )  # fmt: skip
 
@@ -517,12 +530,12 @@ def _columns_of_words(sentences: Sequence[Sequence[tuple[str, ...]]], names: Seq
     return [Column(name or str(i + 1), [cells[i] for cells in turned], bool(name)) for i, name in enumerate(names)]
 
 
-def _divided(listed: Sequence[_Line], left_out: Set[int], n: int) -> tuple[list[list[tuple[str, ...]]], list[int]]:
+def _divided(listed: Sequence[_Line], excluded: Set[int], n: int) -> tuple[list[list[tuple[str, ...]]], list[int]]:
     """Divide lines into sentences; return the first cells of each word, and how many documents begin up to each.
 
     Args:
         listed: The lines.
-        left_out: Numbers of lines that are not words.
+        excluded: Numbers of lines that are not words.
         n: Number of cells that are taken of a line.
     """
     sentences: list[list[tuple[str, ...]]] = []
@@ -530,11 +543,11 @@ def _divided(listed: Sequence[_Line], left_out: Set[int], n: int) -> tuple[list[
     n_begun, is_new = 0, True
     for line in listed:
         begins = bool(line.cells) and (line.begins_document or bool(NEW_DOCUMENT.match(" ".join(line.cells))))
-        if begins and (line.number in left_out or line.begins_document):
+        if begins and (line.number in excluded or line.begins_document):
             n_begun, is_new = n_begun + 1, True
         elif not line.cells:
             is_new = True
-        elif line.number not in left_out:
+        elif line.number not in excluded:
             if is_new:
                 sentences.append([])
                 begun.append(n_begun)
@@ -543,7 +556,9 @@ def _divided(listed: Sequence[_Line], left_out: Set[int], n: int) -> tuple[list[
     return sentences, begun
 
 
-def _comments(listed: Sequence[_Line], usual: Sequence[_Line], n: int, at: int, of: int, is_spaced: bool) -> set[int]:
+def _comments(
+    listed: Sequence[_Line], word_lines: Sequence[_Line], n: int, at: int, of: int, is_spaced: bool
+) -> set[int]:
     """Return the numbers of the lines that are comments.
 
     A line that begins with a sign of comments is one if it has another number of cells. So it is before the first word
@@ -552,15 +567,15 @@ def _comments(listed: Sequence[_Line], usual: Sequence[_Line], n: int, at: int, 
 
     Args:
         listed: The lines.
-        usual: Those that are certainly words.
+        word_lines: Those that are certainly words.
         n: Number of cells of a word.
         at: Index of the words' column.
         of: Index of the labels' column.
         is_spaced: Whether blanks divide cells.
     """
-    labels = {line.cells[of] for line in usual}
-    has_blanks = any(" " in line.cells[at] for line in usual)
-    words, comments, is_start = {line.number for line in usual}, set[int](), True
+    labels = {line.cells[of] for line in word_lines}
+    has_blanks = any(" " in line.cells[at] for line in word_lines)
+    words, comments, is_start = {line.number for line in word_lines}, set[int](), True
     unclear: list[_Line] = []
     for line in listed:
         if not line.cells or line.begins_document:
@@ -577,16 +592,17 @@ def _comments(listed: Sequence[_Line], usual: Sequence[_Line], n: int, at: int, 
             labels.add(line.cells[of])
     unlabelled = [line for line in unclear if line.cells[of] not in labels]
     alone = [line for line in unlabelled if line.cells[0] in _SIGNS and not is_spaced]
-    found = [line for line in unlabelled if of == 0 or not line.cells[0].startswith(line.cells[of])]
-    begin = {line.cells[:2] for line in found if line not in alone or len(alone) > _FEW}
+    certain = [line for line in unlabelled if of == 0 or not line.cells[0].startswith(line.cells[of])]
+    begin = {line.cells[:2] for line in certain if line not in alone or len(alone) > _FEW}
     return comments | {line.number for line in unclear if line.cells[:2] in begin}
 
 
-def _irregular(line: _Line, n: int, wanted: Wanted) -> UserError:
+def _irregular(line: _Line, n: int, selection: ColumnSelection) -> UserError:
     """Return the refusal of a line with another number of cells than there are columns."""
-    there = f"{_count(len(line.cells), 'column')} (found {' '.join(line.cells)[:60]!r})"
+    actual = f"{_count(len(line.cells), 'column')} (found {' '.join(line.cells)[:60]!r})"
     expected = f"{n}, as in most lines," if n > 1 else "a word and its label"
-    way_out = f", or {wanted.way_out('word=1&label=2')}" * (n > 2)  # where lines vary in further columns
+    way_out = f", or {selection.way_out('word=1&label=2')}" * (n > 2)  # where lines vary in further columns
     return UserError(
-        f"`{wanted.typed}`: line {line.number} has {there}, where {expected} were expected; correct it{way_out}."
+        f"`{selection.flag_text}`: line {line.number} has {actual}, where {expected} were expected; correct "
+        f"it{way_out}."
     )

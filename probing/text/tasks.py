@@ -115,8 +115,8 @@ class Task:
             labels: Labels of the training tokens, including tokens that are not examples.
             n_sentences: Number of training sentences.
         """
-        found, counts = np.unique(labels[has_label(labels)], return_counts=True)
-        return found[counts >= self.threshold(n_sentences)]
+        labels_present, counts = np.unique(labels[has_label(labels)], return_counts=True)
+        return labels_present[counts >= self.threshold(n_sentences)]
 
     def threshold(self, n_sentences: int) -> int:
         """Return the number of training examples that a label needs."""
@@ -231,9 +231,9 @@ def _whole_numbers(array: NDArray[Any], given: Given) -> tuple[NDArray[np.int64]
         )
     if len(known) and known.max() >= _TOO_HIGH:
         raise _too_high(known.max(), given)
-    found = np.full(len(array), -1, dtype=np.int64)
-    found[is_known] = known.astype(np.int64)
-    return found, is_known
+    whole = np.full(len(array), -1, dtype=np.int64)
+    whole[is_known] = known.astype(np.int64)
+    return whole, is_known
 
 
 def _too_high(number: Any, given: Given) -> UserError:
@@ -242,7 +242,7 @@ def _too_high(number: Any, given: Given) -> UserError:
 
 def _of_list(values: Sequence[Any], given: Given) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     is_known = np.array([text_of(value) is not None for value in values], dtype=bool)
-    known = [value for value, there in zip(values, is_known.tolist(), strict=True) if there]
+    known = [value for value, known_value in zip(values, is_known.tolist(), strict=True) if known_value]
     kinds = {_kind(value) for value in known}
     if kinds <= {str}:
         labels = np.full(len(values), "", dtype=object)
@@ -251,9 +251,9 @@ def _of_list(values: Sequence[Any], given: Given) -> tuple[NDArray[Any], NDArray
             check_label(label, f"{given.subject} a label that")
         return labels, labels != ""
     if kinds == {bool}:
-        found = np.zeros(len(values), dtype=bool)
-        found[is_known] = known
-        return found, is_known
+        label_values = np.zeros(len(values), dtype=bool)
+        label_values[is_known] = known
+        return label_values, is_known
     if kinds <= {int, float}:
         numbers = np.full(len(values), -1, dtype=np.float64 if float in kinds else object)
         numbers[is_known] = known
@@ -261,12 +261,14 @@ def _of_list(values: Sequence[Any], given: Given) -> tuple[NDArray[Any], NDArray
             return _whole_numbers(numbers, given)
         if (highest := max(known)) >= _TOO_HIGH:
             raise _too_high(highest, given)
-        found = np.array([max(int(number), -1) for number in numbers.tolist()], dtype=np.int64)
-        return found, found >= 0
-    usual = _kind(known[0])
-    at = next(i for i, value in enumerate(values) if is_known[i] and (_kind(value) is not usual or usual is None))
+        label_values = np.array([max(int(number), -1) for number in numbers.tolist()], dtype=np.int64)
+        return label_values, label_values >= 0
+    first_kind = _kind(known[0])
+    at = next(
+        i for i, value in enumerate(values) if is_known[i] and (_kind(value) is not first_kind or first_kind is None)
+    )
     odd = values[at]
-    mixed = f", where others are {type(known[0]).__name__}" if usual is not None else ""
+    mixed = f", where others are {type(known[0]).__name__}" if first_kind is not None else ""
     raise UserError(
         f"{given.subject} {odd!r:.60} of the type {type(odd).__name__} for {given.unit} {at}, counted from 0{mixed}; "
         f"{given.expected}."
@@ -284,7 +286,7 @@ def _kind(value: Any) -> type | None:
     return float if isinstance(value, float | np.floating) else None
 
 
-def one_number(unit: str) -> str:
+def number_requirement(unit: str) -> str:
     """Return what is expected of a task of numbers, for messages."""
     return f"one finite number for each {unit}, None where there is none"
 
@@ -299,10 +301,12 @@ def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[
     Raises:
         UserError: If a value is something else than a number or None, or the shape is wrong.
     """
-    expected = f"{given.verb} {one_number(given.unit)}"
+    expected = f"{given.verb} {number_requirement(given.unit)}"
     if values is None or isinstance(values, str | bytes) or not hasattr(values, "__len__"):
         what = "nothing" if values is None else f"a value of the type {type(values).__name__}"
-        raise UserError(f"{given.subject} {what}; {given.verb} a list or an array with {one_number(given.unit)}.")
+        raise UserError(
+            f"{given.subject} {what}; {given.verb} a list or an array with {number_requirement(given.unit)}."
+        )
     if isinstance(values, np.ma.MaskedArray):
         values = values.tolist()
     array = np.asarray(values, dtype=object if isinstance(values, list | tuple) else None)
@@ -319,8 +323,8 @@ def numbers_of(values: Any, given: Given) -> tuple[NDArray[np.float64], NDArray[
                     f"from 0, and `numbers` says that labels are numbers; {expected}."
                 )
         array = np.array(cells, dtype=object)
-    found = array.astype(np.float64)
-    return found, np.isfinite(found)
+    numbers = array.astype(np.float64)
+    return numbers, np.isfinite(numbers)
 
 
 def unit_of(task: TokenTask) -> str:
@@ -359,17 +363,18 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
     """
     n, given = len(sentences_of(task, tokens)), _given(task, "labels")
     values = task.labels(tokens, corpus)
-    found: Labels
-    found, is_example = (numbers_of if predicts_numbers(task) else class_values)(values, given)
-    if len(found) != n:
-        is_without = given.unit == "token" and len(found) == n - int(tokens.special.sum())
+    token_labels: Labels
+    token_labels, is_example = (numbers_of if predicts_numbers(task) else class_values)(values, given)
+    if len(token_labels) != n:
+        is_without = given.unit == "token" and len(token_labels) == n - int(tokens.special.sum())
         special = " (special tokens count)" if is_without else ""
-        expected = f"return {one_number(given.unit)}" if predicts_numbers(task) else given.expected
+        expected = f"return {number_requirement(given.unit)}" if predicts_numbers(task) else given.expected
         raise UserError(
-            f"{given.subject} {len(found)} labels for the {n} {given.unit}s of `{corpus.name}`{special}; {expected}."
+            f"{given.subject} {len(token_labels)} labels for the {n} {given.unit}s of `{corpus.name}`{special}; "
+            f"{expected}."
         )
     if isinstance(task, SentenceTask):
-        if task.pooling == "cls" and not tokens.measured.all():
+        if task.pooling == "cls" and not tokens.included.all():
             raise UserError(
                 "`--task_args.pooling cls` takes the first token, which `--first_token exclude` leaves out; give mean "
                 "or max, or leave out one of the two."
@@ -381,23 +386,23 @@ def labels_of(task: TokenTask, tokens: Tokens, corpus: Corpus) -> Labels:
             )
         is_example = is_example & (np.bincount(tokens.sentences[~tokens.special], minlength=n) > 0)
     else:
-        is_example = is_example & (tokens.first_pieces if found.dtype.kind == "b" else tokens.measured)
-    if found.dtype.kind == "b":
-        found = found.astype(np.int64)
-        found = found if task.ordinal else np.array(["False", "True"], dtype=object)[found]
-    absent: Any = {"O": "", "f": np.nan}.get(found.dtype.kind, -1)
-    found = np.where(is_example, found, absent)
-    if task.ordinal and found.dtype.kind == "f":
+        is_example = is_example & (tokens.first_pieces if token_labels.dtype.kind == "b" else tokens.included)
+    if token_labels.dtype.kind == "b":
+        token_labels = token_labels.astype(np.int64)
+        token_labels = token_labels if task.ordinal else np.array(["False", "True"], dtype=object)[token_labels]
+    absent: Any = {"O": "", "f": np.nan}.get(token_labels.dtype.kind, -1)
+    token_labels = np.where(is_example, token_labels, absent)
+    if task.ordinal and token_labels.dtype.kind == "f":
         raise UserError(
             f"the task {type(task).__name__} has `numbers = True` and `ordinal = True`; its labels are either numbers "
             "to predict as such, or classes with distances: leave one out."
         )
-    if task.ordinal and found.dtype.kind == "O":
+    if task.ordinal and token_labels.dtype.kind == "O":
         raise UserError(
             f"{given.subject} text, and its `ordinal` says that labels are numbers; "
             "return whole numbers, or set `ordinal = False`."
         )
-    return found
+    return token_labels
 
 
 def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
@@ -416,10 +421,10 @@ def classes_of(task: TokenTask, labels: Labels, n_sentences: int) -> Labels:
     if isinstance(chosen, Sequence) and not len(chosen):
         return labels[:0]
     values, is_known = class_values(chosen, given)
-    found = np.unique(values[is_known])
-    if len(found) and found.dtype.kind != labels.dtype.kind:
+    class_labels = np.unique(values[is_known])
+    if len(class_labels) and class_labels.dtype.kind != labels.dtype.kind:
         raise UserError(f"{given.subject} values of another type than `labels`; return some of the labels.")
-    return found.astype(labels.dtype)
+    return class_labels.astype(labels.dtype)
 
 
 def _given(task: TokenTask, method: str) -> Given:
@@ -445,7 +450,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def is_own(task: str) -> bool:
+def names_class(task: str) -> bool:
     """Return whether a task's name is that of a class in a file or a module."""
     return ":" in task or task.endswith(".py")
 
@@ -463,22 +468,22 @@ def load_task(task: str | TokenTask, options: Mapping[str, Any] | None = None) -
     if not isinstance(task, str):
         _check_object(task, options or {})
         return task
-    found = installed()
-    if task in found:
-        kind, name = found[task].load(), task
-    elif is_own(task):
+    entries = installed()
+    if task in entries:
+        kind, name = entries[task].load(), task
+    elif names_class(task):
         kind, name = _class_of(task), task.rpartition(":")[2]
     else:
-        near = did_you_mean(task, found, elsewhere=ELSEWHERE)
+        near = did_you_mean(task, entries, elsewhere=ELSEWHERE)
         raise UserError(
-            f"`--task {task}` is not installed{near}; tasks are {', '.join(sorted(found)) or 'none'}, "
+            f"`--task {task}` is not installed{near}; tasks are {', '.join(sorted(entries)) or 'none'}, "
             "or FILE.py:CLASS for one of your own."
         )
     # The command line's own checks, so that a task's options behave like any other option.
-    made = kind(**checked(kind, options or {}, f"the task {name}", OptionSource("--task_args.")))
-    if missing := _missing(made):
+    loaded = kind(**checked(kind, options or {}, f"the task {name}", OptionSource("--task_args.")))
+    if missing := _missing(loaded):
         raise UserError(f"`--task {task}`: the class {name} is not a task, since it lacks {missing}.")
-    return made
+    return loaded
 
 
 def described(task: str | TokenTask, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -500,7 +505,7 @@ def described(task: str | TokenTask, options: Mapping[str, Any] | None) -> dict[
     kind = type(task)
     of_class = f"{kind.__module__}:{kind.__qualname__}"
     names_of = [name for name, entry in installed().items() if entry.value.replace(" ", "") == of_class]
-    names = [one.name for one in fields(task) if one.init] if is_dataclass(task) else [*vars(task)]
+    names = [task_field.name for task_field in fields(task) if task_field.init] if is_dataclass(task) else [*vars(task)]
     return {
         "task": names_of[0] if names_of else f"{_place(kind)}:{kind.__qualname__}",
         "task_args": {name: _plain(getattr(task, name)) for name in names},
@@ -534,40 +539,42 @@ def _missing(task: Any) -> str:
     return " and ".join(filter(None, [", ".join(lacking[:-1]), *lacking[-1:]]))
 
 
-def _class_of(typed: str) -> type:
+def _class_of(class_path: str) -> type:
     """Return the class that `FILE.py:CLASS` or `MODULE:CLASS` names.
 
     A class that is not a task is refused, so that a configuration cannot have an arbitrary class instantiated.
     """
-    place, _, name = typed.rpartition(":") if ":" in typed else (typed, "", "")
-    module = _module_of_file(Path(place), typed) if place.endswith(".py") else _module(place, typed)
-    own = [
+    place, _, name = class_path.rpartition(":") if ":" in class_path else (class_path, "", "")
+    module = _module_of_file(Path(place), class_path) if place.endswith(".py") else _module(place, class_path)
+    task_names = [
         cls.__name__
         for cls in vars(module).values()
         if isinstance(cls, type) and cls.__module__ == module.__name__ and not _missing(cls)
     ]
-    example = f"; give {place}:{own[0]}" if own else "; derive one from probing.Task"
+    example = f"; give {place}:{task_names[0]}" if task_names else "; derive one from probing.Task"
     if not name:
-        raise UserError(f"`--task {typed}`: expected FILE.py:CLASS, and the name of the class is missing{example}.")
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is None and place == "__main__":
         raise UserError(
-            f"`--task {typed}`: the class {name} was of a notebook or a session that is gone; write it to a file and "
-            "give FILE.py:CLASS."
+            f"`--task {class_path}`: expected FILE.py:CLASS, and the name of the class is missing{example}."
         )
-    if found is None:
-        near = did_you_mean(name, own)
-        raise UserError(f"`--task {typed}`: {place} has no class {name}{near}{example}.")
-    if not isinstance(found, type):
-        raise UserError(f"`--task {typed}`: {name} is not a class{example}.")
-    if missing := _missing(found):
-        raise UserError(f"`--task {typed}`: the class {name} is not a task, since it lacks {missing}{example}.")
-    return found
+    target: Any = module
+    for part in name.split("."):
+        target = getattr(target, part, None)
+    if target is None and place == "__main__":
+        raise UserError(
+            f"`--task {class_path}`: the class {name} was of a notebook or a session that is gone; write it to a file "
+            "and give FILE.py:CLASS."
+        )
+    if target is None:
+        near = did_you_mean(name, task_names)
+        raise UserError(f"`--task {class_path}`: {place} has no class {name}{near}{example}.")
+    if not isinstance(target, type):
+        raise UserError(f"`--task {class_path}`: {name} is not a class{example}.")
+    if missing := _missing(target):
+        raise UserError(f"`--task {class_path}`: the class {name} is not a task, since it lacks {missing}{example}.")
+    return target
 
 
-def _module_of_file(path: Path, typed: str) -> ModuleType:
+def _module_of_file(path: Path, class_path: str) -> ModuleType:
     """Import a file as a module; the same content is imported once."""
     try:
         path = path.expanduser().resolve(strict=True)
@@ -575,7 +582,7 @@ def _module_of_file(path: Path, typed: str) -> ModuleType:
             content = file.read()
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"`--task {typed}`: {path} cannot be read ({reason}); give FILE.py:CLASS.") from None
+        raise UserError(f"`--task {class_path}`: {path} cannot be read ({reason}); give FILE.py:CLASS.") from None
     name = _OF_A_FILE + sha256(f"{path}\0".encode() + content).hexdigest()[:16]
     if name in sys.modules:
         return sys.modules[name]
@@ -591,18 +598,18 @@ def _module_of_file(path: Path, typed: str) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, UserError) or not isinstance(error, Exception):
             raise
-        raise UserError(f"`--task {typed}`: {path} cannot be imported ({_where(error, path)}).") from error
+        raise UserError(f"`--task {class_path}`: {path} cannot be imported ({_where(error, path)}).") from error
     return module
 
 
-def _module(name: str, typed: str) -> ModuleType:
+def _module(name: str, class_path: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except UserError:
         raise
     except Exception as error:
         raise UserError(
-            f"`--task {typed}`: the module {name} cannot be imported ({type(error).__name__}: "
+            f"`--task {class_path}`: the module {name} cannot be imported ({type(error).__name__}: "
             f"{as_clause(error)}); install it, or give FILE.py:CLASS."
         ) from error
 
@@ -633,9 +640,9 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(element) for element in value]
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(element) for key, element in value.items()}
     return f"{value!r:.200}" if not inspect.isroutine(value) else value.__qualname__
 
 
@@ -686,7 +693,7 @@ class HeldFixed:
         """
         if typed is None:
             return None
-        if typed not in installed() and not is_own(typed):
+        if typed not in installed() and not names_class(typed):
             return cls(typed)
         try:
             return cls(typed, load_task(typed))

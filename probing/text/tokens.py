@@ -76,17 +76,17 @@ def assign(
     last = np.searchsorted(ends, stop - ((stop - start > 1) & behind))
     first = np.minimum(last, np.searchsorted(ends, start + 1))
     first, last = np.where(ordinary, first, -1), np.where(ordinary, last, -1)
-    found = last.copy()
+    assigned = last.copy()
     for token in np.flatnonzero(first < last).tolist():
-        before = found[token - 1] if token else -1
+        before = assigned[token - 1] if token else -1
         several = range(max(first[token], before + 1), last[token] + 1)
         seen = (word for word in several if is_visible(joined[(ends[word - 1] + 1 if word else 0) : ends[word]]))
-        found[token] = next(seen, last[token])
-    return Assigned(found, first, last, starts, (stop - start == 1) & behind)
+        assigned[token] = next(seen, last[token])
+    return Assigned(assigned, first, last, starts, (stop - start == 1) & behind)
 
 
 def divided(
-    words: NDArray[np.int16], begins: NDArray[np.bool_], sentences: NDArray[np.integer], found: Assigned
+    words: NDArray[np.int16], begins: NDArray[np.bool_], sentences: NDArray[np.integer], assigned: Assigned
 ) -> NDArray[np.int16]:
     """Divide words of running text that have blanks inside, at the blanks; all other words stay as they are.
 
@@ -96,18 +96,18 @@ def divided(
         words: Index of each token's word in its sentence, by the tokenizer, negative for special tokens, (n_tokens,).
         begins: Whether a token is the first piece of such a word, shape (n_tokens,).
         sentences: Index of each token's sentence, ascending, shape (n_tokens,).
-        found: The words between blanks that the tokens belong to.
+        assigned: The words between blanks that the tokens belong to.
     """
     ordinary, group = words >= 0, begins.cumsum() - 1
-    held = ordinary & ~found.is_blank
+    assignable = ordinary & ~assigned.is_blank
     low, high = np.full(begins.sum(), np.iinfo(np.int64).max), np.full(begins.sum(), -1)
-    np.minimum.at(low, group[held], found.words[held])
-    np.maximum.at(high, group[held], found.words[held])
+    np.minimum.at(low, group[assignable], assigned.words[assignable])
+    np.maximum.at(high, group[assignable], assigned.words[assignable])
     is_divided = low < high
     if not is_divided.any():
         return words
     # A blank behind the last word of a group belongs to it: there is no word of nothing but a blank.
-    between = np.where(ordinary, np.minimum(found.words, high[group]), -1)
+    between = np.where(ordinary, np.minimum(assigned.words, high[group]), -1)
     breaks = begins.copy()
     breaks[1:] |= (ordinary & is_divided[group])[1:] & (between[1:] > between[:-1])
     numbers, first = breaks.cumsum(), np.searchsorted(sentences, sentences)
@@ -205,7 +205,7 @@ class Tokens:
         return (self.words == ADDED) | (self.words == ADDED_SET_ASIDE)
 
     @property
-    def measured(self) -> NDArray[np.bool_]:
+    def included(self) -> NDArray[np.bool_]:
         """Whether the token may be measured, because it is not set aside; shape (n_tokens,)."""
         return self.words >= ADDED
 
@@ -236,12 +236,14 @@ class Tokens:
             words: The words of each sentence; None for running text.
         """
         parts = []
-        for rows, chunk, found in self.assigned(sentences, words):
-            own, of = self.words[rows], self.sentences[rows] - chunk.start
+        for rows, chunk, assigned in self.assigned(sentences, words):
+            piece_words, of = self.words[rows], self.sentences[rows] - chunk.start
             if words is not None:
-                parts.append(np.where(own < 0, own, found.words - found.starts[of]).astype(np.int16))
+                parts.append(
+                    np.where(piece_words < 0, piece_words, assigned.words - assigned.starts[of]).astype(np.int16)
+                )
             else:
-                parts.append(divided(own, first_pieces(own, of), of, found))
+                parts.append(divided(piece_words, first_pieces(piece_words, of), of, assigned))
         return replace(self, words=np.concatenate(parts)) if parts else self
 
     def assigned(
@@ -262,7 +264,7 @@ class Tokens:
         for first in range(0, self.n_sentences, CHUNK):
             chunk = slice(first, min(first + CHUNK, self.n_sentences))
             rows = self.of_sentences(first, chunk.stop - first)
-            listed = None if words is None else [one[:LONGEST] for one in words[chunk]]
+            listed = None if words is None else [listed_words[:LONGEST] for listed_words in words[chunk]]
             of, ordinary = self.sentences[rows] - first, ~self.added[rows]
             yield rows, chunk, assign(self.spans[rows], of, ordinary, sentences[chunk], listed)
 
@@ -303,8 +305,8 @@ class Tokens:
         set_aside = self.words == SET_ASIDE
         if corpus.words is not None:
             pairs = zip(self.sentences.tolist(), self.words.tolist(), strict=True)
-            found = np.full(self.n_tokens, "", dtype=object)
-            found[:] = [corpus.words[i][word] if word >= 0 else "" for i, word in pairs]
+            texts = np.full(self.n_tokens, "", dtype=object)
+            texts[:] = [corpus.words[i][word] if word >= 0 else "" for i, word in pairs]
         else:
             spans = self._spans(corpus).copy()
             # A first token that is set aside still has the beginning of the first word.
@@ -312,10 +314,10 @@ class Tokens:
             begins = first_pieces(words, self.sentences) | (words < 0)
             word, last = begins.cumsum() - 1, np.append(np.flatnonzero(begins)[1:], self.n_tokens) - 1
             spans[:, 0], spans[:, 1] = spans[begins, 0][word], spans[last, 1][word]
-            found = self._texts(spans, corpus)
+            texts = self._texts(spans, corpus)
         if set_aside.any():
-            found = np.where(set_aside, self.piece_texts(corpus), found)
-        return self._with_added(found)
+            texts = np.where(set_aside, self.piece_texts(corpus), texts)
+        return self._with_added(texts)
 
     def _with_added(self, texts: NDArray[Any]) -> NDArray[Any]:
         """Return texts in which tokens that the tokenizer added have their own."""
@@ -328,10 +330,10 @@ class Tokens:
         return self.spans
 
     def _texts(self, spans: NDArray[np.int32], corpus: Corpus) -> NDArray[Any]:
-        found = np.full(self.n_tokens, "", dtype=object)
+        texts = np.full(self.n_tokens, "", dtype=object)
         triples = zip(self.sentences.tolist(), *spans.T.tolist(), strict=True)
-        found[:] = [corpus.sentences[i][start:stop].strip() for i, start, stop in triples]
-        return found
+        texts[:] = [corpus.sentences[i][start:stop].strip() for i, start, stop in triples]
+        return texts
 
     def save(self, path: Path) -> None:
         """Write the table as safetensors, or raise OSError if it cannot be written."""
@@ -347,8 +349,8 @@ class Tokens:
 
         with safe_open(regular(path, path.parent), framework="numpy") as file:
             lengths, input_ids, words = (file.get_tensor(name) for name in ("lengths", "input_ids", "words"))
-            there = set(file.keys())
-            further = {name: file.get_tensor(name) for name in _OPTIONAL if name in there}
+            stored_names = set(file.keys())
+            further = {name: file.get_tensor(name) for name in _OPTIONAL if name in stored_names}
             metadata = file.metadata()
             # Earlier versions noted the number alone.
             noted = parse_json(metadata["noted"]) if "noted" in metadata else {"n_truncated": metadata["n_truncated"]}
@@ -430,15 +432,17 @@ def tokenize_pairs(tokenizer: Any, texts: Sequence[str], seconds: Sequence[int],
     n_truncated = 0
     for chunk in range(0, len(texts), CHUNK):
         starts = list(seconds[chunk : chunk + CHUNK])
-        here = list(zip(texts[chunk : chunk + CHUNK], starts, strict=True))
+        chunk_pairs = list(zip(texts[chunk : chunk + CHUNK], starts, strict=True))
         encodings = tokenizer(
-            [text[: start - 1] for text, start in here],
-            [text[start:] for text, start in here],
+            [text[: start - 1] for text, start in chunk_pairs],
+            [text[start:] for text, start in chunk_pairs],
             truncation="longest_first",
             max_length=min(max_length, LONGEST),
         ).encodings
         for start, encoding in zip(starts, encodings, strict=True):
-            segments = np.array([-1 if one is None else one for one in encoding.sequence_ids], dtype=np.int8)
+            segments = np.array(
+                [-1 if segment is None else segment for segment in encoding.sequence_ids], dtype=np.int8
+            )
             words = _word_ids(encoding)
             n_first = int(words[segments == 0].max(initial=-1)) + 1
             columns["lengths"].append(len(encoding.ids))
@@ -491,7 +495,7 @@ class WordCounts:
     examples: tuple[str, ...]
 
     @property
-    def n_left_out(self) -> int:
+    def n_unassigned(self) -> int:
         """Number of words that the model reads, and that no token belongs to."""
         return self.n_shared + self.n_without_token
 
@@ -518,20 +522,20 @@ def count_words(tokens: Tokens, corpus: Corpus) -> WordCounts | None:
     n_with_token = n_shared = n_cut = 0
     missing: list[str] = []
     is_full = (tokens.lengths == tokens.lengths.max(initial=0)) & (tokens.n_truncated > 0)
-    for _, chunk, found in tokens.assigned(corpus.sentences, corpus.words):
-        starts = found.starts
+    for _, chunk, assigned in tokens.assigned(corpus.sentences, corpus.words):
+        starts = assigned.starts
         has, touched = (np.zeros(starts[-1], dtype=bool) for _ in range(2))
-        has[found.words[found.words >= 0]] = True
-        for token in np.flatnonzero(found.first < found.last).tolist():
-            touched[found.first[token] : found.last[token] + 1] = True
+        has[assigned.words[assigned.words >= 0]] = True
+        for token in np.flatnonzero(assigned.first < assigned.last).tolist():
+            touched[assigned.first[token] : assigned.last[token] + 1] = True
         n_with_token += int(has.sum())
         for i in np.flatnonzero(np.add.reduceat(~has, starts[:-1])).tolist():
             words = corpus.words[chunk.start + i]
-            own = slice(starts[i], starts[i + 1])
-            cut = _cut_off(words[:LONGEST], has[own] | touched[own]) & is_full[chunk.start + i]
+            in_sentence = slice(starts[i], starts[i + 1])
+            cut = _cut_off(words[:LONGEST], has[in_sentence] | touched[in_sentence]) & is_full[chunk.start + i]
             n_cut += int(cut.sum())
-            for word in np.flatnonzero(~has[own] & ~cut).tolist():
-                n_shared += bool(touched[own][word] and is_visible(words[word]))
+            for word in np.flatnonzero(~has[in_sentence] & ~cut).tolist():
+                n_shared += bool(touched[in_sentence][word] and is_visible(words[word]))
                 missing.append(words[word])
         n_cut += sum(max(0, len(words) - LONGEST) for words in corpus.words[chunk])
     n_words = sum(map(len, corpus.words))

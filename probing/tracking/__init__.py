@@ -15,7 +15,7 @@ from typing import Any
 
 from probing.cli.options import WandbOptions
 from probing.runtime import logger_names
-from probing.tracking.client import LAYER, Logged, Mode, Rows, by_layer, least, one_service, resolve_mode
+from probing.tracking.client import LAYER, Logged, Mode, Rows, by_layer, least, resolve_mode, shared_service
 from probing.tracking.file_loggers import RUNS, LoggerRun
 from probing.tracking.wandb_run import WandbRun
 
@@ -103,10 +103,10 @@ class Tracker:
         # For one of many runs the curves suffice; the table would be another file per run.
         if not self._light and any("accuracy" in row or "r2" in row for row in accuracy):
             by_name["accuracy"] = accuracy
-        found = Logged(self._name, {**(curves or {}), axis: accuracy}, by_name, figures, files, kind, report)
-        self._wandb.log_results(found)
+        logged = Logged(self._name, {**(curves or {}), axis: accuracy}, by_name, figures, files, kind, report)
+        self._wandb.log_results(logged)
         for run in self._others:
-            run.log_results(found)
+            run.log_results(logged)
 
     def finish(self, exit_code: int = 0) -> None:
         """Close the run in all loggers; a second call does nothing.
@@ -127,4 +127,4 @@ class Tracker:
         return self._wandb.where(folder)
 
 
-__all__ = ["Tracker", "least", "one_service", "resolve_mode"]
+__all__ = ["Tracker", "least", "resolve_mode", "shared_service"]

@@ -113,8 +113,8 @@ def credentials() -> dict[str, str]:
 
 def _api_hosts() -> tuple[str, ...]:
     """Return the hosts whose netrc entries are used: the configured server, else W&B's own service."""
-    here = [settings["base_url"] for path in _local_settings() if "base_url" in (settings := _settings_in(path))]
-    url = os.environ.get("WANDB_BASE_URL") or next(iter(here), _settings_in(_global_settings()).get("base_url"))
+    configured = [settings["base_url"] for path in _local_settings() if "base_url" in (settings := _settings_in(path))]
+    url = os.environ.get("WANDB_BASE_URL") or next(iter(configured), _settings_in(_global_settings()).get("base_url"))
     # Both names of W&B's own service; the client accepts an entry for either.
     return (urlsplit(url).netloc,) if url else ("api.wandb.ai", "api.forge.coreweave.com")
 
@@ -150,8 +150,8 @@ def _netrc_password(hosts: Iterable[str]) -> str | None:
         entries = netrc.netrc(path)
     except (netrc.NetrcParseError, OSError, UnicodeDecodeError):
         return None  # as the client does
-    found = (entries.authenticators(host) for host in hosts)
-    return next((entry[2] for entry in found if entry and entry[2]), None)
+    credentials = (entries.authenticators(host) for host in hosts)
+    return next((entry[2] for entry in credentials if entry and entry[2]), None)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Logged:
             if rows:
                 yield name, columns, [[row.get(column) for column in columns] for row in rows]
 
-    def kept(self) -> dict[Path, str]:
+    def artifact_paths(self) -> dict[Path, str]:
         """Return where each file is kept beside the others: files, and figures that are no images."""
         vectors = [figure for figure in self.figures if figure.suffix != ".png"]
         return {file: file.name for file in self.files} | {file: f"figures/{file.name}" for file in vectors}
@@ -224,14 +224,14 @@ def summary_of(rows: Rows, axis: str = LAYER) -> dict[str, Any]:
         rows: Rows of a table.
         axis: Their column that is the axis of the curves.
     """
-    found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     for row in rows:
         numbers = {column: row[column] for column in row if column != axis and _is_number(row[column])}
         if axis == LAYER:
-            found |= {f"layer_{int(row[axis]):02d}/{column}": value for column, value in numbers.items()}
+            summary |= {f"layer_{int(row[axis]):02d}/{column}": value for column, value in numbers.items()}
         if len(rows) == 1:
-            found |= {axis: row[axis], **{by(axis, column): value for column, value in numbers.items()}}
-    return found | (_best(rows) if axis == LAYER else {})
+            summary |= {axis: row[axis], **{by(axis, column): value for column, value in numbers.items()}}
+    return summary | (_best(rows) if axis == LAYER else {})
 
 
 def curves_of(rows: Rows, axis: str) -> list[str]:
@@ -244,8 +244,8 @@ def points(rows: Rows, axis: str) -> Iterator[dict[str, Any]]:
     """Yield the points of the curves over an axis, one for each row that has any."""
     columns = curves_of(rows, axis)
     for row in rows:
-        if found := {by(axis, column): row[column] for column in columns if _is_number(row.get(column))}:
-            yield {axis: row[axis]} | found
+        if values := {by(axis, column): row[column] for column in columns if _is_number(row.get(column))}:
+            yield {axis: row[axis]} | values
 
 
 def by(axis: str, column: str) -> str:
@@ -256,8 +256,8 @@ def by(axis: str, column: str) -> str:
 def _best(accuracy: Rows) -> dict[str, Any]:
     """Return the best accuracy, of numbers the best R², and its layer, the lowest one among equals."""
     for name in ("accuracy", "r2"):
-        if measured := [row for row in accuracy if _is_number(row.get(name))]:
-            best = max(measured, key=lambda row: (row[name], -row[LAYER]))
+        if scored := [row for row in accuracy if _is_number(row.get(name))]:
+            best = max(scored, key=lambda row: (row[name], -row[LAYER]))
             return {f"best_{name}": best[name], "best_layer": best[LAYER]}
     return {}
 
@@ -275,9 +275,9 @@ def of_lightning(metrics: Mapping[str, Any], layers: set[str]) -> tuple[dict[str
     of_layers = [parts for parts in (key.split("/") for key in metrics) if len(parts) == 3]
     layers |= {layer for _, layer, _ in of_layers}
     means = {f"{stage}/{name}" for stage, _, name in of_layers} if len(layers) > 1 else set()
-    kept = {key: value for key, value in metrics.items() if key not in means}
-    tested = {key: value for key, value in kept.items() if key.startswith("test/")}
-    return ({}, tested) if tested else (kept, {})
+    layer_metrics = {key: value for key, value in metrics.items() if key not in means}
+    tested = {key: value for key, value in layer_metrics.items() if key.startswith("test/")}
+    return ({}, tested) if tested else (layer_metrics, {})
 
 
 def by_layer(neurons: Rows) -> dict[str, list[Mapping[str, Any]]]:
@@ -312,7 +312,7 @@ _PREFIX, _LOCK = "probing-wandb-", ".lock"
 
 
 @contextmanager
-def own_temporary_folder() -> Iterator[None]:
+def temporary_client_folder() -> Iterator[None]:
     """Import the client here: it makes temporary folders when it is imported, which only a regular end removes.
 
     They are made in one folder of this process, which it holds by a lock. Folders whose process is gone are removed.
@@ -320,7 +320,7 @@ def own_temporary_folder() -> Iterator[None]:
     if "wandb" in sys.modules:
         yield
         return
-    _remove_left(Path(tempfile.gettempdir()))
+    _remove_abandoned(Path(tempfile.gettempdir()))
     before, tempfile.tempdir = tempfile.tempdir, str(_claim())
     try:
         yield
@@ -343,7 +343,7 @@ def _claim() -> Path:
     return folder
 
 
-def _remove_left(place: Path) -> None:
+def _remove_abandoned(place: Path) -> None:
     """Remove the folders of processes that were killed."""
     for folder in place.glob(f"{_PREFIX}*"):
         with suppress(Timeout, OSError):  # in use, or another user's
@@ -367,7 +367,7 @@ def refused_variables() -> dict[str, str]:
 
 def reason_of(error: Exception) -> str:
     """Return what the client says is wrong, or the first line of an error, or its type's name if it has no message."""
-    wrong = [str(one["msg"]) for one in error.errors()] if hasattr(error, "errors") else []  # of pydantic
+    wrong = [str(problem["msg"]) for problem in error.errors()] if hasattr(error, "errors") else []  # of pydantic
     first_line = ("; ".join(wrong) or str(error) or type(error).__name__).splitlines()[0]
     return first_line.removeprefix("Value error, ").rstrip(" .")[:200]
 
@@ -406,7 +406,7 @@ def guarded_logger(
 
 
 @contextmanager
-def one_service(mode: Mode) -> Iterator[None]:
+def shared_service(mode: Mode) -> Iterator[None]:
     """Share one background process of the client between all offline runs in this context.
 
     Online runs still have a process each, so that the process can be stopped if the server no longer answers.

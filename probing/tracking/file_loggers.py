@@ -68,11 +68,11 @@ class LoggerRun:
         if new:
             self._attempt(lambda: self._log_settings(new))
 
-    def log_results(self, found: Logged) -> None:
+    def log_results(self, logged: Logged) -> None:
         """Log the results of the run; see `Tracker.log_results`."""
-        numbers = {key: value for key, value in found.summary.items() if isinstance(value, int | float)}
+        numbers = {key: value for key, value in logged.summary.items() if isinstance(value, int | float)}
         self._summary |= numbers
-        self._attempt(lambda: self._log_results(found))
+        self._attempt(lambda: self._log_results(logged))
 
     def finish(self, exit_code: int) -> None:
         """Log the summary and close the run; a second call does nothing."""
@@ -91,18 +91,18 @@ class LoggerRun:
                 "leave it out of `--trainer.logger`."
             )
 
-    def _log_results(self, found: Logged) -> None:
-        for axis, rows in found.curves.items():
+    def _log_results(self, logged: Logged) -> None:
+        for axis, rows in logged.curves.items():
             for place, point in enumerate(points(rows, axis)):
                 at = float(point[axis])
                 self._log({key: float(value) for key, value in point.items()}, int(at) if at.is_integer() else place)
-        for name, columns, data in found.shown():
+        for name, columns, data in logged.shown():
             self._log_table(name, columns, data)
-        for image in found.images:
+        for image in logged.images:
             self._log_image(image)
-        report = {found.report: found.report.name} if found.report else {}
-        for file, kept_as in {**found.kept(), **report}.items():
-            self._log_file(file, kept_as)
+        report = {logged.report: logged.report.name} if logged.report else {}
+        for file, artifact_path in {**logged.artifact_paths(), **report}.items():
+            self._log_file(file, artifact_path)
 
     def _begin(self) -> None:
         raise NotImplementedError
@@ -119,7 +119,7 @@ class LoggerRun:
     def _log_image(self, path: Path) -> None:
         """Log an image, where the logger has any."""
 
-    def _log_file(self, path: Path, kept_as: str) -> None:
+    def _log_file(self, path: Path, artifact_path: str) -> None:
         """Log a file, where the logger keeps any."""
 
     def _end(self, is_finished: bool) -> None:
@@ -221,9 +221,9 @@ class MlflowRun(LoggerRun):
     def _log_image(self, path: Path) -> None:
         self._log_file(path, f"figures/{path.name}")
 
-    def _log_file(self, path: Path, kept_as: str) -> None:
+    def _log_file(self, path: Path, artifact_path: str) -> None:
         with _quiet_mlflow():
-            self._logger.experiment.log_artifact(self._run, str(path), str(Path(kept_as).parent).strip("."))
+            self._logger.experiment.log_artifact(self._run, str(path), str(Path(artifact_path).parent).strip("."))
 
     def _end(self, is_finished: bool) -> None:
         if self._summary:

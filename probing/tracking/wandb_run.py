@@ -28,11 +28,11 @@ from probing.tracking.client import (
     credentials,
     curves_of,
     guarded_logger,
-    own_temporary_folder,
     points,
     reason_of,
     refused_variables,
     resolve_mode,
+    temporary_client_folder,
     variables,
     within,
 )
@@ -46,26 +46,26 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def log_results(run: Run, found: Logged) -> None:
+def log_results(run: Run, logged: Logged) -> None:
     """Log curves by their axes, their summary, tables, images, one artifact and a page; see `Tracker.log_results`."""
     import wandb
 
     # First, because it is the largest, and is uploaded while the rest is logged.
-    if found.files:
-        run.log_artifact(_artifact(found))
-    for axis, rows in found.curves.items():
+    if logged.files:
+        run.log_artifact(_artifact(logged))
+    for axis, rows in logged.curves.items():
         _declare(run, rows, axis)
         for point in points(rows, axis):
             run.log(point)
-    run.summary.update(found.summary)
-    for key, columns, data in found.shown():
+    run.summary.update(logged.summary)
+    for key, columns, data in logged.shown():
         # A column may hold 0 and 0.5, or a number and "unresolved".
         run.log({key: wandb.Table(columns=[*columns], data=data, allow_mixed_types=True)})
-    for figure in found.images:
+    for figure in logged.images:
         run.log({f"figures/{figure.stem}": wandb.Image(str(figure))})
-    if found.report:
+    if logged.report:
         # The page's policy allows no injected style.
-        run.log({"report": wandb.Html(str(found.report), inject=False)})
+        run.log({"report": wandb.Html(str(logged.report), inject=False)})
 
 
 def _declare(run: Run, rows: Rows, axis: str) -> None:
@@ -81,15 +81,15 @@ def _declare(run: Run, rows: Rows, axis: str) -> None:
         run.define_metric(by(axis, column), step_metric=axis, **summary)
 
 
-def _artifact(found: Logged) -> Artifact:
+def _artifact(logged: Logged) -> Artifact:
     import wandb
 
-    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", found.name, flags=re.ASCII)[:128], type=found.kind)
-    for file, kept_as in found.kept().items():
+    artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", logged.name, flags=re.ASCII)[:128], type=logged.kind)
+    for file, artifact_path in logged.artifact_paths().items():
         # With this policy the file is read in place; otherwise W&B would copy every tensor.
-        artifact.add_file(str(file.absolute()), kept_as, policy="immutable", skip_cache=True)
-    if found.report:
-        artifact.add_file(str(found.report.absolute()), skip_cache=True)
+        artifact.add_file(str(file.absolute()), artifact_path, policy="immutable", skip_cache=True)
+    if logged.report:
+        artifact.add_file(str(logged.report.absolute()), skip_cache=True)
     return artifact
 
 
@@ -207,9 +207,9 @@ class WandbRun:
             return None
         return self._logger_on(self._run)
 
-    def log_results(self, found: Logged) -> None:
+    def log_results(self, logged: Logged) -> None:
         """Log the run's results; see `Tracker.log_results`."""
-        self._results = partial(log_results, found=found)
+        self._results = partial(log_results, logged=logged)
         self._log_results()
 
     def finish(self, exit_code: int = 0) -> None:
@@ -280,7 +280,7 @@ class WandbRun:
         # If this folder does not exist, the client writes to another one.
         (self._folder / "wandb").mkdir(parents=True, exist_ok=True)
         with self._environment():
-            with own_temporary_folder():
+            with temporary_client_folder():
                 import wandb
 
             run = wandb.init(

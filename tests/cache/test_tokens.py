@@ -284,13 +284,13 @@ def test_first_tokens_that_are_set_aside_belong_to_no_word_and_are_not_measured(
     table = Tokens(np.array([3, 2, 0, 1], dtype=np.int32), ids, words)
     view = table.without_first()
     assert view.words.tolist() == [SET_ASIDE, 0, 1, ADDED_SET_ASIDE, 0, ADDED_SET_ASIDE]
-    assert view.measured.tolist() == [False, True, True, False, True, False]
+    assert view.included.tolist() == [False, True, True, False, True, False]
     assert view.special.tolist() == [True, False, False, True, False, True]
     assert view.added.tolist() == table.added.tolist() == table.special.tolist()
     assert view.first_pieces.tolist() == [False, True, True, False, True, False]
     assert view.positions.tolist() == table.positions.tolist()
     assert table.words.tolist() == [0, 0, 1, -1, 0, -1]
-    assert table.measured.all()
+    assert table.included.all()
 
 
 TEXT = ["the cat sat on the mat", "in the hat of the big cat", "on the mat"]
@@ -338,7 +338,7 @@ def test_every_word_has_a_token_or_a_reason_why_not(kind: str, lists: list[list[
     counts = count_words(table, corpus)
     assert counts is not None
     assert counts.n_words == sum(map(len, corpus.words or ()))
-    assert counts.n_words == counts.n_with_token + counts.n_left_out + counts.n_cut
+    assert counts.n_words == counts.n_with_token + counts.n_unassigned + counts.n_cut
     assert counts.n_with_token == len(set(zip(table.sentences.tolist(), table.words.tolist(), strict=True)))
     assert counts.n_cut == 0 or table.n_truncated
     assert table.in_words(corpus.sentences, corpus.words).words.tolist() == table.words.tolist()

@@ -19,7 +19,7 @@ import yaml
 
 from probing.__main__ import COMMANDS
 from probing.cli.arguments import Parser, as_text, as_yaml, option_types, parse
-from probing.cli.commandline import load_command, unchecked
+from probing.cli.commandline import load_command, without_validation
 from probing.cli.commandline import run as run_command
 from probing.cli.option_types import resolved
 from probing.cli.options import DESCRIPTIONS, WIDTH, WandbOptions, complete, with_shared_help
@@ -177,7 +177,7 @@ ARGS = {
 
 
 def call_of(name: str, args: list[str]) -> dict[str, Any]:
-    return parse(name, unchecked(load_command(COMMANDS[name])), args)
+    return parse(name, without_validation(load_command(COMMANDS[name])), args)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

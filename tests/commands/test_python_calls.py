@@ -19,7 +19,7 @@ from conftest import BARE, ROOT, make_sentences
 from probing import Run, WandbOptions, attention, compare, fit, rank, report, sweep
 from probing.__main__ import COMMANDS
 from probing.activations import ActivationStore
-from probing.cli.commandline import load_command, unchecked
+from probing.cli.commandline import load_command, without_validation
 from probing.cli.commandline import run as run_command
 from probing.cli.option_types import option_types
 from probing.cli.options import ProbeOptions
@@ -160,7 +160,7 @@ def test_the_public_names_are_those_that_a_prompt_completes() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_can_be_called_so(name: str) -> None:
     called = load_command(COMMANDS[name])
-    assert unchecked(called) is not called  # the command line has checked its arguments already
+    assert without_validation(called) is not called  # the command line has checked its arguments already
     options = inspect.signature(called).parameters
     text = next(option for option in ("cache", "output", "runs") if option in options)
     with pytest.raises(UserError, match=rf"`{text}=3\.5`: expected text"):
@@ -395,7 +395,7 @@ def test_a_sweep_draws_itself_in_that_format(run: Run, tmp_path: Path, corpus_fi
 def test_an_unknown_format_is_refused_before_any_work(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    draws = "figure_format" in option_types(unchecked(load_command(COMMANDS[name])))
+    draws = "figure_format" in option_types(without_validation(load_command(COMMANDS[name])))
     assert draws == (name in DRAWING)
     if draws:
         monkeypatch.chdir(tmp_path)

@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from conftest import BARE
 from probing import Run, WandbOptions, fit
-from probing.data.labelling import say_what_has_no_label
+from probing.data.labelling import warn_missing_labels
 from probing.errors import UserError
 from probing.runs.loading import load_run
 from probing.text import (
@@ -207,7 +207,7 @@ class Told(Task):
 
 def said_of(task: Task, tokens: Tokens, corpus: Corpus) -> list[str]:
     said: list[str] = []
-    say_what_has_no_label(tokens, corpus, task, said.append)
+    warn_missing_labels(tokens, corpus, task, said.append)
     return said
 
 

@@ -23,7 +23,7 @@ from probing import ActivationDataModule, LinearProbe, probe
 from probing.activations.store import ActivationStore
 from probing.data import examples
 from probing.data.arrays import ArrayActivations, sides_of_arrays
-from probing.data.examples import Activations, Batch, Examples, ShardBatches, Together, read
+from probing.data.examples import Activations, Batch, Examples, ShardDataset, ShardGroups, read
 from probing.data.module import WINDOW, DeviceCache, MiniBatches
 from probing.errors import UserError
 from probing.results import NamedLayer
@@ -511,10 +511,10 @@ def test_half_precision_is_widened_in_the_batch(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def batches(tmp_path: Path) -> ShardBatches:
+def batches(tmp_path: Path) -> ShardDataset:
     tokens = make_tokens([8] * 60)
     states = np.arange(tokens.n_tokens * 3, dtype=np.float32).reshape(-1, 3)
-    return ShardBatches(sides(make_store(tmp_path / "store", [states], tokens, 64)).train, [0])
+    return ShardDataset(sides(make_store(tmp_path / "store", [states], tokens, 64)).train, [0])
 
 
 def size(batch: Batch) -> int:
@@ -522,7 +522,7 @@ def size(batch: Batch) -> int:
 
 
 @pytest.mark.numeric
-def test_a_cached_batch_is_copied_once_and_the_same(batches: ShardBatches) -> None:
+def test_a_cached_batch_is_copied_once_and_the_same(batches: ShardDataset) -> None:
     cache = DeviceCache(batches, torch.device("cpu"), 10**9)
     assert len(cache) == len(batches) > 3
     first = [cache[i] for i in range(len(cache))]
@@ -533,7 +533,7 @@ def test_a_cached_batch_is_copied_once_and_the_same(batches: ShardBatches) -> No
 
 
 @pytest.mark.numeric
-def test_what_does_not_fit_is_read_in_every_pass(batches: ShardBatches) -> None:
+def test_what_does_not_fit_is_read_in_every_pass(batches: ShardDataset) -> None:
     cache = DeviceCache(batches, torch.device("meta"), size(batches[0]) + size(batches[1]) + 1)
     for _ in range(2):
         found = [cache[i] for i in range(len(cache))]
@@ -544,7 +544,7 @@ def test_what_does_not_fit_is_read_in_every_pass(batches: ShardBatches) -> None:
 
 
 @pytest.mark.numeric
-def test_without_room_nothing_is_cached(batches: ShardBatches) -> None:
+def test_without_room_nothing_is_cached(batches: ShardDataset) -> None:
     cache = DeviceCache(batches, torch.device("meta"), 0)
     assert {cache[i].labels.device.type for i in range(len(cache))} == {"cpu"}
     with pytest.raises(IndexError):
@@ -552,9 +552,9 @@ def test_without_room_nothing_is_cached(batches: ShardBatches) -> None:
 
 
 @pytest.mark.numeric
-def test_batches_together_are_all_of_them_in_order(batches: ShardBatches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_together_are_all_of_them_in_order(batches: ShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examples, "SHARDS_IN_A_STEP", 3)
-    together = Together(batches)
+    together = ShardGroups(batches)
     found = [together[i] for i in range(len(together))]
     assert [len(several) for several in found[:-1]] == [3] * (len(found) - 1)
     assert 1 <= len(found[-1]) <= 3

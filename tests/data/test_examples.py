@@ -22,23 +22,23 @@ from probing.data.examples import (
     Batch,
     Examples,
     SentenceVectors,
-    ShardBatches,
+    ShardDataset,
     blocks,
     check_given,
     common_words,
     exchanged,
-    one_token_each,
     open_shard,
     permuted_within,
     pool_words,
     read,
     read_clusters,
     read_shard,
+    token_per_sentence,
     type_keys,
     values_of,
     with_given,
 )
-from probing.data.labelling import choose_classes, class_of_tokens, label, labels_in_training, say_what_is_no_class
+from probing.data.labelling import choose_classes, class_of_tokens, label, labels_in_training, warn_rare_classes
 from probing.data.module import LEAST_TYPES, permute_among_types, token_types
 from probing.errors import UserError
 from probing.text import Corpus, Split, from_words
@@ -188,7 +188,7 @@ def test_labels_above_a_limit_are_left_out_by_it_and_not_as_rare(store: Activati
         found = {side: class_of_tokens(store.tokens, CORPUS, task, splits, classes, side) for side in SPLITS}
         said: list[str] = []
         there = labels_in_training(store.tokens, CORPUS, task, splits)
-        say_what_is_no_class(found, there, "token", said.append, task.max_position)
+        warn_rare_classes(found, there, "token", said.append, task.max_position)
         limited = [line for line in said if "are above `--task_args.max_position 3`" in line]
         rare = [line for line in said if "too rare" in line]
         assert (len(limited), len(rare)) == ((1, 0) if task.max_position else (0, 1))
@@ -208,7 +208,7 @@ def test_sentences_of_special_tokens_alone_are_refused(tmp_path: Path) -> None:
 def test_ranks_read_every_example_once_in_equally_many_steps(store: ActivationStore, world_size: int) -> None:
     examples, seen, steps = sides(store).train, [], set()
     for rank in range(world_size):
-        shards = ShardBatches(examples, [1], rank, world_size)
+        shards = ShardDataset(examples, [1], rank, world_size)
         batches = [shards[i] for i in range(len(shards))]
         seen += check_in_step(examples, batches, [1])
         steps.add(len(batches))
@@ -219,7 +219,7 @@ def test_ranks_read_every_example_once_in_equally_many_steps(store: ActivationSt
 
 
 def test_beyond_the_last_shard_batches_are_empty(store: ActivationStore) -> None:
-    shards = ShardBatches(sides(store).train, [0, 2], rank=49, world_size=50)
+    shards = ShardDataset(sides(store).train, [0, 2], rank=49, world_size=50)
     assert [tuple(states.shape) for states in shards[0].hidden_states] == [(0, 3), (0, 3)]
 
 
@@ -323,13 +323,13 @@ def test_vectors_are_pooled_over_tokens_that_are_not_special(
             found = torch.cat([vectors.read(1, shard.index) for shard in vectors.plan.shards])
             assert found.dtype == torch.float32
             assert torch.allclose(found, 2 * torch.stack(expected), atol=1e-6)
-        assert bool(vectors._kept) == bool(kept)
+        assert bool(vectors._cached) == bool(kept)
 
 
 def test_different_sentences_are_different_types_and_equal_ones_are_not() -> None:
     tokens = make_tokens([4, 4, 4])
     tokens.input_ids[:] = [1, 2, 3, 4, 1, 3, 2, 4, 1, 2, 3, 4]
-    table = one_token_each(tokens)
+    table = token_per_sentence(tokens)
     assert (table.n_tokens, table.n_sentences) == (3, 3)
     assert table.input_ids[0] == table.input_ids[2] != table.input_ids[1]
     assert not table.special.any()

@@ -38,9 +38,9 @@ from probing.errors import UserError
 from probing.models import find_model, load_encoder, resolve_model
 from probing.models.anatomy import examine, hidden_states
 from probing.models.attention_heads import find_heads, read_heads
-from probing.models.examination import Unreadable, examination_inputs, vectors_given, vectors_in, with_vectors
+from probing.models.examination import Unreadable, examination_inputs, vectors_in, vectors_received, with_vectors
 from probing.models.examination import run as output_run
-from probing.models.residual_stream import NotFound, Site, Tap, find_norms, find_path, watching, word_table
+from probing.models.residual_stream import Site, Tap, UnknownParts, find_norms, find_path, watching, word_table
 from probing.models.sites import find_site
 from probing.runs.loading import load_run
 from probing.studies.fit import extract
@@ -252,7 +252,7 @@ def test_vectors_are_found_and_exchanged_in_any_place() -> None:
     ids, x, y = torch.arange(3), torch.ones(1, 3, 2), torch.zeros(1, 3, 2)
     assert vectors_in([ids, (None, x)]) is x
     assert vectors_in({"ids": ids}) is None
-    assert vectors_given((ids,), {"mask": None, "states": x, "bias": y}) is x
+    assert vectors_received((ids,), {"mask": None, "states": x, "bias": y}) is x
     args, kwargs = with_vectors((ids, x, 1), {"y": y}, y)
     assert (args[0] is ids, args[1] is y, args[2], kwargs["y"] is y) == (True, True, 1, True)
     args, kwargs = with_vectors((ids,), {"mask": None, "states": x}, y)
@@ -362,10 +362,10 @@ def test_each_block_has_two_norms_that_compute_what_they_say(family: str, checkp
 def test_models_whose_parts_cannot_be_told_are_refused_with_the_reason(checkpoints: dict[str, Path]) -> None:
     xlnet, modern = (untouched(checkpoints[name]) for name in ("xlnet", "modernbert"))
     for find in (find_norms, find_path):
-        with pytest.raises(NotFound, match="do not pass the hidden states from one to the next"):
+        with pytest.raises(UnknownParts, match="do not pass the hidden states from one to the next"):
             find(xlnet, examine(xlnet))
     # Its first block reads the embeddings without a norm.
-    with pytest.raises(NotFound, match="block 1 has 1 norm as wide as its hidden states, where 2 are expected"):
+    with pytest.raises(UnknownParts, match="block 1 has 1 norm as wide as its hidden states, where 2 are expected"):
         find_norms(modern, examine(modern))
 
 
@@ -374,7 +374,7 @@ def test_a_block_that_does_something_to_its_sum_is_refused(checkpoints: dict[str
     encoder = untouched(checkpoints["gpt2"])
     anatomy = examine(encoder)
     encoder.h[1].register_forward_hook(lambda module, args, made: 1.01 * made)
-    with pytest.raises(NotFound, match="no two parts of block 2 add up to what it adds"):
+    with pytest.raises(UnknownParts, match="no two parts of block 2 add up to what it adds"):
         find_path(encoder, anatomy)
 
 

@@ -387,7 +387,7 @@ def test_mean_and_first_token_are_read_in_both_forms_of_the_file(
 
 
 def test_what_changes_a_vector_behind_the_pooling_is_named(tmp_path: Path) -> None:
-    assert sentence_model(write(tmp_path / "one", OLD, "Dense", "Normalize")).left_out == ("Dense",)
+    assert sentence_model(write(tmp_path / "one", OLD, "Dense", "Normalize")).ignored_modules == ("Dense",)
 
 
 @pytest.mark.parametrize(

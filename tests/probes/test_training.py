@@ -22,7 +22,7 @@ from probing.probes.linear import Descent, FullPasses, LinearProbe
 from probing.probes.solvers import Penalty, Problem
 from probing.probes.training import LayerFit, Lbfgs, Training, train_problems
 from probing.runtime.processes import launched
-from probing.runtime.trainer import algorithms_kept, build_trainer, check_trainer_options
+from probing.runtime.trainer import build_trainer, check_trainer_options, preserve_algorithms
 from probing.statistics.moments import Moments, MomentsAccumulator, PenaltySpace
 from synthetic import (
     LIGHTNING_WARNINGS,
@@ -299,7 +299,7 @@ def test_a_share_of_the_batches_is_refused_since_their_number_is_not_known() -> 
     ],
 )
 def test_options_that_can_be_met_are_accepted(options: Any, solver: str) -> None:
-    with algorithms_kept():
+    with preserve_algorithms():
         check_trainer_options(options, solver)
 
 

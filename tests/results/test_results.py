@@ -21,10 +21,10 @@ from probing.results import (
     booktabs,
     element,
     escaped,
+    estimate,
     layer_number,
     layers_named,
     listed,
-    measured,
     number,
     read_csv,
     text,
@@ -44,7 +44,7 @@ from written import write_csv as rows_write_csv
 
 ONE = Schema("one", "a row per thing", (
     Column("layer", layer_number), text("set", "A set."), text("clipped", "Neurons.", may_be_empty=True),
-    measured("accuracy", "Its accuracy."), whole("n_pairs", "Number of pairs."), number("spearman", "A correlation."),
+    estimate("accuracy", "Its accuracy."), whole("n_pairs", "Number of pairs."), number("spearman", "A correlation."),
     whole("rank_low", "The lowest rank."), whole("draw", "Its draw."),
 ))  # fmt: skip
 
@@ -197,7 +197,7 @@ def test_a_notebook_shows_a_range_in_one_cell_and_no_column_of_numbers_that_is_e
 
 
 SCHEMA = Schema("made", "a row per thing", (
-    whole("layer", "Its layer."), text("token", "Its text.", "what it is"), measured("accuracy", "Its accuracy."),
+    whole("layer", "Its layer."), text("token", "Its text.", "what it is"), estimate("accuracy", "Its accuracy."),
     number("change", "Its change.", "change (%)", "+.2f", interval="change"),
 ))  # fmt: skip
 LATEX_ROWS = Table([

@@ -40,8 +40,8 @@ from probing.runtime.processes import (
     is_main_process,
     launched,
     lost_rank,
-    of_first_rank,
     rank_and_world_size,
+    run_on_rank_zero,
     signals_interrupt,
     sum_over_ranks,
 )
@@ -147,7 +147,7 @@ def test_a_process_by_itself_is_the_first_of_one(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(RunError):
         _ended()
     assert not is_main_process()
-    assert of_first_rank(is_main_process) is True  # no process group: it is not divided
+    assert run_on_rank_zero(is_main_process) is True  # no process group: it is not divided
 
 
 def _ended() -> None:
@@ -157,7 +157,7 @@ def _ended() -> None:
 
 def _of_kind(make: Callable[[], Any]) -> Any:
     try:
-        return of_first_rank(make)
+        return run_on_rank_zero(make)
     except Exception as error:
         return type(error), str(error)
 
@@ -390,8 +390,8 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 MAKE = """
 import os, sys, tempfile
 sys.modules.pop("wandb", None)
-from probing.tracking.client import own_temporary_folder
-with own_temporary_folder():
+from probing.tracking.client import temporary_client_folder
+with temporary_client_folder():
     left = tempfile.mkdtemp("wandb-media")
 assert tempfile.gettempdir() == os.environ["TMPDIR"]
 print(left)

@@ -24,9 +24,9 @@ from probing.runtime.progress import (
     BRIEF,
     Cost,
     counted,
+    disable_progress,
     duration,
     expect,
-    hush,
     messages,
     note,
     overview,
@@ -284,7 +284,7 @@ def test_nothing_is_said(
     else:
         with overview(quiet=way == "quiet"):
             if way == "hushed":
-                hush()
+                disable_progress()
             with stage("passes"):
                 clock.turn(100)
     assert capsys.readouterr().err == ""

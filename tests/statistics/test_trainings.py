@@ -341,14 +341,14 @@ def test_sums_of_squares_are_those_of_least_squares(sizes: list[int], seed: int,
     sums = summed(Design(sentences, positions, seed), states)
     one, p, c = np.ones((len(states), 1)), marks(positions), marks(sentences)
     total, of_p, of_c, both = left(states, one), left(states, p), left(states, c), left(states, p, c)
-    found = sums.shares(by_neuron=True)[0].found
+    found = sums.shares(by_neuron=True)[0].observed
     expected = {
         "position": of_c - both, "context": of_p - both, "rest": both, "position_alone": total - of_p,
         "context_alone": total - of_c, "shared": of_c.clip(0) * -1 + both - of_p + total,
     }  # fmt: skip
     for part, squares in expected.items():
         np.testing.assert_allclose(found[part], squares / total, atol=1e-9, err_msg=part)
-    together = sums.shares()[0].found
+    together = sums.shares()[0].observed
     np.testing.assert_allclose(together["position"], (of_c - both).sum() / total.sum(), atol=1e-9)
     np.testing.assert_allclose(sum(together[part] for part in ("position", "context", "shared", "rest")), 1)
 
@@ -363,7 +363,7 @@ def test_a_balanced_design_is_that_of_means() -> None:
     position, context = cube.mean(0) - mean, cube.mean(1) - mean
     rest = cube - mean - position - context[:, None]
     total = np.square(cube - mean).sum()
-    found = sums.shares()[0].found
+    found = sums.shares()[0].observed
     np.testing.assert_allclose(sums.position_part(sums.design.whole), position, atol=1e-8)
     np.testing.assert_allclose(found["position"], n_sentences * np.square(position).sum() / total, atol=1e-8)
     np.testing.assert_allclose(found["position_alone"], found["position"], atol=1e-8)
@@ -386,7 +386,7 @@ def test_chance_is_the_mean_over_all_orders_within_sentences() -> None:
     orders = itertools.product(*(itertools.permutations(range(a, b)) for a, b in itertools.pairwise(starts)))
     shares = []
     for order in orders:
-        found = summed(design, states[list(itertools.chain(*order))]).shares()[0].found
+        found = summed(design, states[list(itertools.chain(*order))]).shares()[0].observed
         shares.append((found["position"], found["position_alone"]))
     assert len(shares) == 6 * 2 * 6
     chance = summed(design, states).shares()[0].chance
@@ -405,10 +405,10 @@ def test_eta_squared_times_variance_adds_up_to_the_share_of_positions() -> None:
         eta_squared.append(between / np.square(neuron - neuron.mean()).sum())
     variance = states.var(0)
     share = float(eta_squared @ variance / variance.sum())
-    np.testing.assert_allclose(sums.shares()[0].found["position_alone"], share, atol=1e-12)
-    np.testing.assert_allclose(sums.shares(by_neuron=True)[0].found["position_alone"], eta_squared, atol=1e-12)
+    np.testing.assert_allclose(sums.shares()[0].observed["position_alone"], share, atol=1e-12)
+    np.testing.assert_allclose(sums.shares(by_neuron=True)[0].observed["position_alone"], eta_squared, atol=1e-12)
     np.testing.assert_allclose(sums.variance, variance)
-    standardised = sums.shares(standardised=True)[0].found["position_alone"]
+    standardised = sums.shares(standardised=True)[0].observed["position_alone"]
     np.testing.assert_allclose(standardised, np.mean(eta_squared), atol=1e-12)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probing.results import Schema, Table, interval, measured, number, shown
+from probing.results import Schema, Table, estimate, interval, number, shown
 from probing.runtime.terminal import render
 from probing.statistics import MIN_SENTENCES
 from probing.studies.compare.tables import agreement_tables, everywhere_sentence, unread_lines, verdicts
@@ -277,7 +277,7 @@ def test_a_cell_that_is_not_0_never_looks_like_0(value: float, text: str) -> Non
 
 
 def test_an_interval_in_percent_stays_in_percent() -> None:
-    mass = measured("mass", "Attention.", form=".1%")
+    mass = estimate("mass", "Attention.", form=".1%")
     row = {"mass": 0.0123, "mass_low": 0.0003, "mass_high": 0.03}
     table = Table([row], Schema("t", "", [mass]))
     assert "0.03\\%--3.0\\%" in table.to_latex(["mass*"])

@@ -24,7 +24,7 @@ from probing.cli.option_types import (
 from probing.cli.options import WandbOptions
 from probing.errors import UserError, about_option
 from probing.models import find_model, layer_numbers, load_tokenizer
-from probing.results import Column, Html, Schema, label_of_class, measured, number, text, whole
+from probing.results import Column, Html, Schema, estimate, label_of_class, number, text, whole
 from probing.runs import Result, SectionPlace, Study, Terms, study_of
 from probing.runs.call import Call
 from probing.runs.loading import Tuned, is_tuned, read_as_tuned, tuned_of
@@ -87,7 +87,7 @@ def attention(
         ranked, corpus, test_corpus = None, config["corpus"], config["test_corpus"]
     call = Call.of(study_of("attention"), config, name, wandb, _ALONE * (as_published and against is None))
     with quiet_libraries():
-        from probing.activations.source import say_what_was_left_out
+        from probing.activations.source import report_dropped_text
         from probing.heads.parts import measurable, measure, n_stages
         from probing.studies.attention.figures import measured
 
@@ -101,7 +101,7 @@ def attention(
         call.watch.end("measure")
         if not is_main_process():
             return None
-        say_what_was_left_out([subject.request.corpus], [subject.tokens], call.say)
+        report_dropped_text([subject.request.corpus], [subject.tokens], call.say)
         _say_which_parts_were_left_out(left_out, call.say)
         told = [part.name for part in there], left_out
         return call.write(source.model, lambda folder: measured(tables, subject, stores, *told))
@@ -252,7 +252,7 @@ ATTENTION_CLASSES = Schema("attention_classes", "a row per head and factor of th
     Column("share", float, "Share of its maps that are of this class; low, high: its 95% interval.", interval=""),
     _N,
     number("class_entropy", "Entropy of the classes of its maps, in nats."),
-    measured("share_moved", "Share of block maps with the boundary moved."),
+    estimate("share_moved", "Share of block maps with the boundary moved."),
 ), optional=True)  # fmt: skip
 
 ROLLOUT = Schema("rollout", "a row per layer, kind of token and measure", (
@@ -282,17 +282,17 @@ _COUNTS = (
 
 _OF_RELATION = (
     number("train", "Accuracy on the training part."),
-    measured("test", "Accuracy on the test part."),
+    estimate("test", "Accuracy on the test part."),
     whole("offset", "The best fixed offset."),
     number("offset_train", "Its accuracy on the training part."),
-    measured("offset_test", "Its accuracy on the test part."),
-    measured("difference", "Accuracy of the head minus that of the offset."),
+    estimate("offset_test", "Its accuracy on the test part."),
+    estimate("difference", "Accuracy of the head minus that of the offset."),
     _P,
     number("difference_permuted", "Mean difference if syntactic heads are permuted among a sentence's dependents."),
     number("p_permuted", "p-value that the difference is larger than that, corrected."),
 )
 
-_UNTRAINED = measured("untrained", "The same of a randomly initialised model.")
+_UNTRAINED = estimate("untrained", "The same of a randomly initialised model.")
 
 RELATIONS = Schema("relations", "a row per dependency relation", (
     _RELATION, *_COUNTS, _QUERY, block("Block of the head, chosen on train."), HEAD, *_OF_RELATION, _UNTRAINED,
@@ -308,9 +308,9 @@ TREES = Schema("trees", "a row per head, and of the probe of all heads", (
     text("chosen", "yes for the best head on train."),
     *_COUNTS,
     number("train", "Accuracy on the training part."),
-    measured("test", "Accuracy on the test part."),
-    measured("baseline", "Accuracy of the best simple tree."),
-    measured("difference", "Accuracy minus that of the baseline."),
+    estimate("test", "Accuracy on the test part."),
+    estimate("baseline", "Accuracy of the best simple tree."),
+    estimate("difference", "Accuracy minus that of the baseline."),
     _P, _UNTRAINED,
     whole("offset", "Offset that the probe reads as well."),
     number("optimality_gap", "By how many nats, at most, the probe's objective is above its minimum.", form=".1e"),
@@ -365,15 +365,15 @@ def _beside(of: str, what: str) -> tuple[Column, ...]:
 POSITION_HEADS = Schema("position_heads", "with `--run`, a row per head", (
     block(), HEAD, _OFFSET,
     text("position_head", "Whether it is a position head: yes or no."),
-    measured("mass", "Attention at the offset."),
-    measured("word_mass", "The same among words alone."),
-    measured("hit", "Share of queries whose largest attention is at the offset."),
-    measured("told", "Attention to the word that is told to be at the offset, with the words permuted."),
-    measured("told_true", "Attention to the word that is there in the sentence, in the same permuted text."),
+    estimate("mass", "Attention at the offset."),
+    estimate("word_mass", "The same among words alone."),
+    estimate("hit", "Share of queries whose largest attention is at the offset."),
+    estimate("told", "Attention to the word that is told to be at the offset, with the words permuted."),
+    estimate("told_true", "Attention to the word that is there in the sentence, in the same permuted text."),
     whole("n", "Number of sentences."),
-    measured("contrast", "By how many logits the word at the offset stands out."),
-    measured("position_part", "Part of that which comes from position, in logits."),
-    measured("bias_part", "Part of that which comes from a bias of relative positions, in logits."),
+    estimate("contrast", "By how many logits the word at the offset stands out."),
+    estimate("position_part", "Part of that which comes from position, in logits."),
+    estimate("bias_part", "Part of that which comes from a bias of relative positions, in logits."),
     *_beside("spearman", "Spearman's correlation"),
     *_beside("partial", "Spearman's partial correlation"),
 ), optional=True)  # fmt: skip

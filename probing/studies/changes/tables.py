@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from probing.results import Schema, ends, layers_named, listed, number, shown_table, text, whole
-from probing.results import measured as with_interval
+from probing.results import estimate as with_interval
 from probing.tables.schema import layer_column
 
 Row = Mapping[str, Any]

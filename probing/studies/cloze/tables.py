@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from probing.results import Column, Row, Schema, ends, in_brackets, interval, measured, number, shown_table, text, whole
+from probing.results import Column, Row, Schema, ends, estimate, in_brackets, interval, number, shown_table, text, whole
 
 # What a change is compared with: the text as it is.
 INTACT = "intact"
@@ -31,8 +31,8 @@ GROUPS = Schema("groups", "a row for all pairs and for each group", (
     whole("n_right", "Number of pairs whose good word has the higher probability."),
     Column("share", float, "Share of pairs whose good word has the higher probability at the mask; low, high: "
            "its exact binomial 95% interval.", "good likelier", ".3f", ""),
-    measured("clear_share", "Share of pairs whose good word is more probable by more than .01.", "by more than .01"),
-    measured("difference", "Mean difference of log probabilities, in nats.", "log p, good - bad", "+.3f"),
+    estimate("clear_share", "Share of pairs whose good word is more probable by more than .01.", "by more than .01"),
+    estimate("difference", "Mean difference of log probabilities, in nats.", "log p, good - bad", "+.3f"),
 ), optional=True)  # fmt: skip
 CHANGES = Schema("changes", "a row per change of the text and what it is compared with", (
     text("condition", "What was changed in the text around the masked words.", "text", labels=CHANGED),
@@ -40,7 +40,7 @@ CHANGES = Schema("changes", "a row per change of the text and what it is compare
     Column("loss", float, "Mean cross-entropy of the masked tokens, in nats; low, high: its 95% interval.", form=".3f",
            interval=""),
     number("baseline", "The loss of the same tokens in the text that it is compared with.", "loss there"),
-    measured("difference", "Rise of the loss, paired by sentence.", form="+.3f"),
+    estimate("difference", "Rise of the loss, paired by sentence.", form="+.3f"),
     whole("n_sentences", "Number of sentences.", "sentences"), whole("n", "Number of their masked tokens.", "tokens"),
 ), optional=True)  # fmt: skip
 

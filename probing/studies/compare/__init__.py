@@ -13,7 +13,7 @@ from probing.cli.option_types import FIGURE_FORMAT, FigureFormat, Folders, Moved
 from probing.cli.options import WandbOptions
 from probing.errors import RunError, UserError, out_of_range, refuse
 from probing.models import site_of
-from probing.results import Html, Row, listed, read_measured
+from probing.results import Html, Row, listed, read_rows
 from probing.runs import Result, SectionPlace, Study, Terms, study_of
 from probing.runs.call import Call, Measured
 from probing.runs.folder import RunFolder, read_json, read_yaml
@@ -254,7 +254,7 @@ class Compare(Study):
         """Read a comparison, whose tables are those of rankings, or those of recipes."""
         results = read_json(folder / "results.json")
         schemas = (RECIPES, OPTIONS) if results.get("compared") == TUNINGS else (AGREEMENT, TOP_EVERYWHERE)
-        tables = {schema.name: read_measured(folder / f"{schema.name}.csv", schema) for schema in schemas}
+        tables = {schema.name: read_rows(folder / f"{schema.name}.csv", schema) for schema in schemas}
         return Result(self, folder, read_yaml(folder / "config.yaml"), results, tables)
 
     def is_of_recipes(self, made: Result) -> bool:

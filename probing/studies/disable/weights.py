@@ -28,7 +28,7 @@ from probing.interventions.forward import (
 )
 from probing.interventions.probed_task import Kind, UnitType, run_unfinished
 from probing.interventions.subject import Rows, tested
-from probing.models.examination import run, vectors_given, with_vectors
+from probing.models.examination import run, vectors_received, with_vectors
 from probing.probes.agreement import holm
 from probing.runtime.progress import counted
 from probing.statistics import mean_interval, widened
@@ -249,7 +249,7 @@ def head_gradients(
         if number in done or module is not projections[number - 1]:
             return None
         done.add(number)
-        whole: Any = vectors_given(args, kwargs)
+        whole: Any = vectors_received(args, kwargs)
         of_heads = whole[..., : model.width].unflatten(-1, (heads.n_heads, heads.d_head))
         scaled = of_heads * factors[number - 1][:, None, :, None]
         given = torch.cat([scaled.flatten(-2), whole[..., model.width :]], dim=-1)

@@ -156,8 +156,8 @@ def _setting(call: Call, tokenizer: Any) -> _Setting:
             call.say(
                 f"{source.model.name} has no file that says how it pools: the mean over all tokens is taken (--pooling)"
             )
-        if told.left_out:
-            call.say(f"what comes after the pooling is left out: {', '.join(told.left_out)}")
+        if told.ignored_modules:
+            call.say(f"what comes after the pooling is left out: {', '.join(told.ignored_modules)}")
     else:
         if typed not in poolings:
             raise UserError(f"`--pooling {typed}`: expected {', '.join([AS_CHECKPOINT, *poolings])}; give one of them.")

@@ -13,9 +13,9 @@ from probing.results import (
     Schema,
     element,
     ends,
+    estimate,
     in_brackets,
     interval,
-    measured,
     number,
     shown,
     shown_table,
@@ -68,15 +68,15 @@ BIAS = Schema("bias", "a row per measure, order and vector", (
     number("at_start", "The measure at the first place.", "start", form=".4f"),
     number("at_middle", "In the middle: at the middle place, or the mean of both.", "middle", form=".4f"),
     number("at_end", "At the last place.", "end", form=".4f"),
-    measured("start_end", "Start less end, paired by document: above 0, the start counts more.", "start - end", "+.4f"),
+    estimate("start_end", "Start less end, paired by document: above 0, the start counts more.", "start - end", "+.4f"),
     number("start_end_p", "p-value of a difference of 0 (Student's t over documents, as the interval); not corrected "
            "for several measures.", "p", ".2g"),
-    measured("start_middle", "Start less middle, paired by document.", "start - middle", "+.4f"),
+    estimate("start_middle", "Start less middle, paired by document.", "start - middle", "+.4f"),
     number("start_middle_p", "Its p-value.", "p (middle)", ".2g"),
-    measured("relative", "Start less end over the mean of all places, so that vectors can be compared: +.5 if the "
+    estimate("relative", "Start less end over the mean of all places, so that vectors can be compared: +.5 if the "
              "start counts by half of the mean more than the end.", "bias", "+.3f"),
     text("against", "The vectors with which these are compared.", "beside", labels=EMBEDDINGS),
-    measured("relative_difference", "Relative bias less that of the vectors with which it is compared (`against`), "
+    estimate("relative_difference", "Relative bias less that of the vectors with which it is compared (`against`), "
              "paired by document.", "change", "+.3f"),
     number("least", "Of random neurons: least relative bias of a draw.", form="+.3f"),
     number("most", "Of random neurons: largest relative bias of a draw.", form="+.3f"),
@@ -94,7 +94,7 @@ SIMILARITY = Schema("similarity", "a row per set of sentence pairs and vector", 
     number("spearman", "Spearman's correlation of cosines and scores, over all pairs; low, high: its 95% interval over "
            "pairs.", form=".4f", interval=""),
     text("against", "The vectors with which these are compared.", "beside", labels=EMBEDDINGS),
-    measured("difference", "Correlation less theirs, paired by pair of sentences.", form="+.4f"),
+    estimate("difference", "Correlation less theirs, paired by pair of sentences.", form="+.4f"),
     whole("n_pairs", "Number of pairs.", "pairs"),
 ), optional=True)  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from probing.errors import out_of_range
 from probing.page.charts import BY_STEP, SHARES, Across, Line, Up, line_chart
 from probing.results import Html, Schema, element, ends, in_brackets, interval, listed, number, shown_table, text, whole
-from probing.results import measured as with_interval
+from probing.results import estimate as with_interval
 from probing.runs import Result, folded, framed, section_of
 from probing.statistics import few_sentences
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from probing.activations import Request, tokens_of
 from probing.activations.extraction import padded_index
-from probing.activations.source import say_what_was_left_out
+from probing.activations.source import report_dropped_text
 from probing.activations.store import Plan, Shard, divide
 from probing.activations.store import batches as by_length
 from probing.cli.options import ProbeOptions
@@ -39,8 +39,8 @@ from probing.runtime.progress import steps_counted
 from probing.runtime.terminal import silence
 from probing.runtime.trainer import (
     ContinuedModule,
-    KeptTraining,
     Places,
+    RecordedTraining,
     Row,
     build_trainer,
     generator_of,
@@ -216,7 +216,7 @@ def labelled(
     probe = ProbeOptions(l2=1.0)
     for tokens, check in zip(tables, example_checks(task, corpora, splits, probe, say), strict=True):
         check(tokens)
-    say_what_was_left_out(corpora, tables, say)
+    report_dropped_text(corpora, tables, say)
     if corpora[0].seconds is not None and not _separates(tokenizer):
         say(f"{source.name}: its tokenizer puts no token between the two sentences of a pair, which are read as one")
     sides = label_sides([TokenTable(tokens) for tokens in tables], corpora, splits, task, group_by)
@@ -707,7 +707,7 @@ def _name_outputs(model: Any, task: Task) -> None:
     model.config.pad_token_id = task.train.pad_token_id
 
 
-class Keeper(KeptTraining):
+class Keeper(RecordedTraining):
     """Writes the states, the curve, the answers and the model of a tuning, and logs the curve.
 
     Args:

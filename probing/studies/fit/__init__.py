@@ -177,7 +177,7 @@ def _read(
         asked: The `probing.runs.finished.Asked` of the run.
         watch: Notes how long reading takes.
     """
-    from probing.data.labelling import kept_features, read_sides, say_what_is_not_read
+    from probing.data.labelling import read_sides, selected_features_of, warn_unused_columns
     from probing.data.module import READ_AGAIN, control_sides, source_of_control
     from probing.probes.transforms import centred, transform_all
     from probing.studies.fit.estimate import announced, stages_of_probes
@@ -190,9 +190,9 @@ def _read(
     more = asked.n_replicates, asked.retraining, asked.codes
     announce = announced(source, text[0], controls, asked.seed, *more, probe)
     expect([*reads, *stages_of_probes(held_against, *more, probe, predicts_numbers(task))])
-    say_what_is_not_read(text[0], task, source.say)
+    warn_unused_columns(text[0], task, source.say)
     sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
-    source = replace(source, kept=kept_features(stores[0]))
+    source = replace(source, selected_features=selected_features_of(stores[0]))
     others, fitted = control_sides(controls, sides, text[0], source, asked.seed), None
     if is_transformed:
         with stage(f"transform of {layers_named(source.layers)}"):
@@ -325,7 +325,7 @@ def extract(
     Returns:
         The folder of the cache entry.
     """
-    from probing.activations.source import ActivationSource, say_what_was_left_out
+    from probing.activations.source import ActivationSource, report_dropped_text
 
     problems = number_problems(seed, max_length, batch_tokens)
     if trainer and "logger" in trainer:
@@ -343,7 +343,7 @@ def extract(
         corpora = [load_corpus(corpus)]
         expect([None])
         (store,) = source.read(corpora)
-        say_what_was_left_out(corpora, [store.tokens], say)
+        report_dropped_text(corpora, [store.tokens], say)
     if is_main_process():
         read = f"{store.plan.n_tokens} tokens of {store.tokens.n_sentences} sentences"
         print(f"{read}, layers {source.layers}: {store.folder}")
@@ -413,10 +413,10 @@ def probe(
     refuse(_problems_with_tracking(tracked, place := _place(runs, name), logger, trainer))
     from probing.data.arrays import sides_of_arrays
     from probing.runs.finished import Asked, measure
-    from probing.runtime.trainer import algorithms_kept, check_trainer_options
+    from probing.runtime.trainer import check_trainer_options, preserve_algorithms
     from probing.studies.fit.estimate import stages_of_probes
 
-    with overview(quiet, briefly=True), quiet_libraries(), algorithms_kept():
+    with overview(quiet, briefly=True), quiet_libraries(), preserve_algorithms():
         watch, say = Stopwatch(), messages(quiet)
         check_trainer_options(trainer or {}, options.solver)
         sides, layers = sides_of_arrays(X, y, groups, split, ordinal, seed, numbers, say, given)

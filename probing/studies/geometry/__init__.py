@@ -604,7 +604,7 @@ def _size_problems(components: int | None, top: int | None, d_model: int) -> lis
 
 def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """Return the corpus that is measured, and the activations of each corpus, that of `--fit_corpus` last."""
-    from probing.activations.source import say_what_was_left_out
+    from probing.activations.source import report_dropped_text
     from probing.studies.geometry.position.survey import check_position
     from probing.studies.geometry.survey import check_tokens
 
@@ -618,7 +618,7 @@ def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         corpora.append(load_corpus(config["fit_corpus"], "--fit_corpus"))
     checks = [check, partial(check_tokens, special_tokens=config["special_tokens"])]
     stores = source.read(corpora, checks[: len(corpora)])
-    say_what_was_left_out(corpora, [store.tokens for store in stores], source.say)
+    report_dropped_text(corpora, [store.tokens for store in stores], source.say)
     return corpora[0], stores
 
 

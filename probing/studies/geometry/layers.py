@@ -496,7 +496,7 @@ class Sampled:
     @cached_property
     def counts(self) -> NDArray[np.bool_]:
         """Whether each token counts, shape (n_tokens,)."""
-        return self.tokens.measured if self.special_tokens == "include" else ~self.tokens.special
+        return self.tokens.included if self.special_tokens == "include" else ~self.tokens.special
 
     @cached_property
     def one_per_sentence(self) -> NDArray[np.bool_]:
@@ -553,7 +553,7 @@ class Look:
 def look(store: Activations, layer: int, sampled: Sampled) -> Look:
     """Return the moments and profiles of a layer, in one pass."""
     d_model, tokens = store.plan.d_model, sampled.tokens
-    words, first = ~tokens.special, ~tokens.measured
+    words, first = ~tokens.special, ~tokens.included
     disjoint = {
         "words": words, "special": ~words & ~first, "first words": first & ~tokens.added,
         "first special": first & tokens.added,

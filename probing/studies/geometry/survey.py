@@ -78,7 +78,7 @@ class Regressors:
 
     @cached_property
     def _special_ids(self) -> NDArray[np.int32]:
-        return np.unique(self.tokens.input_ids[self.tokens.special & self.tokens.measured])
+        return np.unique(self.tokens.input_ids[self.tokens.special & self.tokens.included])
 
     @cached_property
     def _common_indices(self) -> NDArray[np.int64]:
@@ -128,7 +128,7 @@ class Regressors:
         x[known, columns["token"].start + common[known]] = 1
         x[special, frequency + 1 : columns["token"].stop] = self._usual
         x[:, columns["punctuation"].start] = self.punctuation[rows]
-        special &= tokens.measured[rows]
+        special &= tokens.included[rows]
         ids = tokens.input_ids[rows][special]
         x[np.flatnonzero(special), columns["special"].start + np.searchsorted(self._special_ids, ids)] = 1
         return x
@@ -356,9 +356,9 @@ def check_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> None:
     Raises:
         UserError: If fewer than two tokens are measured.
     """
-    n = int((tokens.measured if special_tokens == "include" else ~tokens.special).sum())
+    n = int((tokens.included if special_tokens == "include" else ~tokens.special).sum())
     if n < 2:
-        first = "" if tokens.measured.all() else " and the first ones"
+        first = "" if tokens.included.all() else " and the first ones"
         raise UserError(f"`--corpus`: {n} tokens are left without special tokens{first}, and cosines need two.")
 
 
@@ -542,7 +542,7 @@ def _explained(
     for shard in store.plan.shards:
         here = store.shard_tokens(shard)
         values = store.read(layer, shard.index)[:, torch.tensor(neurons)].float().numpy()
-        x, plain, measured = regressors.of(here), ~tokens.special[here], tokens.measured[here]
+        x, plain, measured = regressors.of(here), ~tokens.special[here], tokens.included[here]
         accumulators["include"].update(x[measured], values[measured])
         accumulators["exclude"].update(x[plain], values[plain])
     kinds = ["outlier"] * len(named) + ["random"] * len(others)

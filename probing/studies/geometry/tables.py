@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from probing.results import Column, Schema, in_brackets, interval, measured, number, text, whole
+from probing.results import Column, Schema, estimate, in_brackets, interval, number, text, whole
 from probing.statistics import few_sentences, label, size_lines
 from probing.studies.geometry import position
 from probing.studies.geometry.extremes import EXTREMES
@@ -112,7 +112,7 @@ INTERVENTIONS = Schema("interventions", "with `--interventions`, a row per measu
     whole("draw", "Number of the random draw."),
     text("neurons", "The neurons."),
     value("The measure"),
-    measured("effect", "Its difference from the intact model.", form="+.3f"),
+    estimate("effect", "Its difference from the intact model.", form="+.3f"),
     *_P, _N_TOKENS,
 ), optional=True)  # fmt: skip
 
@@ -147,7 +147,7 @@ NORM_CHANGES = Schema("norm_changes", "with `--norms`, a row per measure and cha
     whole("draw", "Number of the random draw."),
     text("neurons", "The neurons."),
     value("The measure"),
-    measured("effect", "Its difference from the intact model.", form="+.3f"),
+    estimate("effect", "Its difference from the intact model.", form="+.3f"),
     text("outlier", "Whether the neuron is an outlier: yes or no."),
     *_P, _N_TOKENS,
 ), optional=True)  # fmt: skip

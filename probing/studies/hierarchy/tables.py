@@ -15,11 +15,11 @@ from probing.results import (
     Schema,
     element,
     ends,
+    estimate,
     in_brackets,
     interval,
     layers_named,
     listed,
-    measured,
     shown_table,
     text,
     whole,
@@ -33,15 +33,15 @@ _LINEAR = "Share of the sentences in which the two rules differ that is answered
 _SHARES = (
     Column("generalisation", float, "Share of the sentences answered rightly in which the two rules differ; low, high: "
            "its 95% interval.", form=".3f", interval=""),
-    measured("first_auxiliary", f"{_LINEAR}, by the first auxiliary."),
-    measured("first_noun", f"{_LINEAR}, by the first noun."),
-    measured("preference", "Share answered rightly minus that answered as linear order does, paired."),
+    estimate("first_auxiliary", f"{_LINEAR}, by the first auxiliary."),
+    estimate("first_noun", f"{_LINEAR}, by the first noun."),
+    estimate("preference", "Share answered rightly minus that answered as linear order does, paired."),
 )  # fmt: skip
 HIERARCHY = Schema("hierarchy", "a row per task, condition and layer", (
     _TASK, _CONDITION, layer_column(),
-    measured("test", "Share of sentences answered rightly in which both rules give the same answer, as in training."),
+    estimate("test", "Share of sentences answered rightly in which both rules give the same answer, as in training."),
     *_SHARES,
-    measured("difference", "Of a control: generalisation of the model minus that of the control, paired."),
+    estimate("difference", "Of a control: generalisation of the model minus that of the control, paired."),
 ))  # fmt: skip
 DISTRACTORS = Schema("distractors", "the same for each construction that holds the first auxiliary, or noun", (
     _TASK, _CONDITION,

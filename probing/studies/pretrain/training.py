@@ -29,7 +29,14 @@ from probing.runtime.files import parse_json, read_text, replacing
 from probing.runtime.processes import interrupts_pass, is_main_process, sum_over_ranks
 from probing.runtime.progress import remark, stage, steps_counted
 from probing.runtime.terminal import silence
-from probing.runtime.trainer import ContinuedModule, KeptTraining, Places, build_trainer, generator_of, share_of_rate
+from probing.runtime.trainer import (
+    ContinuedModule,
+    Places,
+    RecordedTraining,
+    build_trainer,
+    generator_of,
+    share_of_rate,
+)
 from probing.statistics.moments import Profile, ProfileAccumulator, by_mean_profile
 from probing.studies.pretrain.batches import (
     LEARNED_TABLES,
@@ -168,7 +175,7 @@ def train(
     return keeper.curve
 
 
-class Keeper(KeptTraining):
+class Keeper(RecordedTraining):
     """Writes checkpoints, states and the curve of a training, and logs the curve.
 
     Args:

@@ -32,10 +32,10 @@ from probing.results import (
     Schema,
     element,
     ends,
+    estimate,
     in_brackets,
     interval,
     layers_named,
-    measured,
     number,
     text,
     whole,
@@ -229,13 +229,13 @@ _THRESHOLD = number("threshold", "Cosine from which on a pair is predicted to me
 
 _PROTOCOL = text("protocol", "How the layer was chosen: held_out, on other pairs, or published, on the same.")
 
-_GAIN = measured("gain", "Difference from the untransformed hidden states.", form="+.3f")
+_GAIN = estimate("gain", "Difference from the untransformed hidden states.", form="+.3f")
 
 WIC = Schema("wic", "a row per layer and space", (
     layer_column(), _SPACE, _THRESHOLD,
     number("train_accuracy", "Accuracy on the training pairs."),
-    measured("accuracy", "Share of the pairs that are predicted correctly."),
-    measured("auc", "Area under the ROC curve."),
+    estimate("accuracy", "Share of the pairs that are predicted correctly."),
+    estimate("auc", "Area under the ROC curve."),
     number("train_auc", "The same of the training pairs."),
     number("published_threshold", "The best of the nine thresholds 0.1 to 0.9 on the reported pairs themselves."),
     number("published_accuracy", "Its accuracy."),
@@ -246,7 +246,7 @@ WIC = Schema("wic", "a row per layer and space", (
 
 WIC_CHOSEN = Schema("chosen", "a row per protocol and space", (
     _PROTOCOL, _SPACE, layer_column("The chosen layer."), _THRESHOLD,
-    measured("accuracy", "Accuracy in the chosen layer."),
+    estimate("accuracy", "Accuracy in the chosen layer."),
     text("reported_on", "Part whose pairs the accuracy is of."),
     _GAIN,
     whole("n_gained", "Number of pairs that are predicted correctly only in this space."),
@@ -414,7 +414,7 @@ def sts(
     sets = _read_sets(config["folders"] or (), call.say)
     outside = _outside(fit_on, spaces != ["none"] and not any(one.part == "train" for one in sets), call.say)
     with quiet_libraries():
-        from probing.activations.source import say_what_was_left_out
+        from probing.activations.source import report_dropped_text
         from probing.downstream.sentence_vectors import (
             Fitting,
             Vectors,
@@ -440,7 +440,7 @@ def sts(
         if not is_main_process():
             return None
         call.watch.end("extract")
-        say_what_was_left_out(corpora, [store.tokens for store in stores], call.say)
+        report_dropped_text(corpora, [store.tokens for store in stores], call.say)
         vectors = Vectors(sets, stores[: len(sets)], (outside, stores[-1]) if outside else None, words)
         told = _described(vectors, load_tokenizer(files), call.say)
         fitting = Fitting(spaces, definition, components, seed)
@@ -551,7 +551,7 @@ def wic(
     spaces: list[Space] = ["none", *named("--transforms", transforms, SPACES[1:], "none")]
     data = _read_pairs(config["folder"], part, call.say)
     with quiet_libraries():
-        from probing.activations.source import say_what_was_left_out
+        from probing.activations.source import report_dropped_text
         from probing.downstream.sentence_vectors import Fitting, Text, not_in
         from probing.downstream.wic import evaluate, target_check, unknown_pairs, without_cut_words
         from probing.studies.similarity.results import measured_wic
@@ -567,7 +567,7 @@ def wic(
         if not is_main_process():
             return None
         call.watch.end("extract")
-        say_what_was_left_out(corpora, [store.tokens for store in stores], call.say)
+        report_dropped_text(corpora, [store.tokens for store in stores], call.say)
         pairs = without_cut_words(data, stores, call.say)
         n_unknown = unknown_pairs(pairs, stores, load_tokenizer(source.model), call.say)
         fitting = Fitting(spaces, definition, components, seed)

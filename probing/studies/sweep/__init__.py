@@ -31,7 +31,7 @@ from probing.runs.run import load_fit
 from probing.runtime import quiet_libraries, started_as, versions
 from probing.runtime.files import parse_json, read_text
 from probing.runtime.processes import interrupt_behind
-from probing.runtime.progress import BRIEF, Advance, expect, hush, messages, remark, stage
+from probing.runtime.progress import BRIEF, Advance, disable_progress, expect, messages, remark, stage
 from probing.runtime.terminal import plain_table
 from probing.studies.fit import fit as fit_command
 from probing.studies.sweep.definition import (
@@ -50,7 +50,7 @@ from probing.studies.sweep.definition import (
 )
 from probing.tables.schema import ACCURACY, NUMBERS
 from probing.text.tasks import SentenceTask, load_task, predicts_numbers
-from probing.tracking import Tracker, one_service, resolve_mode
+from probing.tracking import Tracker, resolve_mode, shared_service
 
 BEST = 10
 
@@ -274,9 +274,9 @@ def sweep(
     settings = {"sweep": content, "trials": n_trials, "seed": seed, "fit": over}
     folder = SweepFolder(place, name, settings)
     if quiet:
-        hush()
+        disable_progress()
     say = messages(quiet)
-    with quiet_libraries(), folder.claimed() as whole, one_service(mode):
+    with quiet_libraries(), folder.claimed() as whole, shared_service(mode):
         start = time.perf_counter()
         runner = _Runner(definition, options, folder, whole, n_trials, seed, cached, wandb, say)
         try:

@@ -25,7 +25,7 @@ from planted_claims import (
     smoothing_runs_of,
     verdicts,
 )
-from probing.cli.commandline import converted, unchecked
+from probing.cli.commandline import converted, without_validation
 from probing.cli.option_types import defaults
 from probing.errors import UserError
 from probing.models import resolve_model
@@ -84,7 +84,7 @@ def test_every_file_is_read_and_its_runs_are_options_of_the_real_commands(file: 
         options = dict(described)
         name = options.pop("command")
         assert name in KINDS
-        command = unchecked(study_of(name).command)
+        command = without_validation(study_of(name).command)
         instead = options.pop("without", {})
         for asked in (options, options | instead):
             plain = {key: "text" if str(value).startswith("$") else value for key, value in asked.items()}

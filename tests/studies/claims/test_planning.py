@@ -16,7 +16,7 @@ from planted_claims import paper
 from probing.activations import Request
 from probing.activations.source import Reading, Speed
 from probing.cli.arguments import parse
-from probing.cli.commandline import unchecked
+from probing.cli.commandline import without_validation
 from probing.cli.option_types import defaults
 from probing.errors import UserError
 from probing.models import load_config, resolve_model
@@ -83,7 +83,7 @@ def test_a_run_is_the_command_line_that_makes_it(model: str) -> None:
         words = shlex.split(need.line)
         assert words[:3] == ["python", "-m", "probing"]
         commands: dict[str, Any] = {"fit": fit, "geometry": geometry}
-        function = unchecked(commands[words[3]])
+        function = without_validation(commands[words[3]])
         found = parse(words[3], function, words[4:])
         assert {name: found[name] for name in need.options} == dict(need.options)
         assert found["corpus"] == "my corpus.txt"
@@ -113,7 +113,7 @@ def test_sentences_with_labels_are_another_text_and_lack_where_they_are_not_give
     assert without.lacking == "`--labels`"
     (there,) = needs_of(["labels"], paper(), "minilm", Given("text.txt", {"labels": "sst.jsonl"}), DEFAULTS)
     assert there.has_own_text
-    options = parse("fit", unchecked(fit), shlex.split(there.line)[4:])
+    options = parse("fit", without_validation(fit), shlex.split(there.line)[4:])
     asked = {"corpus": "sst.jsonl", "task": "sentence_label", "transform": "clip", "replicates": 0, "evidence": "none"}
     assert {name: options[name] for name in asked} == asked
 
@@ -268,7 +268,7 @@ def test_trainings_have_a_name_by_which_a_killed_one_is_continued(tmp_path: Path
     found = planned(tmp_path, {"pretrain-tiny": "pretrain-tiny"}, 32)
     (one,) = found.models["pretrain-tiny"]
     words = shlex.split(one.need.line)
-    options = parse("pretrain", unchecked(pretrain), words[4:])
+    options = parse("pretrain", without_validation(pretrain), words[4:])
     assert (options["size"], options["seeds"], options["arms"]) == ("tiny", 3, "learned,none")
     assert str(options["name"]).startswith("pretrain-tiny-")
     (again,) = planned(tmp_path, {"pretrain-tiny": "pretrain-tiny"}, 32).models["pretrain-tiny"]
@@ -339,7 +339,7 @@ def test_runs_on_grammars_at_masks_and_of_disabled_heads_are_command_lines(
     assert lines["disabled"] == f"python -m probing disable --model {toy} --corpus text.conllu --kinds zero --retrain 0"
     for name, one in runs.items():
         words = shlex.split(lines[name])
-        found = parse(words[3], unchecked(OF_BERTOLOGY[words[3]]), words[4:])
+        found = parse(words[3], without_validation(OF_BERTOLOGY[words[3]]), words[4:])
         plain = {option: value for option, value in one.need.options.items() if option != "tuning"}
         assert {option: found[option] for option in plain} == plain
         assert (one.seconds > 0) is (one.need.lacking == "")
@@ -451,7 +451,7 @@ def test_each_line_names_the_folder_that_the_line_before_it_writes(model: Path, 
     assert lines["disabled_task"] == f"python -m probing disable {options}"
     for one in runs.values():
         words_of = shlex.split(one.need.line)
-        found = parse(words_of[3], unchecked(study_of(words_of[3]).command), words_of[4:])
+        found = parse(words_of[3], without_validation(study_of(words_of[3]).command), words_of[4:])
         for option, value in one.need.options.items():
             asked = asdict(TuningOptions()) | {**value} if isinstance(value, Mapping) else value
             assert (asdict(found[option]) if option == "tuning" else found[option]) == asked

@@ -13,10 +13,10 @@ from probing.results import (
     ALL_LAYERS,
     Schema,
     count,
+    estimate,
     in_brackets,
     interval,
     listed,
-    measured,
     number,
     shown_table,
     text,
@@ -107,16 +107,16 @@ SINKS = Schema("sinks", "with `--extremes`, a row per block, kind of token and h
     text("token", "Kind of token: the text of a special one, first token, punctuation, or other tokens."),
     number("share", "Share of the tokens that are of the kind.", form=".1%"),
     number("uniform", "Attention to the kind if every query attended alike to all tokens that it sees.", form=".1%"),
-    measured("mass", "Attention to the kind, a mean over all queries; of a block the mean of its heads.", form=".1%"),
-    measured("norm_mass", f"The same of weights times the norm of {_TERMS}, rows divided by their sum.", "by norm",
+    estimate("mass", "Attention to the kind, a mean over all queries; of a block the mean of its heads.", form=".1%"),
+    estimate("norm_mass", f"The same of weights times the norm of {_TERMS}, rows divided by their sum.", "by norm",
              form=".1%"),
     number("value_norm", f"Mean norm of {_TERMS} of the tokens of the kind.", "value norm"),
     number("value_ratio", "That divided by the same of tokens of no other kind.", "x others", form=".2f"),
-    measured("added", f"Norm of the sum of attention times {_TERMS} over the tokens of the kind, a mean over queries; "
+    estimate("added", f"Norm of the sum of attention times {_TERMS} over the tokens of the kind, a mean over queries; "
              "of a block, of the sum over its heads."),
-    measured("of_output", "That divided by the norm of all that the head adds, or of the output of the attention.",
+    estimate("of_output", "That divided by the norm of all that the head adds, or of the output of the attention.",
              "of output", form=".1%"),
-    measured("of_stream", "Of a block, the norm of what is added to a query divided by that of the hidden state "
+    estimate("of_stream", "Of a block, the norm of what is added to a query divided by that of the hidden state "
              "of the query that enters the block, a mean over queries.", "of stream", form=".1%"),
 ), optional=True)  # fmt: skip
 

@@ -39,7 +39,7 @@ from probing.interventions.model_output import (
 )
 from probing.models import ModelSource, load_masked_lm
 from probing.models.anatomy import Anatomy, examine, hidden_states
-from probing.models.examination import run, vectors_given, vectors_in, vectors_of_tokens
+from probing.models.examination import run, vectors_in, vectors_of_tokens, vectors_received
 from probing.models.residual_stream import NotPostNorm, find_blocks, is_norm, word_table
 from probing.probes.transforms import random_neurons
 from probing.runtime import give_back_memory
@@ -395,7 +395,7 @@ def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[...,
 
     def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         # What a model pads by itself (Longformer) is not handed out.
-        given, made = (vectors_of_tokens(one, _LENGTH) for one in (vectors_given(args, kwargs), out))
+        given, made = (vectors_of_tokens(one, _LENGTH) for one in (vectors_received(args, kwargs), out))
         if given is not None and made is not None:
             calls.append((name, given, made))
 

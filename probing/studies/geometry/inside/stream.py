@@ -18,7 +18,7 @@ from probing.interventions.forward import SentenceSums
 from probing.interventions.model_output import BATCH_TOKENS, PROBE_TOKENS, Batch, draw_sentences, token_batches
 from probing.models import ModelSource, load_encoder, load_masked_lm, load_tokenizer
 from probing.models.anatomy import Anatomy, examine
-from probing.models.residual_stream import BlockNorm, NotFound, Seen, Site, Tap, find_norms, find_path, watching
+from probing.models.residual_stream import BlockNorm, Seen, Site, Tap, UnknownParts, find_norms, find_path, watching
 from probing.probes.transforms import random_neurons
 from probing.runtime.progress import note, stage
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
@@ -295,7 +295,7 @@ class Subject:
 
     def counts(self, tokens: Tokens) -> NDArray[np.bool_]:
         """Return which tokens count in means of hidden states, shape (n_tokens,)."""
-        return tokens.measured if self.includes_special else ~tokens.special
+        return tokens.included if self.includes_special else ~tokens.special
 
 
 def norms_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) -> list[BlockNorm]:
@@ -306,7 +306,7 @@ def norms_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str)
     """
     try:
         return find_norms(encoder, anatomy, pad_token_id)
-    except NotFound as reason:
+    except UnknownParts as reason:
         raise UserError(_refusal("--norms", "the norms of its blocks", name, encoder, reason)) from None
 
 
@@ -318,11 +318,11 @@ def path_of(encoder: nn.Module, anatomy: Anatomy, pad_token_id: int, name: str) 
     """
     try:
         return find_path(encoder, anatomy, pad_token_id)
-    except NotFound as reason:
+    except UnknownParts as reason:
         raise UserError(_refusal("--path", "the terms of its residual stream", name, encoder, reason)) from None
 
 
-def _refusal(option: str, what: str, name: str, encoder: Any, reason: NotFound) -> str:
+def _refusal(option: str, what: str, name: str, encoder: Any, reason: UnknownParts) -> str:
     return (
         f"`{option}`: {what} cannot be told in {name} ({encoder.config.model_type}): {reason}; "
         "leave the option out, or choose another model."

@@ -408,7 +408,7 @@ def _split_rows(layer: int, scale: str, sums: TwoWaySums) -> Rows:
         low, high = jackknife_interval(np.array([float(one.excess[part]) for one in shares]), design.n_sentences)
         rows.append(without_nan({
             "layer": layer, "scale": scale, "part": part, "value": float(shares[0].excess[part]), "low": low,
-            "high": high, "share": float(shares[0].found[part]), "chance": float(shares[0].chance[part]),
+            "high": high, "share": float(shares[0].observed[part]), "chance": float(shares[0].chance[part]),
             "n_sentences": design.n_sentences, "n_tokens": len(design.index),
         }))  # fmt: skip
     return rows
@@ -579,7 +579,7 @@ def _neuron_rows(layer: int, variance: Array, shares: Any, spread: Mapping[str, 
     for k in range(len(variance)):
         row = {
             "layer": layer, "neuron": k, "variance": float(variance[k]),
-            "eta_squared": float(shares.found["position_alone"][k]), "share": float(shares.found["position"][k]),
+            "eta_squared": float(shares.observed["position_alone"][k]), "share": float(shares.observed["position"][k]),
             "chance": float(shares.chance["position"][k]), "value": float(shares.excess["position"][k]),
         }  # fmt: skip
         for scale, one in spread.items():
