@@ -143,7 +143,7 @@ def stream_of(config: dict[str, Any], default_values: Mapping[str, Any]) -> Stre
 
     Args:
         config: The resolved configuration, which is changed.
-        usual: The defaults of the options.
+        default_values: The defaults of the options.
 
     Raises:
         UserError: If options contradict each other, or the run is not one whose neurons can be changed.
@@ -201,7 +201,7 @@ def compared_run(config: dict[str, Any], default_values: Mapping[str, Any], stre
 
     Args:
         config: The resolved configuration, which is changed to that of the run.
-        usual: The defaults of the options.
+        default_values: The defaults of the options.
         stream: The neurons that are changed, if there are any.
 
     Raises:

@@ -229,7 +229,7 @@ def explained_rows(
         neurons: Neurons, in the order of the shares.
         kinds: Kind of each neuron, `outlier` or `random`.
         special_tokens: Whether special tokens were used, `exclude` or `include`.
-        found: Result of `ExplainedAccumulator.result`.
+        shares: Result of `ExplainedAccumulator.result`.
         n_tokens: Number of tokens used.
     """
     return [

@@ -319,7 +319,7 @@ def conclusions(geometry_tables: Tables, clipped: Mapping[int, Sequence[int]]) -
     """Return the conclusions from the tables, a sentence for each question.
 
     Args:
-        made: The tables.
+        geometry_tables: The tables.
         clipped: Neurons that were clipped in each layer.
     """
     by_measure, layers = values_of(geometry_tables.geometry), layers_of(geometry_tables.geometry)

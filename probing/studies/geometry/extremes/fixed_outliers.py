@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from probing.data.examples import Activations
 from probing.heads.change import row_divergences
-from probing.heads.position_controls import HeldScores, matched_sets
+from probing.heads.position_controls import FixedScores, matched_sets
 from probing.heads.subject import PUNCTUATION, types_of
 from probing.models.attention_heads import QueryKey
 from probing.results import ALL_LAYERS
@@ -142,7 +142,7 @@ def effects(inputs: Inputs, heads: QueryKey, sample: Sample, sets: NDArray[np.in
         biases = heads.biases_at(places - places[:, None]).nan_to_num()  # NaN at keys that are not seen
         for head in range(n_heads):
             query, key, bias = (of[head] for of in (heads.query, heads.key, heads.query_bias))
-            scores = HeldScores(
+            scores = FixedScores(
                 states, is_token, query, key, inputs.mean @ query + bias, biases[head].expand(len(group), -1, -1),
                 is_causal=sample.is_causal,
             )  # fmt: skip

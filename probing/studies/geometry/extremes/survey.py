@@ -15,7 +15,15 @@ from probing.activations import Request, load, tokens_of
 from probing.activations.source import ActivationSource
 from probing.data.examples import Activations
 from probing.errors import UserError, as_clause
-from probing.heads.accumulation import Accumulator, Attention, AttentionReader, Batch, Kept, SumsStore, accumulate
+from probing.heads.accumulation import (
+    Accumulator,
+    Attention,
+    AttentionReader,
+    Batch,
+    BatchValues,
+    SumsStore,
+    accumulate,
+)
 from probing.heads.rows import Means, Sentences
 from probing.heads.subject import Attended, fingerprint_of, members_of
 from probing.interventions.model_output import draw_sentences
@@ -322,9 +330,11 @@ class _Added:
         for name, values in added(attention, self.batch, self.types).items():
             self.stacked.setdefault(name, []).append(values)
 
-    def kept(self) -> Kept:
+    def batch_values(self) -> BatchValues:
         by_query = torch.stack(self.stacked.pop("by_query"), dim=2)
-        return Kept({name: torch.stack(values, dim=1) for name, values in self.stacked.items()}, {"added": by_query})
+        return BatchValues(
+            {name: torch.stack(values, dim=1) for name, values in self.stacked.items()}, {"added": by_query}
+        )
 
 
 def stream_norms(store: Activations, layer: int, sentences: Sequence[int]) -> NDArray[np.float64]:
