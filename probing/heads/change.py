@@ -27,7 +27,7 @@ from probing.text.tokens import Tokens
 
 # Maximum number of bytes of the other checkpoint's maps in memory; if all blocks need more, its forward pass is
 # repeated for the remaining blocks.
-HELD_BYTES = 2**28
+MAPS_BYTES = 2**28
 SAME, OTHER_HEADS, OTHER_SENTENCES = "same", "other heads", "other sentences"
 _OF_MAPS = (SAME, OTHER_HEADS, OTHER_SENTENCES)
 
@@ -153,7 +153,7 @@ class _ComparedMaps:
         """Return the other checkpoint's maps from a block on, as many as may be held."""
         mask = self.batch.mask
         size = mask.numel() * mask.shape[1] * self.against.heads.n_heads * 4
-        maps = self.against.maps(self.batch.inputs, first, first + max(HELD_BYTES // size, 1) - 1)
+        maps = self.against.maps(self.batch.inputs, first, first + max(MAPS_BYTES // size, 1) - 1)
         pairs = (mask[:, :, None] & mask[:, None, :])[:, None]
         return {layer: torch.where(pairs, layer_maps, 0.0) for layer, layer_maps in maps.items()}
 
@@ -326,7 +326,7 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
 # Number of tokens to which each sentence is padded, and maximum number of sentences that are compared.
 PUBLISHED_LENGTH, PUBLISHED_SENTENCES = 200, 1000
 # Most bytes of one checkpoint's maps that are held.
-_HELD_BYTES = 2**26
+_PUBLISHED_MAPS_BYTES = 2**26
 COSINE, PADDING = "cosine_as_published", "padding_as_published"
 
 
@@ -397,7 +397,7 @@ class _ComparedAsPublished:
         compared = sentences.cpu() < PUBLISHED_SENTENCES
         bytes_per_sentence = heads.n_layers * heads.n_heads * PUBLISHED_LENGTH**2 * 4
         chosen = compared.nonzero()[:, 0]
-        for some in chosen.split(max(_HELD_BYTES // bytes_per_sentence, 1)) if len(chosen) else ():
+        for some in chosen.split(max(_PUBLISHED_MAPS_BYTES // bytes_per_sentence, 1)) if len(chosen) else ():
             inputs = {
                 name: values.to(sentences.device) for name, values in self._padded(sentences[some].tolist()).items()
             }

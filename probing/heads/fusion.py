@@ -42,7 +42,7 @@ from probing.text.tokens import Tokens
 # --------------------------------------------------------------------------------------------------------------------
 
 # Fused vectors are kept up to this size; beyond, they are fused again in every pass.
-KEPT_BYTES = 2**29
+FUSED_BYTES = 2**29
 
 
 class Fusion(Protocol):
@@ -146,7 +146,7 @@ class FusedStates:
         if (cached := self._cached.get((layer, shard))) is not None:
             return cached
         fused = self.fusions[layer](states_of(self.base, self.layers, shard))
-        if self._cached_bytes + fused.nbytes <= KEPT_BYTES:
+        if self._cached_bytes + fused.nbytes <= FUSED_BYTES:
             self._cached[layer, shard] = fused
             self._cached_bytes += fused.nbytes
         return fused
@@ -755,7 +755,7 @@ def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Ro
     corpora, splits = [request.corpus for request in survey.requests], survey.config.splits
     rows: Rows = []
     single = zip(layers, torch.eye(len(layers)), strict=True)
-    shared: dict[int, Fusion] = {layer: Weighted(fusion) for layer, fusion in single}
+    shared: dict[int, Fusion] = {layer: Weighted(weights) for layer, weights in single}
     for name, task in tasks_of(survey)[0].items():
         sides = label_sides(states, corpora, splits, task)
         tested = compare_fusions(sides, layers, survey.source.trainer, survey.seed)

@@ -639,7 +639,7 @@ def pairs_of(links: RoleLinks, tokens: Tokens, seed: int) -> Pairs:
     }
     chosen = {place: linked[place] for place in kinds}
     for placements in drawn.values():
-        chosen |= {place: "" for _, place_kind, is_link in placements for place in place_kind if not is_link}
+        chosen |= {place: "" for _, linked_places, is_link in placements for place in linked_places if not is_link}
     ordered = sorted(chosen, key=lambda place: place[0])
     number = {place_kind: i for i, place_kind in enumerate(dict.fromkeys(kinds.values()))}
     pieces = _pieces_of(tokens)

@@ -407,9 +407,7 @@ def survey(
         dimensions=[row for layer_survey in surveys.values() for row in layer_survey.dimensions],
         parameters=parameter_rows(parameters, sorted({row["neuron"] for row in named})),
         explained=[row for layer_survey in surveys.values() for row in layer_survey.explained],
-        first_token=[
-            row for layer_survey in looks for row in first_token_rows(layer_survey.layer, layer_survey.of_first)
-        ],
+        first_token=[row for layer_look in looks for row in first_token_rows(layer_look.layer, layer_look.of_first)],
         transforms={
             kind: {
                 layer: layer_survey.transforms[kind]

@@ -120,7 +120,7 @@ SINKS = Schema("sinks", "with `--extremes`, a row per block, kind of token and h
              "of the query that enters the block, a mean over queries.", "of stream", form=".1%"),
 ), optional=True)  # fmt: skip
 
-_HELD = "with the outliers held at their mean in the queries and keys of the head"
+_FIXED = "with the outliers held at their mean in the queries and keys of the head"
 
 _MATCHED = "with as many other neurons of about the same sd held"
 
@@ -136,7 +136,7 @@ HELD_OUTLIERS = Schema(
     number("sd_ratio", "Root of their variance divided by that of the matched neurons, a mean over the sets.",
            "sd ratio", form=".2f"),
     whole("n_draws", "Number of distinct matched sets."),
-    number("divergence", f"Jensen-Shannon divergence from the whole head's attention {_HELD}, in nats, a mean over "
+    number("divergence", f"Jensen-Shannon divergence from the whole head's attention {_FIXED}, in nats, a mean over "
            "queries; in rows without a head the mean over heads, each changed alone.", form=".4f"),
     number("divergence_matched", f"The same {_MATCHED}, a mean over the sets.", "matched", form=".4f"),
     number("divergence_matched_low", "The least of these sets.", form=".4f"),
@@ -149,7 +149,7 @@ HELD_OUTLIERS = Schema(
     number("divergence_p_holm", _CORRECTED, "p (Holm)", form=".2g"),
     number("special", "Attention of the whole head to special tokens, in causal models to the first token too.",
            form=".1%"),
-    number("special_held", f"The same {_HELD}.", "held", form=".1%"),
+    number("special_held", f"The same {_FIXED}.", "held", form=".1%"),
     number("special_matched", f"The same {_MATCHED}, a mean over the sets.", "matched", form=".1%"),
     number("special_matched_low", "The least of these sets.", form=".1%"),
     number("special_matched_high", "The largest of these sets.", form=".1%"),
@@ -183,7 +183,7 @@ COURSE_COLUMNS = (
 # The last of these are there where the model's output projections can be told.
 SINK_COLUMNS = ("layer", "token", "share", "mass*", "norm_mass", "value_ratio", "of_output", "of_stream")
 
-_HELD_COLUMNS = (
+_FIXED_COLUMNS = (
     "layer", "k", "divergence", "divergence_matched", "divergence_p", "divergence_scaled", "divergence_scaled_p",
     "special", "special_held", "special_matched", "special_p", "special_scaled", "special_scaled_p", "sd_ratio",
 )  # fmt: skip
@@ -205,7 +205,7 @@ def tables(rows_by_table: Tables) -> list[Any]:
         shown.append(shown_table(SINKS, rows, "What attention gives to kinds of tokens, and what these add", names))
     if fixed_rows:
         title = "Attention of heads with outliers held at their mean in queries and keys of one head: means over heads"
-        shown.append(shown_table(HELD_OUTLIERS, [row for row in fixed_rows if not _head(row)], title, _HELD_COLUMNS))
+        shown.append(shown_table(HELD_OUTLIERS, [row for row in fixed_rows if not _head(row)], title, _FIXED_COLUMNS))
     return shown
 
 

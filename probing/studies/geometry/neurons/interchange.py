@@ -461,7 +461,7 @@ def aligned_prompts(
         raise UserError(
             f"`{flag_text}` has no pair between whose texts neurons can be exchanged ({reasons}); give others."
         )
-    check_ids(source, tokenizer, tokens_of_prompts([couple for pair in aligned for couple in pair]).input_ids)
+    check_ids(source, tokenizer, tokens_of_prompts([prompt for pair in aligned for prompt in pair]).input_ids)
     return aligned
 
 
