@@ -362,7 +362,7 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
         module for module in encoder.modules() if isinstance(module, nn.Embedding) and module not in (table, words)
     ]
     handles += [
-        module.register_forward_hook(lambda table, _, out: segments.append((table, vectors_in(out))))
+        module.register_forward_hook(lambda embedder, _, out: segments.append((embedder, vectors_in(out))))
         for module in others
     ]
     try:
