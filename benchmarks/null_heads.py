@@ -167,9 +167,9 @@ class Treebank:
 
     def with_heads(self, heads: NDArray[np.int64], kept: NDArray[np.bool_]) -> Scored:
         """Return some of the arcs with other syntactic heads."""
-        assert self.scored.found is not None
+        assert self.scored.predicted is not None
         arcs = replace(self.scored.arcs, heads=heads)
-        return Scored(arcs, self.scored.found == heads[:, None, None, None], self.scored.found).where(kept)
+        return Scored(arcs, self.scored.predicted == heads[:, None, None, None], self.scored.predicted).where(kept)
 
 
 Heads = Callable[[Treebank, np.random.Generator], tuple[NDArray[np.int64], NDArray[np.bool_]]]
@@ -229,10 +229,10 @@ def of_relations(bank: Treebank, make: Heads, planted: bool, seed: int) -> dict[
     names, counts = np.unique(bank.scored.arcs.relations.astype(str), return_counts=True)
     relation = str(generator.choice(names[counts > 3 * LEAST_ARCS]))
     if planted:
-        assert bank.scored.found is not None
-        layer, head = (int(generator.integers(n)) for n in bank.scored.found.shape[1:3])
+        assert bank.scored.predicted is not None
+        layer, head = (int(generator.integers(n)) for n in bank.scored.predicted.shape[1:3])
         follows = (bank.scored.arcs.relations == relation) & (generator.random(len(heads)) < SHARE)
-        heads[follows] = bank.scored.found[follows, layer, head, 0]
+        heads[follows] = bank.scored.predicted[follows, layer, head, 0]
     both = bank.with_heads(heads, kept)
     is_train = generator.permutation(len(bank.n_words)) < len(bank.n_words) / 2
     parts = both.of_sentences(is_train), both.of_sentences(~is_train)

@@ -33,7 +33,7 @@ from probing.activations.store import cache_folder
 from probing.interventions.forward import draw_text
 from probing.interventions.frozen_probes import ProbeReadout, Probes
 from probing.interventions.probed_task import frozen_of_run
-from probing.interventions.subject import Subject
+from probing.interventions.subject import InterventionSetup
 from probing.runs.run import load_fit
 from probing.runtime import quiet_libraries
 from probing.studies.geometry.neurons.sets import Line, NeuronPasses, NeuronSet, Values, drawn_sets, effect_rows
@@ -59,14 +59,14 @@ class Case:
     layer: int
 
     @classmethod
-    def of(cls, subject: Subject, layer: int, n_tokens: int) -> Case:
+    def of(cls, subject: InterventionSetup, layer: int, n_tokens: int) -> Case:
         """Read the activations, and draw test sentences of at most so many tokens."""
         stores, frozen = subject.read(), subject.frozen
         assert frozen is not None
         sides = [np.array([side == name for side in subject.splits[0]]) for name in ("test", "train")]
         text, train = (draw_text(stores[0], side, n, 0) for side, n in zip(sides, (n_tokens, 20_000), strict=True))
         labels, train_labels = (
-            subject.own.labels(stores, 0, frozen.classes, side)[of.of_corpus]
+            subject.main_task.labels(stores, 0, frozen.classes, side)[of.of_corpus]
             for side, of in (("test", text), ("train", train))
         )
         last = max(frozen.weight)
@@ -115,7 +115,7 @@ def main() -> None:
         source = ActivationSource.of("minilm", None, "all", {}, cache=Path(cache_folder(args.cache, "runs")))
         corpora, splits = read_corpora("builtin", None, run.config["seed"], print)
         frozen = frozen_of_run(run, source.model, None, [source.config.num_hidden_layers], "run")
-        case = Case.of(Subject(source, corpora, splits, 0, frozen), args.layer, args.tokens)
+        case = Case.of(InterventionSetup(source, corpora, splits, 0, frozen), args.layer, args.tokens)
         found = []
         for seed in range(args.first_seed, args.first_seed + args.runs):
             found.append(row := case.row(args.k, args.draws, seed))

@@ -208,7 +208,7 @@ def kept_of(measure: Measure, corpus: Corpus, tokens: Tokens, maps_of: MapsOf, s
         accumulator = begin(batch)
         for layer in range(padded.shape[1]):
             accumulator.add(attention_of(layer + 1, padded[:, layer], torch.empty(0), None, batch))
-        of = accumulator.kept().by_token[measure.name]
+        of = accumulator.batch_values().by_token[measure.name]
         values |= {int(s): of[i][batch.mask[i]] for i, s in enumerate(batch.sentences)}
     return cast(SumsStore, Stored(tokens, torch.cat([values[i] for i in range(tokens.n_sentences)])))
 

@@ -133,19 +133,19 @@ class Examples:
 
     def map_of(self, name: str) -> tuple[ExampleSentence, NDArray[np.float32]]:
         """Return the sentence and the map of a class, shape (from, to)."""
-        one = self.classes[name]
-        example = self.examples[one.example]
-        return example.of, example.maps[list(self.layers).index(one.layer), one.head - 1]
+        class_example = self.classes[name]
+        example = self.examples[class_example.example]
+        return example.of, example.maps[list(self.layers).index(class_example.layer), class_example.head - 1]
 
 
 def write_examples(folder: Path, examples: Examples) -> Path:
     """Write the examples into a run's folder, and return the path of the file."""
     described = {
         "layers": list(examples.layers),
-        "sentences": [asdict(one.of) for one in examples.examples],
-        "classes": {name: asdict(one) for name, one in examples.classes.items()},
+        "sentences": [asdict(example.of) for example in examples.examples],
+        "classes": {name: asdict(example) for name, example in examples.classes.items()},
     }
-    tensors = {f"attention/{i}": one.maps.astype(np.float16) for i, one in enumerate(examples.examples)}
+    tensors = {f"attention/{i}": example.maps.astype(np.float16) for i, example in enumerate(examples.examples)}
     path = folder / NAME
     write_tensors(path, tensors, {name: json.dumps(value) for name, value in described.items()})
     return path
@@ -166,10 +166,14 @@ def read_examples(folder: Path) -> Examples | None:
         described: dict[str, Any] = {name: parse_json(text) for name, text in file.metadata().items()}
         names = range(len(described["sentences"]))
         maps = [np.asarray(file.get_tensor(f"attention/{i}"), dtype=np.float32) for i in names]
-    sentences = [ExampleSentence(**one) for one in described["sentences"]]
-    for of, one in zip(sentences, maps, strict=True):
+    sentences = [ExampleSentence(**fields) for fields in described["sentences"]]
+    for of, sentence_maps in zip(sentences, maps, strict=True):
         n = len(of.tokens)
-        if one.ndim != 4 or one.shape[0] != len(described["layers"]) or one.shape[2:] != (n, n):
+        if (
+            sentence_maps.ndim != 4
+            or sentence_maps.shape[0] != len(described["layers"])
+            or sentence_maps.shape[2:] != (n, n)
+        ):
             raise ValueError(f"{NAME} has maps of another shape than their sentence of {n} tokens")
-    classes = {name: ClassExample(**one) for name, one in described["classes"].items()}
+    classes = {name: ClassExample(**fields) for name, fields in described["classes"].items()}
     return Examples(described["layers"], [Example(*both) for both in zip(sentences, maps, strict=True)], classes)

@@ -84,8 +84,8 @@ class Batch:
     @cached_property
     def inputs(self) -> dict[str, Tensor]:
         """What the model is given, each of shape (batch, sequence)."""
-        found = {"input_ids": self.input_ids, "attention_mask": self.mask.long()}
-        return found if self.token_types is None else {**found, "token_type_ids": self.token_types}
+        model_inputs = {"input_ids": self.input_ids, "attention_mask": self.mask.long()}
+        return model_inputs if self.token_types is None else {**model_inputs, "token_type_ids": self.token_types}
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -153,13 +153,17 @@ class Attention:
     @cached_property
     def without_first(self) -> Attention:
         """The attention without the first token, in rows that sum to 1, or are 0 where nothing is left."""
-        left = self.probabilities.clone()
-        left[:, :, 0], left[..., 0] = 0, 0
-        left /= left.sum(3, keepdim=True, dtype=torch.float64).to(left.dtype).clamp_min(torch.finfo(left.dtype).tiny)
+        probabilities = self.probabilities.clone()
+        probabilities[:, :, 0], probabilities[..., 0] = 0, 0
+        probabilities /= (
+            probabilities.sum(3, keepdim=True, dtype=torch.float64)
+            .to(probabilities.dtype)
+            .clamp_min(torch.finfo(probabilities.dtype).tiny)
+        )
         visible = None if self.visible is None else self.visible.clone()
         if visible is not None:
             visible[:, 0], visible[..., 0] = False, False
-        return replace(self, probabilities=left, visible=visible)
+        return replace(self, probabilities=probabilities, visible=visible)
 
     def value_norms(self) -> Tensor:
         """Return the norm of what each token would add to the residual stream with weight 1, shape (batch, heads, to).
@@ -209,7 +213,7 @@ def _uniform(seen: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Kept:
+class BatchValues:
     """What a measure keeps of one batch, each value under its name.
 
     Args:
@@ -232,7 +236,7 @@ class Accumulator(Protocol):
     def add(self, attention: Attention) -> None:
         """Take the next block. The attention may be overwritten after this call: copy what is needed later."""
 
-    def kept(self) -> Kept:
+    def batch_values(self) -> BatchValues:
         """Return what is kept of the batch, after its last block."""
 
 
@@ -280,14 +284,14 @@ class _Blocks:
 
     def __init__(self, function: Callable[[Attention, Batch], Mapping[str, Tensor]], batch: Batch) -> None:
         self.function, self.batch = function, batch
-        self.found: dict[str, list[Tensor]] = {}
+        self.by_block: dict[str, list[Tensor]] = {}
 
     def add(self, attention: Attention) -> None:
         for name, values in self.function(attention, self.batch).items():
-            self.found.setdefault(name, []).append(values)
+            self.by_block.setdefault(name, []).append(values)
 
-    def kept(self) -> Kept:
-        return Kept({name: torch.stack(values, dim=1) for name, values in self.found.items()})
+    def batch_values(self) -> BatchValues:
+        return BatchValues({name: torch.stack(values, dim=1) for name, values in self.by_block.items()})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -337,12 +341,12 @@ class SumsStore(ActivationStore):
             tensors = load_file(regular(self.path(0, shard.index), self.folder))
             if not tensors:
                 continue
-            here = slice(shard.first_sentence, shard.first_sentence + shard.n_sentences)
-            own = tensors[f"listed/{name}"][chosen[here].repeat_interleave(counts[here])]
+            shard_sentences = slice(shard.first_sentence, shard.first_sentence + shard.n_sentences)
+            shard_rows = tensors[f"listed/{name}"][chosen[shard_sentences].repeat_interleave(counts[shard_sentences])]
             if rows is None:
-                rows = torch.empty(int(numbers.sum()), *own.shape[1:], dtype=own.dtype)
-            rows[filled : filled + len(own)] = own
-            filled += len(own)
+                rows = torch.empty(int(numbers.sum()), *shard_rows.shape[1:], dtype=shard_rows.dtype)
+            rows[filled : filled + len(shard_rows)] = shard_rows
+            filled += len(shard_rows)
         return (torch.empty(0) if rows is None else rows), numbers
 
     def names(self) -> list[str]:
@@ -350,12 +354,12 @@ class SumsStore(ActivationStore):
         return sorted(load_file(regular(self.path(0, 0), self.folder)))
 
     def _shards(self, name: str) -> list[Tensor]:
-        found = (load_file(regular(self.path(0, shard.index), self.folder)) for shard in self.plan.shards)
-        return [tensors[name] for tensors in found if tensors]
+        shard_files = (load_file(regular(self.path(0, shard.index), self.folder)) for shard in self.plan.shards)
+        return [tensors[name] for tensors in shard_files if tensors]
 
 
 def of_shard(
-    batches: Iterable[tuple[Batch, Kept]], first_sentence: int, n_sentences: int, first_row: int, n_tokens: int
+    batches: Iterable[tuple[Batch, BatchValues]], first_sentence: int, n_sentences: int, first_row: int, n_tokens: int
 ) -> dict[str, Tensor]:
     """Put together what a measure kept of the batches of one shard, in the order of the corpus.
 
@@ -366,31 +370,31 @@ def of_shard(
         first_row: Index of its first token.
         n_tokens: Number of its tokens.
     """
-    made: dict[str, Tensor] = {}
+    shard_values: dict[str, Tensor] = {}
     listed: dict[str, dict[int, Tensor]] = {}
 
     def put(name: str, index: Tensor, values: Tensor, length: int) -> None:
-        if name not in made:
-            made[name] = torch.zeros(length, *values.shape[1:], dtype=values.dtype)
-        made[name][index] = values.cpu()
+        if name not in shard_values:
+            shard_values[name] = torch.zeros(length, *values.shape[1:], dtype=values.dtype)
+        shard_values[name][index] = values.cpu()
 
-    for batch, kept in batches:
-        for name, values in kept.by_sentence.items():
+    for batch, batch_values in batches:
+        for name, values in batch_values.by_sentence.items():
             put(f"by_sentence/{name}", batch.sentences.cpu() - first_sentence, values, n_sentences)
-        for name, values in kept.by_token.items():
+        for name, values in batch_values.by_token.items():
             put(f"by_token/{name}", (batch.rows[batch.mask] - first_row).cpu(), values[batch.mask], n_tokens)
-        for name, values in kept.total.items():
-            before = made.get(f"total/{name}")
-            made[f"total/{name}"] = values.cpu().clone() if before is None else before + values.cpu()
-        for name, rows in kept.listed.items():
-            own = zip((batch.sentences.cpu() - first_sentence).tolist(), rows, strict=True)
-            listed.setdefault(name, {}).update((sentence, values.cpu()) for sentence, values in own)
+        for name, values in batch_values.total.items():
+            before = shard_values.get(f"total/{name}")
+            shard_values[f"total/{name}"] = values.cpu().clone() if before is None else before + values.cpu()
+        for name, rows in batch_values.listed.items():
+            sentence_rows = zip((batch.sentences.cpu() - first_sentence).tolist(), rows, strict=True)
+            listed.setdefault(name, {}).update((sentence, values.cpu()) for sentence, values in sentence_rows)
     for name, by_sentence in listed.items():
         numbers = torch.zeros(n_sentences, dtype=torch.int64)
         numbers[list(by_sentence)] = torch.tensor([len(values) for values in by_sentence.values()])
-        made[f"n_listed/{name}"] = numbers
-        made[f"listed/{name}"] = torch.cat([by_sentence[sentence] for sentence in sorted(by_sentence)])
-    return made
+        shard_values[f"n_listed/{name}"] = numbers
+        shard_values[f"listed/{name}"] = torch.cat([by_sentence[sentence] for sentence in sorted(by_sentence)])
+    return shard_values
 
 
 def not_finite(sums: Mapping[str, Tensor]) -> str | None:
@@ -439,7 +443,7 @@ class AttentionReader:
         heads = find_heads(encoder, anatomy, pad_token_id, name)
         return cls(anatomy, heads, heads.output_projections(encoder), pad_token_id, n_types)
 
-    def read(self, encoder: nn.Module, batch: Batch, begins: Sequence[_Begin]) -> list[Kept]:
+    def read(self, encoder: nn.Module, batch: Batch, begins: Sequence[_Begin]) -> list[BatchValues]:
         """Run the encoder over a batch, give each block's attention to the measures, and return what they keep.
 
         Args:
@@ -464,7 +468,7 @@ class AttentionReader:
         device = next(encoder.parameters()).device
         inputs = {name: values.to(device) for name, values in batch.inputs.items()}
         read_heads(encoder, self.heads, give, inputs, give_mask)
-        return [accumulator.kept() for accumulator in accumulators]
+        return [accumulator.batch_values() for accumulator in accumulators]
 
 
 def accumulate(
@@ -516,8 +520,8 @@ def accumulate(
                 if not store.records():
                     remove(store.folder)  # for example if the model has no attention weights
             raise
-        if left := _missing(stores):
-            raise RunError(f"{len(left)} shards of the attention were not read; run the same command again")
+        if missing := _missing(stores):
+            raise RunError(f"{len(missing)} shards of the attention were not read; run the same command again")
         for store in stores.values():
             store.touch()
     return stores
@@ -612,39 +616,44 @@ class AttentionPass(ShardPass):
         first, *copies = copies_for_readers(self.encoder, device)
         self.readers = [(first, AttentionReader.of(first, *about, tokens.lengths.tolist()))]
         self.readers += [(encoder, AttentionReader.of(encoder, *about)) for encoder in copies]
-        self.begins = {one.name: one.of_corpus(tokens, self.request.corpus) for one in self.measures}
+        self.begins = {measure.name: measure.of_corpus(tokens, self.request.corpus) for measure in self.measures}
 
     def process(self, shard: int, missing: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         """Return the sums of each missing measure over one shard."""
         store = self.stores[missing[0]]
-        here = store.plan.shards[shard]
-        rows = store.shard_tokens(here)
+        planned_shard = store.plan.shards[shard]
+        rows = store.shard_tokens(planned_shard)
         begins = [self.begins[name] for name in missing]
-        found: dict[int, tuple[Batch, list[Kept]]] = {}
+        batches: dict[int, tuple[Batch, list[BatchValues]]] = {}
 
         @torch.inference_mode()
-        def read(encoder: nn.Module, reader: AttentionReader, one: tuple[int, Batch]) -> None:
-            index, batch = one
-            found[index] = batch, reader.read(encoder, batch, begins)
+        def read(encoder: nn.Module, reader: AttentionReader, numbered_batch: tuple[int, Batch]) -> None:
+            index, batch = numbered_batch
+            batches[index] = batch, reader.read(encoder, batch, begins)
 
         reader = self.readers[0][1]
         some = shard_batches(store, shard, reader, float64_device(self.device))
         share_out(read, self.readers, enumerate(some))
-        made: dict[str, dict[str, Tensor]] = {}
+        sums_of_measure: dict[str, dict[str, Tensor]] = {}
         for i, name in enumerate(missing):
-            in_order = ((batch, kept[i]) for batch, kept in (found[index] for index in sorted(found)))
-            made[name] = of_shard(in_order, here.first_sentence, here.n_sentences, rows.start, here.n_tokens)
-            if bad := not_finite(made[name]):
+            in_order = (
+                (batch, batch_values[i]) for batch, batch_values in (batches[index] for index in sorted(batches))
+            )
+            sums_of_measure[name] = of_shard(
+                in_order, planned_shard.first_sentence, planned_shard.n_sentences, rows.start, planned_shard.n_tokens
+            )
+            if bad := not_finite(sums_of_measure[name]):
                 raise RunError(
-                    f"the attention over sentences {here.first_sentence} to "
-                    f"{here.first_sentence + here.n_sentences - 1} of the corpus (counted from 0) gives values of "
-                    f"`{bad}` that are not finite with --dtype {store.plan.dtype}; use float32 or bfloat16"
+                    f"the attention over sentences {planned_shard.first_sentence} to "
+                    f"{planned_shard.first_sentence + planned_shard.n_sentences - 1} of the corpus (counted from 0) "
+                    f"gives values of `{bad}` that are not finite with --dtype {store.plan.dtype}; use float32 or "
+                    "bfloat16"
                 )
-        return made
+        return sums_of_measure
 
-    def write(self, shard: int, made: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def write(self, shard: int, sums_of_measure: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Write the sums of one shard."""
-        for name, sums in made.items():
+        for name, sums in sums_of_measure.items():
             self.stores[name].write_tensors(0, shard, sums)
 
 
@@ -660,9 +669,9 @@ def shard_batches(
         device: Where the batches are put.
     """
     plan, tokens = store.plan, store.tokens
-    here = plan.shards[shard]
-    rows = store.shard_tokens(here)
-    lengths = tokens.lengths[here.first_sentence : here.first_sentence + here.n_sentences]
+    planned_shard = plan.shards[shard]
+    rows = store.shard_tokens(planned_shard)
+    lengths = tokens.lengths[planned_shard.first_sentence : planned_shard.first_sentence + planned_shard.n_sentences]
     input_ids, words = (torch.from_numpy(values[rows].astype(np.int64)) for values in (tokens.input_ids, tokens.words))
     segments, token_types = (
         None if values is None else torch.from_numpy(values[rows].astype(np.int64))
@@ -675,7 +684,7 @@ def shard_batches(
         special = mask & (of_words < 0)
         special[:, 0] |= reader.heads.is_causal
         yield Batch(
-            sentences=torch.from_numpy(here.first_sentence + sentences).to(device),
+            sentences=torch.from_numpy(planned_shard.first_sentence + sentences).to(device),
             rows=torch.where(mask, index + rows.start, 0).to(device),
             input_ids=torch.where(mask, input_ids[index], reader.pad_token_id).to(device),
             mask=mask.to(device),

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from probing.activations import tokens_of
 from probing.errors import UserError
-from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, Measure, SumsStore
+from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, Measure, SumsStore
 from probing.heads.rows import Rows
-from probing.heads.subject import Checkpoint, Part, Subject, check_comparable
+from probing.heads.subject import Checkpoint, HeadSurvey, Part, check_comparable
 from probing.models import length_limits
 from probing.statistics import mean_interval
 from probing.text import Corpus
@@ -27,7 +27,7 @@ from probing.text.tokens import Tokens
 
 # Maximum number of bytes of the other checkpoint's maps in memory; if all blocks need more, its forward pass is
 # repeated for the remaining blocks.
-HELD_BYTES = 2**28
+MAPS_BYTES = 2**28
 SAME, OTHER_HEADS, OTHER_SENTENCES = "same", "other heads", "other sentences"
 _OF_MAPS = (SAME, OTHER_HEADS, OTHER_SENTENCES)
 
@@ -80,10 +80,10 @@ def _divergences(a: _Known, b: _Known) -> Tensor:
 def _other_head_divergences(a: _Known, b: _Known) -> Tensor:
     """Return the mean divergence of each head's map from those of all other heads, shape (batch, heads)."""
     n_heads = a[0].shape[1]
-    found = torch.zeros_like(a[1])
+    divergences = torch.zeros_like(a[1])
     for k in range(1, n_heads):
-        found += _divergences(a, (b[0].roll(k, 1), b[1].roll(k, 1)))
-    return found / max(n_heads - 1, 1)
+        divergences += _divergences(a, (b[0].roll(k, 1), b[1].roll(k, 1)))
+    return divergences / max(n_heads - 1, 1)
 
 
 def _entropies(maps: Tensor) -> Tensor:
@@ -96,11 +96,11 @@ def others_of_equal_length(lengths: Tensor) -> Tensor:
     Args:
         lengths: Number of tokens of each sentence, shape (batch,).
     """
-    found = torch.arange(len(lengths), device=lengths.device)
+    others = torch.arange(len(lengths), device=lengths.device)
     for length in lengths.unique():
         members = (lengths == length).nonzero()[:, 0]
-        found[members] = members.roll(-1)
-    return found
+        others[members] = members.roll(-1)
+    return others
 
 
 @dataclass(frozen=True)
@@ -131,35 +131,37 @@ class _ComparedMaps:
     def __init__(self, against: Checkpoint, batch: Batch, alone: bool) -> None:
         self.against, self.batch, self.alone = against, batch, alone
         self.others = others_of_equal_length(batch.lengths)
-        self.held: dict[int, Tensor] = {}
-        self.found: dict[str, list[Tensor]] = {"cosine": [], "jensen_shannon": []}
+        self.other_maps: dict[int, Tensor] = {}
+        self.by_block: dict[str, list[Tensor]] = {"cosine": [], "jensen_shannon": []}
 
     def add(self, attention: Attention) -> None:
-        if attention.layer not in self.held:
-            self.held = self._read(attention.layer)
-        ours, theirs = attention.probabilities, self.held.pop(attention.layer)
+        if attention.layer not in self.other_maps:
+            self.other_maps = self._read(attention.layer)
+        ours, theirs = attention.probabilities, self.other_maps.pop(attention.layer)
         if self.alone:
-            self.found["cosine"].append(map_cosines(ours, theirs)[:, None])
-            self.found["jensen_shannon"].append(row_divergences(ours, theirs)[:, None])
+            self.by_block["cosine"].append(map_cosines(ours, theirs)[:, None])
+            self.by_block["jensen_shannon"].append(row_divergences(ours, theirs)[:, None])
             return
         cosines = map_cosines(ours, theirs), other_head_cosines(ours, theirs), map_cosines(ours, theirs[self.others])
         a, b = (ours, _entropies(ours)), (theirs, _entropies(theirs))
         of_sentences = theirs[self.others], b[1][self.others]
         divergences = _divergences(a, b), _other_head_divergences(a, b), _divergences(a, of_sentences)
-        for name, found in (("cosine", cosines), ("jensen_shannon", divergences)):
-            self.found[name].append(torch.stack(found, dim=1))
+        for name, block_values in (("cosine", cosines), ("jensen_shannon", divergences)):
+            self.by_block[name].append(torch.stack(block_values, dim=1))
 
     def _read(self, first: int) -> dict[int, Tensor]:
         """Return the other checkpoint's maps from a block on, as many as may be held."""
         mask = self.batch.mask
         size = mask.numel() * mask.shape[1] * self.against.heads.n_heads * 4
-        maps = self.against.maps(self.batch.inputs, first, first + max(HELD_BYTES // size, 1) - 1)
+        maps = self.against.maps(self.batch.inputs, first, first + max(MAPS_BYTES // size, 1) - 1)
         pairs = (mask[:, :, None] & mask[:, None, :])[:, None]
-        return {layer: torch.where(pairs, one, 0.0) for layer, one in maps.items()}
+        return {layer: torch.where(pairs, layer_maps, 0.0) for layer, layer_maps in maps.items()}
 
-    def kept(self) -> Kept:
+    def batch_values(self) -> BatchValues:
         others = torch.arange(len(self.others), device=self.others.device) != self.others
-        return Kept({"has_other": others, **{name: torch.stack(one, dim=2) for name, one in self.found.items()}})
+        return BatchValues(
+            {"has_other": others, **{name: torch.stack(values, dim=2) for name, values in self.by_block.items()}}
+        )
 
 
 def map_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
@@ -258,15 +260,15 @@ class _Compared:
         """Hidden states are read by forward passes of their own."""
 
     @torch.inference_mode()
-    def kept(self) -> Kept:
+    def batch_values(self) -> BatchValues:
         mask = self.batch.mask
-        ours, theirs = (one.states(self.batch.inputs) for one in self.both)
-        same, next_one = [], []
+        ours, theirs = (checkpoint.states(self.batch.inputs) for checkpoint in self.both)
+        same, to_next = [], []
         for layer, a in ours.items():
             b = theirs[layer]
             same.append(torch.where(mask, row_cosines(a, b), 0.0).sum(1))
-            next_one.append(torch.where(mask[:, 1:], row_cosines(a[:, :-1], b[:, 1:]), 0.0).sum(1))
-        return Kept({"same": torch.stack(same, 1), "next": torch.stack(next_one, 1)})
+            to_next.append(torch.where(mask[:, 1:], row_cosines(a[:, :-1], b[:, 1:]), 0.0).sum(1))
+        return BatchValues({"same": torch.stack(same, 1), "next": torch.stack(to_next, 1)})
 
 
 def state_rows(store: SumsStore, layers: Sequence[int]) -> Rows:
@@ -324,7 +326,7 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
 # Number of tokens to which each sentence is padded, and maximum number of sentences that are compared.
 PUBLISHED_LENGTH, PUBLISHED_SENTENCES = 200, 1000
 # Most bytes of one checkpoint's maps that are held.
-_HELD_BYTES = 2**26
+_PUBLISHED_MAPS_BYTES = 2**26
 COSINE, PADDING = "cosine_as_published", "padding_as_published"
 
 
@@ -343,7 +345,7 @@ def check_padding(model: Checkpoint) -> None:
     mask = torch.arange(PUBLISHED_LENGTH)[None] < 3
     with torch.inference_mode():
         maps = model.maps({"input_ids": torch.where(mask, 1, model.pad_token_id), "attention_mask": mask.long()})
-    if not all(bool(torch.isfinite(one).all()) for one in maps.values()):
+    if not all(bool(torch.isfinite(layer_maps).all()) for layer_maps in maps.values()):
         raise UserError(
             f"`--as_published` compares the rows of padding, and in {name} they attend to no token, because its "
             "attention is local; leave the option out."
@@ -388,21 +390,23 @@ class _ComparedAsPublished:
         """Padded maps are read by forward passes of their own."""
 
     @torch.inference_mode()
-    def kept(self) -> Kept:
+    def batch_values(self) -> BatchValues:
         sentences, heads = self.batch.sentences, self.model.heads
         cosines = torch.zeros(len(sentences), 2, heads.n_layers, heads.n_heads, dtype=torch.float64)
         padding = torch.zeros(len(sentences), dtype=torch.float64)
         compared = sentences.cpu() < PUBLISHED_SENTENCES
-        held = heads.n_layers * heads.n_heads * PUBLISHED_LENGTH**2 * 4
+        bytes_per_sentence = heads.n_layers * heads.n_heads * PUBLISHED_LENGTH**2 * 4
         chosen = compared.nonzero()[:, 0]
-        for some in chosen.split(max(_HELD_BYTES // held, 1)) if len(chosen) else ():
-            inputs = {name: one.to(sentences.device) for name, one in self._padded(sentences[some].tolist()).items()}
-            ours, theirs = (one.maps(inputs) for one in (self.model, self.against))
+        for some in chosen.split(max(_PUBLISHED_MAPS_BYTES // bytes_per_sentence, 1)) if len(chosen) else ():
+            inputs = {
+                name: values.to(sentences.device) for name, values in self._padded(sentences[some].tolist()).items()
+            }
+            ours, theirs = (checkpoint.maps(inputs) for checkpoint in (self.model, self.against))
             for layer, maps in ours.items():
-                found = (compare(maps, theirs[layer]) for compare in (map_cosines, other_head_cosines))
-                cosines[some, :, layer - 1] = torch.stack(tuple(found), 1).cpu()
+                comparisons = (compare(maps, theirs[layer]) for compare in (map_cosines, other_head_cosines))
+                cosines[some, :, layer - 1] = torch.stack(tuple(comparisons), 1).cpu()
             padding[some] = 1 - inputs["attention_mask"].double().mean(1).cpu()
-        return Kept({"cosine": cosines, "padding": padding, "compared": compared})
+        return BatchValues({"cosine": cosines, "padding": padding, "compared": compared})
 
     def _padded(self, sentences: list[int]) -> dict[str, Tensor]:
         """Return what the models are given for sentences, each of shape (n, `PUBLISHED_LENGTH`)."""
@@ -415,8 +419,8 @@ class _ComparedAsPublished:
             ids[i, :n], mask[i, :n] = torch.from_numpy(cut.input_ids[rows].astype(np.int64)), 1
             if cut.token_types is not None:
                 types[i, :n] = torch.from_numpy(cut.token_types[rows].astype(np.int64))
-        found = {"input_ids": ids, "attention_mask": mask}
-        return found if self.batch.token_types is None else {**found, "token_type_ids": types}
+        model_inputs = {"input_ids": ids, "attention_mask": mask}
+        return model_inputs if self.batch.token_types is None else {**model_inputs, "token_type_ids": types}
 
 
 def published_rows(store: SumsStore, layers: list[int]) -> Rows:
@@ -436,37 +440,37 @@ def published_rows(store: SumsStore, layers: list[int]) -> Rows:
 NAME = "change"
 
 
-def _lacks(subject: Subject) -> str | None:
+def _lacks(survey: HeadSurvey) -> str | None:
     """Return what the part lacks.
 
     Raises:
         UserError: If the other checkpoint is of another model, or sentences cannot be padded as published.
     """
-    if subject.asked.against is None:
+    if survey.config.against is None:
         return "another checkpoint, given as --against MODEL"
-    check_comparable(subject.request, subject.heads, subject.asked.against)
-    if subject.asked.as_published:
-        check_padding(subject.checkpoint)
+    check_comparable(survey.request, survey.heads, survey.config.against)
+    if survey.config.as_published:
+        check_padding(survey.checkpoint)
     return None
 
 
-def _both(subject: Subject) -> tuple[Checkpoint, Checkpoint]:
-    assert subject.asked.against is not None  # otherwise the part is not measured
-    return subject.checkpoint, subject.asked.against
+def _both(survey: HeadSurvey) -> tuple[Checkpoint, Checkpoint]:
+    assert survey.config.against is not None  # otherwise the part is not measured
+    return survey.checkpoint, survey.config.against
 
 
-def _measures(subject: Subject) -> Sequence[Measure]:
-    model, against = _both(subject)
-    published = [PublishedChange(model, against)] if subject.asked.as_published else []
+def _measures(survey: HeadSurvey) -> Sequence[Measure]:
+    model, against = _both(survey)
+    published = [PublishedChange(model, against)] if survey.config.as_published else []
     return [Change(against), StateChange(model, against), *published]
 
 
-def _tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
-    layers = list(subject.layers)
-    maps, states, *published = (stores[measure.name] for measure in _measures(subject))
-    rows = [*map_rows(maps, layers), *state_rows(states, subject.request.layers)]
+def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    layers = list(survey.layers)
+    maps, states, *published = (stores[measure.name] for measure in _measures(survey))
+    rows = [*map_rows(maps, layers), *state_rows(states, survey.request.layers)]
     rows += [row for store in published for row in published_rows(store, layers)]
-    return {"change": [*rows, *parameter_rows(*_both(subject))]}
+    return {"change": [*rows, *parameter_rows(*_both(survey))]}
 
 
 CHANGE = Part(NAME, _lacks, _measures, _tables, by_name_only=True)

@@ -16,9 +16,9 @@ from torch import Tensor
 from probing.activations import load
 from probing.errors import UserError
 from probing.heads import ClassExample, Example, Examples, ExampleSentence
-from probing.heads.accumulation import Attention, AttentionReader, Batch, Kept, SumsStore
+from probing.heads.accumulation import Attention, AttentionReader, Batch, BatchValues, SumsStore
 from probing.heads.rows import CLASSES, PATTERNS, classify
-from probing.heads.subject import Subject, without_first
+from probing.heads.subject import HeadSurvey, without_first
 from probing.heads.syntax import LEAST_ARCS, Arcs, arcs_of, has_arcs
 from probing.models import load_tokenizer
 from probing.models.examination import n_token_types
@@ -29,39 +29,41 @@ N_SENTENCES = 6
 FEWEST_WORDS, MOST_WORDS, MOST_TOKENS = 5, 12, 16
 
 
-def examples_of(subject: Subject, stores: Mapping[str, SumsStore]) -> Examples | None:
+def examples_of(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> Examples | None:
     """Choose example sentences, and read their attention; None if no sentence is short enough.
 
     Args:
-        subject: Model and corpus.
+        survey: Model and corpus.
         stores: The sums of each measure by its name; those of the classes decide which maps are examples of a class.
     """
-    candidates = short_sentences(subject)
+    candidates = short_sentences(survey)
     if not len(candidates):
         return None
-    there = {}
+    classes_with_maps = {}
     if PATTERNS.name in stores:
-        there = maps_of_classes(stores[PATTERNS.name].all_by_sentence(), subject.lengths, subject.layers)
-    has_class = {name: is_there[candidates] for name, (_, is_there) in there.items()}
+        classes_with_maps = maps_of_classes(stores[PATTERNS.name].all_by_sentence(), survey.lengths, survey.layers)
+    has_class = {name: has_map[candidates] for name, (_, has_map) in classes_with_maps.items()}
     shown = [name for name, of in has_class.items() if of.any()]
     chosen = cover(np.array([has_class[name] for name in shown], dtype=bool).T.reshape(len(candidates), -1), [])
-    chosen = cover(_relations_of(subject, candidates), chosen)
+    chosen = cover(_relations_of(survey, candidates), chosen)
     chosen += [i for i in range(len(candidates)) if i not in chosen][: N_SENTENCES - len(chosen)]
     sentences = candidates[chosen].tolist()
     classes = {}
     for name in shown:
-        (layer, head, share), is_there = there[name]
-        classes[name] = ClassExample([bool(is_there[one]) for one in sentences].index(True), layer, head, share)
-    return Examples(subject.layers, read_maps(subject, sentences), classes)
+        (layer, head, share), has_map = classes_with_maps[name]
+        classes[name] = ClassExample(
+            [bool(has_map[sentence]) for sentence in sentences].index(True), layer, head, share
+        )
+    return Examples(survey.layers, read_maps(survey, sentences), classes)
 
 
-def short_sentences(subject: Subject) -> NDArray[np.int64]:
+def short_sentences(survey: HeadSurvey) -> NDArray[np.int64]:
     """Return the indices of the sentences that are short enough to be shown, but have a few words if possible."""
-    tokens = subject.tokens
+    tokens = survey.tokens
     first = tokens.first_pieces & ~tokens.special
     n_words = np.bincount(tokens.sentences[first], minlength=tokens.n_sentences)
-    if subject.request.corpus.words is not None:  # words without a piece, and words that were cut off
-        n_words = np.maximum(n_words, [len(words) for words in subject.request.corpus.words])
+    if survey.request.corpus.words is not None:  # words without a piece, and words that were cut off
+        n_words = np.maximum(n_words, [len(words) for words in survey.request.corpus.words])
     short = (tokens.lengths <= MOST_TOKENS) & (n_words <= MOST_WORDS) & (n_words >= 2)
     return np.flatnonzero(several if (several := short & (n_words >= FEWEST_WORDS)).any() else short)
 
@@ -82,18 +84,18 @@ def maps_of_classes(
             first one of equal shares, and this share; and whether the head's map of each sentence has the class, shape
             (n_sentences,).
     """
-    there = lengths > 0
-    here = {name: sums[name][:, [layer - 1 for layer in layers]] for name in ("v", "d", "b") if name in sums}
-    found = classify(here["v"], here["d"], here.get("b")).numpy()
-    made = {}
+    nonempty = lengths > 0
+    sums_of_layers = {name: sums[name][:, [layer - 1 for layer in layers]] for name in ("v", "d", "b") if name in sums}
+    class_of_map = classify(sums_of_layers["v"], sums_of_layers["d"], sums_of_layers.get("b")).numpy()
+    best_heads = {}
     for index, name in enumerate(CLASSES):
-        is_of = (found == index) & there[:, None, None]
-        shares = is_of.sum(0) / max(int(there.sum()), 1)
+        is_of = (class_of_map == index) & nonempty[:, None, None]
+        shares = is_of.sum(0) / max(int(nonempty.sum()), 1)
         if shares.any():
             layer, head = np.unravel_index(int(shares.argmax()), shares.shape)
             share = float(shares[layer, head])
-            made[name] = (layers[int(layer)], int(head) + 1, share), is_of[:, layer, head]
-    return made
+            best_heads[name] = (layers[int(layer)], int(head) + 1, share), is_of[:, layer, head]
+    return best_heads
 
 
 def cover(has: NDArray[np.bool_], chosen: Sequence[int], most: int = N_SENTENCES) -> list[int]:
@@ -104,54 +106,56 @@ def cover(has: NDArray[np.bool_], chosen: Sequence[int], most: int = N_SENTENCES
         chosen: Rows that are chosen already.
         most: Most rows.
     """
-    found = list(chosen)
-    while len(found) < most:
-        new = (has & ~has[found].any(0)).sum(1)
+    rows = list(chosen)
+    while len(rows) < most:
+        new = (has & ~has[rows].any(0)).sum(1)
         if not new.any():
             break
-        found.append(int(new.argmax()))
-    return found
+        rows.append(int(new.argmax()))
+    return rows
 
 
-def read_maps(subject: Subject, sentences: Sequence[int]) -> list[Example]:
+def read_maps(survey: HeadSurvey, sentences: Sequence[int]) -> list[Example]:
     """Run the model over some sentences, each alone, and return them with the attention of the reported layers.
 
     Args:
-        subject: Model and corpus.
+        survey: Model and corpus.
         sentences: Indices of the sentences.
     """
-    tokens, corpus = subject.tokens, subject.request.corpus
-    encoder, pad_token_id = load(subject.request)
-    n_types = n_token_types(encoder, load_tokenizer(subject.request.source), corpus.seconds is not None)
-    reader = AttentionReader.of(encoder, pad_token_id, subject.request.source.name, n_types)
+    tokens, corpus = survey.tokens, survey.request.corpus
+    encoder, pad_token_id = load(survey.request)
+    n_types = n_token_types(encoder, load_tokenizer(survey.request.source), corpus.seconds is not None)
+    reader = AttentionReader.of(encoder, pad_token_id, survey.request.source.name, n_types)
     texts, words = tokens.piece_texts(corpus), tokens.word_texts(corpus)
     arcs = _arcs_of(corpus)
-    found = []
+    examples = []
 
     def begin(batch: Batch) -> _Maps:
-        return _Maps(subject.layers)
+        return _Maps(survey.layers)
 
     for sentence in sentences:
         rows = tokens.of_sentences(sentence, 1)
-        batch = _batch(subject, rows, sentence, reader.n_token_types)
+        batch = _batch(survey, rows, sentence, reader.n_token_types)
         with torch.inference_mode():
-            (kept,) = reader.read(encoder, batch, [without_first(begin) if subject.asked.without_first else begin])
-        own = ExampleSentence(
+            (batch_values,) = reader.read(
+                encoder, batch, [without_first(begin) if survey.config.without_first else begin]
+            )
+        example_sentence = ExampleSentence(
             sentence,
             texts[rows].tolist(),
             batch.special[0].tolist(),
-            _words(subject, sentence, words[rows]),
+            _words(survey, sentence, words[rows]),
             # As wherever heads are measured between words, special tokens belong to no word.
             torch.where(batch.special[0], -1, batch.words[0]).tolist(),
             [] if arcs is None else _triples(arcs.where(arcs.sentences == sentence)),
         )
-        found.append(Example(own, kept.by_sentence["maps"][0].numpy()))
-    return found
+        examples.append(Example(example_sentence, batch_values.by_sentence["maps"][0].numpy()))
+    return examples
 
 
-def _batch(subject: Subject, rows: slice, sentence: int, n_token_types: int) -> Batch:
+def _batch(survey: HeadSurvey, rows: slice, sentence: int, n_token_types: int) -> Batch:
     """Return one sentence as a batch."""
-    tokens = subject.tokens
+    tokens = survey.tokens
     ids, words = (torch.from_numpy(values[rows].astype(np.int64))[None] for values in (tokens.input_ids, tokens.words))
     segments, token_types = (
         None if values is None else torch.from_numpy(values[rows].astype(np.int64))[None]
@@ -162,9 +166,9 @@ def _batch(subject: Subject, rows: slice, sentence: int, n_token_types: int) -> 
         rows=torch.arange(rows.start, rows.stop)[None],
         input_ids=ids,
         mask=torch.ones_like(ids, dtype=torch.bool),
-        special=torch.from_numpy(subject.special[rows])[None],
+        special=torch.from_numpy(survey.special[rows])[None],
         words=words,
-        is_causal=subject.heads.is_causal,
+        is_causal=survey.heads.is_causal,
         segments=segments,
         token_types=token_types,
     )
@@ -174,21 +178,21 @@ class _Maps:
     """Keeps the maps of some layers as they are."""
 
     def __init__(self, layers: Sequence[int]) -> None:
-        self.layers, self.found = layers, [torch.empty(0)] * len(layers)
+        self.layers, self.by_block = layers, [torch.empty(0)] * len(layers)
 
     def add(self, attention: Attention) -> None:
         if attention.layer in self.layers:
-            self.found[self.layers.index(attention.layer)] = attention.probabilities.float().cpu().clone()
+            self.by_block[self.layers.index(attention.layer)] = attention.probabilities.float().cpu().clone()
 
-    def kept(self) -> Kept:
-        return Kept({"maps": torch.stack(self.found, dim=1)})
+    def batch_values(self) -> BatchValues:
+        return BatchValues({"maps": torch.stack(self.by_block, dim=1)})
 
 
-def _words(subject: Subject, sentence: int, of_tokens: NDArray[np.object_]) -> list[str]:
+def _words(survey: HeadSurvey, sentence: int, of_tokens: NDArray[np.object_]) -> list[str]:
     """Return the words of a sentence; for running text, the words into which the tokenizer divides it."""
-    if subject.request.corpus.words is not None:
-        return list(subject.request.corpus.words[sentence])
-    indices = subject.tokens.words[subject.tokens.of_sentences(sentence, 1)].tolist()
+    if survey.request.corpus.words is not None:
+        return list(survey.request.corpus.words[sentence])
+    indices = survey.tokens.words[survey.tokens.of_sentences(sentence, 1)].tolist()
     by_index = dict(zip(indices, of_tokens.tolist(), strict=True))
     return [str(by_index.get(i, "")) for i in range(max(indices, default=-1) + 1)]
 
@@ -211,9 +215,9 @@ def _triples(arcs: Arcs) -> list[tuple[int, int, str]]:
     return list(zip(arcs.dependents.tolist(), arcs.heads.tolist(), map(str, arcs.relations), strict=True))
 
 
-def _relations_of(subject: Subject, sentences: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _relations_of(survey: HeadSurvey, sentences: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return which frequent relations of the treebank each sentence has, shape (n, n_relations)."""
-    corpus = subject.request.corpus
+    corpus = survey.request.corpus
     if (arcs := _arcs_of(corpus)) is None:
         return np.zeros((len(sentences), 0), dtype=bool)
     _, index, counts = np.unique(arcs.relations.astype(str), return_inverse=True, return_counts=True)

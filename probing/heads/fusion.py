@@ -26,7 +26,7 @@ from probing.data.module import layer_moments
 from probing.errors import UserError, as_clause
 from probing.heads.accumulation import SumsStore
 from probing.heads.rows import Rows
-from probing.heads.subject import Part, Subject
+from probing.heads.subject import HeadSurvey, Part
 from probing.models import load_tokenizer
 from probing.probes.agreement import holm
 from probing.probes.solvers import Evaluation, Penalty, Preconditioner, Solution, lbfgs
@@ -42,7 +42,7 @@ from probing.text.tokens import Tokens
 # --------------------------------------------------------------------------------------------------------------------
 
 # Fused vectors are kept up to this size; beyond, they are fused again in every pass.
-KEPT_BYTES = 2**29
+FUSED_BYTES = 2**29
 
 
 class Fusion(Protocol):
@@ -132,8 +132,8 @@ class FusedStates:
         self.base, self.layers, self.fusions = base, list(layers), dict(fusions)
         self.plan: Plan = base.plan
         self.tokens: Tokens = base.tokens
-        self._kept: dict[tuple[int, int], Tensor] = {}
-        self._kept_bytes = 0
+        self._cached: dict[tuple[int, int], Tensor] = {}
+        self._cached_bytes = 0
 
     def shard_tokens(self, shard: Shard) -> slice:
         """Return the shard's rows of the table of tokens."""
@@ -143,13 +143,13 @@ class FusedStates:
         """Return the hidden states of a layer, or the vectors of a fusion in float32, shape (n, d_model)."""
         if layer not in self.fusions:
             return self.base.read(layer, shard)
-        if (kept := self._kept.get((layer, shard))) is not None:
-            return kept
-        found = self.fusions[layer](states_of(self.base, self.layers, shard))
-        if self._kept_bytes + found.nbytes <= KEPT_BYTES:
-            self._kept[layer, shard] = found
-            self._kept_bytes += found.nbytes
-        return found
+        if (cached := self._cached.get((layer, shard))) is not None:
+            return cached
+        fused = self.fusions[layer](states_of(self.base, self.layers, shard))
+        if self._cached_bytes + fused.nbytes <= FUSED_BYTES:
+            self._cached[layer, shard] = fused
+            self._cached_bytes += fused.nbytes
+        return fused
 
 
 def states_of(store: Activations, layers: Sequence[int], shard: int, rows: Tensor | None = None) -> Tensor:
@@ -161,8 +161,8 @@ def states_of(store: Activations, layers: Sequence[int], shard: int, rows: Tenso
         shard: Index of the shard.
         rows: Rows of the shard to return, shape (n,); all if None.
     """
-    found = (store.read(layer, shard) for layer in layers)
-    return torch.stack([(one if rows is None else one.index_select(0, rows)).float() for one in found])
+    layer_states = (store.read(layer, shard) for layer in layers)
+    return torch.stack([(states if rows is None else states.index_select(0, rows)).float() for states in layer_states])
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -216,22 +216,22 @@ def _blocks(examples: Examples, n_layers: int) -> Iterator[_Block]:
     store, tokens = examples.store, examples.store.tokens
     most = max(BLOCK_BYTES // (4 * n_layers * store.plan.d_model), 1)
     for shard in store.plan.shards:
-        here = store.shard_tokens(shard)
-        of_rows = examples.labels[here]
-        begins = tokens.first_pieces[here] if examples.word_means else of_rows >= 0
+        shard_rows = store.shard_tokens(shard)
+        of_rows = examples.labels[shard_rows]
+        begins = tokens.first_pieces[shard_rows] if examples.word_means else of_rows >= 0
         number = begins.cumsum() - 1
         label_of = of_rows[begins]
-        belongs = (tokens.words[here] >= 0) if examples.word_means else begins
+        belongs = (tokens.words[shard_rows] >= 0) if examples.word_means else begins
         rows = np.flatnonzero(belongs)
         rows = rows[label_of[number[rows]] >= 0]
         chosen, first, example = np.unique(number[rows], return_index=True, return_inverse=True)
         block_of = first // most  # an example is in one block, with all its pieces
         for block in np.unique(block_of):
-            own = np.flatnonzero(block_of == block)
-            inside = (example >= own[0]) & (example <= own[-1])
+            block_examples = np.flatnonzero(block_of == block)
+            inside = (example >= block_examples[0]) & (example <= block_examples[-1])
             yield _Block(
-                shard.index, torch.from_numpy(rows[inside]), torch.from_numpy(example[inside] - own[0]),
-                torch.from_numpy(label_of[chosen[own]].astype(np.int64)),
+                shard.index, torch.from_numpy(rows[inside]), torch.from_numpy(example[inside] - block_examples[0]),
+                torch.from_numpy(label_of[chosen[block_examples]].astype(np.int64)),
             )  # fmt: skip
 
 
@@ -279,7 +279,7 @@ class LayerMoments:
 
 
 def _pooled_layers(states: Tensor, block: _Block) -> Tensor:
-    return torch.stack([pooled(one, block) for one in states]).double()
+    return torch.stack([pooled(layer_states, block) for layer_states in states]).double()
 
 
 @dataclass(frozen=True)
@@ -406,9 +406,9 @@ class Objective:
                 logits = pooled(self.family.fusion(parameters)(states), block) @ scaled.T
                 log_p = logits.log_softmax(1)
                 losses = -log_p.gather(1, block.labels[:, None])
-                (own,) = torch.autograd.grad(losses.sum(), leaf)
+                (block_gradient,) = torch.autograd.grad(losses.sum(), leaf)
             total += float(losses.detach().double().sum())
-            gradient += own.double()
+            gradient += block_gradient.double()
             p = log_p.detach().exp()
             covariance += (torch.diag(p.sum(0)) - p.T @ p).double()
         n = self.examples.n
@@ -556,25 +556,26 @@ def compare_fusions(sides: Sides, layers: Sequence[int], trainer: Mapping[str, A
     moments = layer_moments(fused.train, views)
     path, training = penalised(ProbeOptions(), seed, fused, views, moments, trainer)
     assert path is not None
-    found = train_probes(fused, views, training, moments=moments, starts=path.weights)
-    fits = dict(zip(views, found, strict=True))
+    layer_fits = train_probes(fused, views, training, moments=moments, starts=path.weights)
+    fits = dict(zip(views, layer_fits, strict=True))
     of_layers = path.cross_entropy[path.best, : len(layers)]
     learned = _learned(sides, layers, fits, training)
-    fusions |= {number: one.fusion for number, one in learned.items()}
+    fusions |= {number: learned_fusion.fusion for number, learned_fusion in learned.items()}
     views, fused = list(learned), _with_fusions(sides, layers, fusions)
-    again = train_probes(fused, views, training, starts=[one.weight for one in learned.values()])
+    again = train_probes(fused, views, training, starts=[learned_fusion.weight for learned_fusion in learned.values()])
     fits |= dict(zip(views, again, strict=True))
     return FusedProbes(
-        layers, fits, fusions, layers[int(of_layers.argmin())], {n: one.converged for n, one in learned.items()},
-        sides.test.tokens_by_sentence(), sides.train.n_tokens,
+        layers, fits, fusions, layers[int(of_layers.argmin())],
+        {n: learned_fusion.converged for n, learned_fusion in learned.items()}, sides.test.tokens_by_sentence(),
+        sides.train.n_tokens,
     )  # fmt: skip
 
 
 def _with_fusions(sides: Sides, layers: Sequence[int], fusions: Mapping[int, Fusion]) -> Sides:
-    made: dict[int, FusedStates] = {}
+    fused_stores: dict[int, FusedStates] = {}
 
     def change(examples: Examples) -> Examples:
-        store = made.setdefault(id(examples.store), FusedStates(examples.store, layers, fusions))
+        store = fused_stores.setdefault(id(examples.store), FusedStates(examples.store, layers, fusions))
         return replace(examples, store=store)
 
     return sides.each(change)
@@ -587,15 +588,15 @@ def _learned(
     examples = LayersOfExamples(sides.train, layers)
     moments = LayerMoments.of(examples)
     (family, parameters_of), gated = weighted_family(moments), gated_family(moments)
-    one_hot = torch.eye(len(layers))
+    identity = torch.eye(len(layers))
     lowest = min(range(len(layers)), key=lambda i: fits[layers[i]].objective)
     n_classes, l2 = len(sides.classes), training.penalty.l2
-    begins = {EQUAL: Weighted.equal(len(layers)), layers[lowest]: Weighted(one_hot[lowest])}
+    begins = {EQUAL: Weighted.equal(len(layers)), layers[lowest]: Weighted(identity[lowest])}
     objective = Objective(examples, family, n_classes)
-    several = [learn(objective, _start(fits[n], parameters_of(one)), l2) for n, one in begins.items()]
+    several = [learn(objective, _start(fits[n], parameters_of(weighted)), l2) for n, weighted in begins.items()]
     begin = _start(fits[EQUAL], torch.zeros(gated.n_parameters))
     gate = learn(Objective(examples, gated, n_classes), begin, l2)
-    return {CONCAT: min(several, key=lambda one: one.objective), GATE: gate}
+    return {CONCAT: min(several, key=lambda learned: learned.objective), GATE: gate}
 
 
 def _start(fit: LayerFit, parameters: torch.Tensor) -> Start:
@@ -639,9 +640,9 @@ def accuracy_rows(task: str, tested: FusedProbes) -> list[Row]:
 
 def corrected(rows: Sequence[Row]) -> list[Row]:
     """Return rows whose p-values are corrected for their number (Holm)."""
-    found = [i for i, row in enumerate(rows) if "p_value" in row]
-    p_values = holm([rows[i]["p_value"] for i in found])
-    adjusted = {i: float(p) for i, p in zip(found, p_values, strict=True)}
+    tested = [i for i, row in enumerate(rows) if "p_value" in row]
+    p_values = holm([rows[i]["p_value"] for i in tested])
+    adjusted = {i: float(p) for i, p in zip(tested, p_values, strict=True)}
     return [{**row, "p_value": adjusted[i]} if i in adjusted else row for i, row in enumerate(rows)]
 
 
@@ -674,8 +675,8 @@ def similarity_rows(
         of_pairs = {"fusion": NAMES.get(number, LAYER), **layer}
         pairs = (lengths > 1).astype(np.int64)
         rows.append({**named, **of_pairs, "measure": "cosine", **_mean(cosines[number], pairs)})
-        for i, own in enumerate(layers if number in (LARGEST, CONCAT, GATE) else ()):
-            row = {**named, "fusion": NAMES[number], "measure": "weight", "layer": own}
+        for i, weighted_layer in enumerate(layers if number in (LARGEST, CONCAT, GATE) else ()):
+            row = {**named, "fusion": NAMES[number], "measure": "weight", "layer": weighted_layer}
             of_layer = _mean(weights[number][:, i], lengths)
             # The weights of `concat` are the same for all tokens.
             rows.append({**row, **of_layer, **({"low": math.nan, "high": math.nan} if number == CONCAT else {})})
@@ -692,9 +693,9 @@ def _sentences(store: Activations, chosen: NDArray[np.bool_], layers: Sequence[i
     tokens = store.tokens
     most = max(BLOCK_BYTES // (4 * len(layers) * store.plan.d_model), 1)
     for shard in store.plan.shards:
-        here = store.shard_tokens(shard)
-        rows = np.flatnonzero(chosen[tokens.sentences[here]])
-        sentences = tokens.sentences[here][rows].astype(np.int64)
+        shard_rows = store.shard_tokens(shard)
+        rows = np.flatnonzero(chosen[tokens.sentences[shard_rows]])
+        sentences = tokens.sentences[shard_rows][rows].astype(np.int64)
         ends = np.flatnonzero(np.diff(np.append(sentences, -1))) + 1
         first = 0
         while first < len(rows):
@@ -721,43 +722,43 @@ NAME = "fusion"
 TASKS = ("upos", "deprel", "position")
 
 
-def tasks_of(subject: Subject) -> tuple[dict[str, TokenTask], str]:
+def tasks_of(survey: HeadSurvey) -> tuple[dict[str, TokenTask], str]:
     """Return the tasks whose labels the corpora have in every part, and what the last of the others lacks."""
-    found: dict[str, TokenTask] = {}
+    tasks: dict[str, TokenTask] = {}
     lack = ""
-    requests = subject.requests
+    requests = survey.requests
     tokens = [tokens_of(request, load_tokenizer(request.source)) for request in requests]
     for name in TASKS:
         task = load_task(name)
         corpora = [request.corpus for request in requests]
-        checks = example_checks(task, corpora, subject.asked.splits, ProbeOptions(), silence)
+        checks = example_checks(task, corpora, survey.config.splits, ProbeOptions(), silence)
         try:
-            for check, own in zip(checks, tokens, strict=True):
-                check(own)
+            for check, corpus_tokens in zip(checks, tokens, strict=True):
+                check(corpus_tokens)
         except UserError as error:
             lack = as_clause(error)
         else:
-            found[name] = task
-    return found, lack
+            tasks[name] = task
+    return tasks, lack
 
 
-def _lacks(subject: Subject) -> str | None:
-    if len(subject.layers) < 2:
-        return f"at least two layers to fuse, and `--layer {subject.layers[0]}` is one"
-    found, lack = tasks_of(subject)
-    return None if found else f"labels of {', '.join(TASKS[:-1])} or {TASKS[-1]}, and {lack}"
+def _lacks(survey: HeadSurvey) -> str | None:
+    if len(survey.layers) < 2:
+        return f"at least two layers to fuse, and `--layer {survey.layers[0]}` is one"
+    tasks, lack = tasks_of(survey)
+    return None if tasks else f"labels of {', '.join(TASKS[:-1])} or {TASKS[-1]}, and {lack}"
 
 
-def _tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
-    layers, states = list(subject.layers), subject.hidden_states
-    is_test = subject.tested[1]
-    corpora, splits = [request.corpus for request in subject.requests], subject.asked.splits
+def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    layers, states = list(survey.layers), survey.hidden_states
+    is_test = survey.tested[1]
+    corpora, splits = [request.corpus for request in survey.requests], survey.config.splits
     rows: Rows = []
     single = zip(layers, torch.eye(len(layers)), strict=True)
-    shared: dict[int, Fusion] = {layer: Weighted(one) for layer, one in single}
-    for name, task in tasks_of(subject)[0].items():
+    shared: dict[int, Fusion] = {layer: Weighted(weights) for layer, weights in single}
+    for name, task in tasks_of(survey)[0].items():
         sides = label_sides(states, corpora, splits, task)
-        tested = compare_fusions(sides, layers, subject.source.trainer, subject.seed)
+        tested = compare_fusions(sides, layers, survey.source.trainer, survey.seed)
         rows += accuracy_rows(name, tested)
         learned = {number: tested.fusions[number] for number in (CONCAT, GATE)}
         rows += similarity_rows(states[-1], is_test, layers, learned, task=name)
@@ -766,4 +767,4 @@ def _tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows
     return {NAME: corrected(rows)}
 
 
-FUSION = Part(NAME, _lacks, lambda subject: [], _tables, by_name_only=True, trains=True)
+FUSION = Part(NAME, _lacks, lambda survey: [], _tables, by_name_only=True, trains=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from probing.activations import activations
 from probing.errors import UserError, as_clause
-from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, Measure, SumsStore, accumulate
+from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, Measure, SumsStore, accumulate
 from probing.heads.change import CHANGE
 from probing.heads.fusion import FUSION
 from probing.heads.position import POSITION_HEADS, POSITION_PARTS, joined
@@ -44,9 +44,9 @@ from probing.heads.subject import (
     SPECIAL,
     STATES,
     Attended,
+    HeadSurvey,
     Part,
     Reading,
-    Subject,
     WithoutFirst,
     nothing,
 )
@@ -87,11 +87,11 @@ def jensen_shannon(maps: Tensor) -> Tensor:
     flat, n_queries = maps.flatten(1), maps.shape[1]
     entropies = _entropies(flat)
     # The entropy of the mean of p and q is half of -sum (p + q) ln (p + q), plus ln 2.
-    found = [
+    divergences = [
         _entropies(flat[i + 1 :] + flat[i]) / 2 + n_queries * math.log(2) - (entropies[i + 1 :] + entropies[i]) / 2
         for i in range(len(flat) - 1)
     ]
-    return torch.cat(found or [entropies[:0]]).clamp(0, n_queries * math.log(2))
+    return torch.cat(divergences or [entropies[:0]]).clamp(0, n_queries * math.log(2))
 
 
 def _entropies(values: Tensor) -> Tensor:
@@ -130,8 +130,8 @@ def without_special(probabilities: Tensor, batch: Batch) -> Tensor:
         batch: The sentences.
     """
     ordinary = batch.ordinary[:, :, None] & batch.ordinary[:, None, :]
-    left = torch.where(ordinary[:, None], probabilities, 0.0)
-    return left / left.sum(3, keepdim=True).clamp_min(torch.finfo(left.dtype).tiny)
+    masked = torch.where(ordinary[:, None], probabilities, 0.0)
+    return masked / masked.sum(3, keepdim=True).clamp_min(torch.finfo(masked.dtype).tiny)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class _Maps:
         queries = [torch.from_numpy(queries_of(n)).to(batch.mask.device) for n in self.lengths]
         self.queries, self.first = queries, batch.first.tolist()
         self.counted = torch.stack([batch.lengths > 1, batch.ordinary.sum(1) > 1], dim=1).double()
-        self.held: list[list[Tensor]] = [[] for _ in self.lengths]
+        self.maps_by_sentence: list[list[Tensor]] = [[] for _ in self.lengths]
         self.last: list[Tensor] = []
         self.published: list[Tensor] = []
         self.of_means: list[Tensor] = []
@@ -164,7 +164,7 @@ class _Maps:
 
     def add(self, attention: Attention) -> None:
         for i, (rows, first, n) in enumerate(zip(self.queries, self.first, self.lengths, strict=True)):
-            self.held[i].append(attention.probabilities[i][:, first + rows, first : first + n].float())
+            self.maps_by_sentence[i].append(attention.probabilities[i][:, first + rows, first : first + n].float())
         maps = [attention.probabilities.clone(), without_special(attention.probabilities, self.batch)]
         if self.last:
             pairs = [cosines(a, b) for a, b in zip(self.last, maps, strict=True)]
@@ -174,18 +174,18 @@ class _Maps:
             self.products.append(self._by_group(products))
         self.last = maps
 
-    def kept(self) -> Kept:
-        divergences = torch.stack([jensen_shannon(torch.cat(maps)) for maps in self.held])
-        found = {"counted": self.counted}
+    def batch_values(self) -> BatchValues:
+        divergences = torch.stack([jensen_shannon(torch.cat(maps)) for maps in self.maps_by_sentence])
+        by_sentence = {"counted": self.counted}
         totals = {JENSEN_SHANNON: self._by_group(divergences)}
         if self.products:
-            found |= {"cosine": torch.stack(self.published, 1), "cosine_of_means": torch.stack(self.of_means, 1)}
+            by_sentence |= {"cosine": torch.stack(self.published, 1), "cosine_of_means": torch.stack(self.of_means, 1)}
             totals["products"] = torch.stack(self.products, 1)
-        return Kept(found, total=totals)
+        return BatchValues(by_sentence, total=totals)
 
     def _by_group(self, values: Tensor) -> Tensor:
-        made = torch.zeros(GROUPS, *values.shape[1:], dtype=torch.float64, device=values.device)
-        return made.index_add_(0, self.groups, values.double())
+        sums = torch.zeros(GROUPS, *values.shape[1:], dtype=torch.float64, device=values.device)
+        return sums.index_add_(0, self.groups, values.double())
 
 
 def queries_of(n_tokens: int) -> NDArray[np.int64]:
@@ -255,11 +255,11 @@ def matched(products: NDArray[np.float64]) -> NDArray[np.float64]:
     """
     from scipy.optimize import linear_sum_assignment
 
-    found = np.zeros(len(products))
+    cosines = np.zeros(len(products))
     for side in (0, 1):
         heads, others = linear_sum_assignment(products[1 - side :: 2].sum(0), maximize=True)
-        found[side::2] = products[side::2, heads, others].sum(1)
-    return found
+        cosines[side::2] = products[side::2, heads, others].sum(1)
+    return cosines
 
 
 def _grouped(values: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -315,19 +315,19 @@ class _Rollout:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.product = torch.eye(batch.mask.shape[1], dtype=torch.float64, device=batch.mask.device)
-        self.found: list[Tensor] = []
+        self.by_block: list[Tensor] = []
 
     def add(self, attention: Attention) -> None:
-        own = with_residual(attention.probabilities.mean(1, dtype=torch.float64))
-        both = torch.stack([own, with_residual(attention.uniform(self.batch))], dim=1)
+        residual_maps = with_residual(attention.probabilities.mean(1, dtype=torch.float64))
+        both = torch.stack([residual_maps, with_residual(attention.uniform(self.batch))], dim=1)
         self.product = both @ self.product
-        self.found.append(described(self.product, self.batch))
+        self.by_block.append(described(self.product, self.batch))
 
-    def kept(self) -> Kept:
+    def batch_values(self) -> BatchValues:
         chosen = torch.stack([self.batch.ordinary, self.batch.special], dim=1)
         has_entropy = chosen & (entropy_scale(reached(self.product, self.batch)) > 0)[:, None]
         counts = torch.stack([chosen.sum(2), has_entropy.sum(2)], dim=2)
-        return Kept({_SUMS: torch.stack(self.found, dim=1), _COUNTS: counts})
+        return BatchValues({_SUMS: torch.stack(self.by_block, dim=1), _COUNTS: counts})
 
 
 def with_residual(maps: Tensor) -> Tensor:
@@ -386,13 +386,13 @@ def rollout_rows(sums: Tensor, counts: Tensor, layers: Sequence[int], sentences:
         layers: The layers to report.
         sentences: Draws of the sentences.
     """
-    here = sums[:, [layer - 1 for layer in layers]].numpy()
+    sums_of_layers = sums[:, [layer - 1 for layer in layers]].numpy()
     rows: dict[tuple[int, int, int], dict[str, Any]] = {}
     for q, m in np.ndindex(len(ROLLOUT_QUERIES), len(MEASURES)):
         counted = counts[:, q, int(MEASURES[m] == "entropy")].numpy()
         if not counted.any():
             continue
-        means = sentences.means(here[:, :, :, q, m], counted)
+        means = sentences.means(sums_of_layers[:, :, :, q, m], counted)
         for i, layer in enumerate(layers):
             uniform = float(means.values[i, 1])
             rows[i, q, m] = {
@@ -409,15 +409,15 @@ def rollout_rows(sums: Tensor, counts: Tensor, layers: Sequence[int], sentences:
 NAME = "roles"
 
 
-def _lacks_roles(subject: Subject) -> str | None:
-    corpus = subject.request.corpus
-    if subject.asked.roles is None and not has_arcs(corpus):
+def _lacks_roles(survey: HeadSurvey) -> str | None:
+    corpus = survey.request.corpus
+    if survey.config.roles is None and not has_arcs(corpus):
         return (
             "role links, given as --roles FILE or read from the columns head and deprel of a .conllu file, and "
             f"`--corpus {corpus.name}` has no such columns"
         )
     try:
-        request, pairs = subject.roles
+        request, pairs = survey.roles
     except UserError as error:
         return f"role links, and {as_clause(error)}"
     if not len(pairs.placements[ALL].links):
@@ -429,48 +429,48 @@ def _lacks_roles(subject: Subject) -> str | None:
     return None
 
 
-def _tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
-    rows = role_rows(stores[f"{NAME}/{NAME}"], subject.roles[1], subject.seed)
-    return {"roles": [row for row in rows if row["layer"] in subject.layers]}
+def _tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    rows = role_rows(stores[f"{NAME}/{NAME}"], survey.roles[1], survey.seed)
+    return {"roles": [row for row in rows if row["layer"] in survey.layers]}
 
 
 ROLES = Part(
-    NAME, _lacks_roles, lambda subject: [], _tables,
-    lambda subject: [Reading(NAME, subject.roles[0], [Roles(subject.roles[1])])],
+    NAME, _lacks_roles, lambda survey: [], _tables,
+    lambda survey: [Reading(NAME, survey.roles[0], [Roles(survey.roles[1])])],
 )  # fmt: skip
 
 
-def measurable(subject: Subject, names: Sequence[str], by_name: bool) -> tuple[list[Part], dict[str, str]]:
+def measurable(survey: HeadSurvey, names: Sequence[str], by_name: bool) -> tuple[list[Part], dict[str, str]]:
     """Return the parts that can be measured, and for each of the others what it lacks.
 
     Args:
-        subject: Model and corpus.
+        survey: Model and corpus.
         names: The parts that are wanted.
         by_name: Whether the user named them.
 
     Raises:
         UserError: If the user named one that cannot be measured.
     """
-    wanted = [part for part in PARTS if part.name in names]
-    lacking = {part.name: lack for part in wanted if (lack := _lacks(subject, part))}
+    selected = [part for part in PARTS if part.name in names]
+    lacking = {part.name: lack for part in selected if (lack := _lacks(survey, part))}
     if by_name and lacking:
         name, lack = next(iter(lacking.items()))
         raise UserError(f"`--parts {name}` needs {lack}.")
-    return [part for part in wanted if part.name not in lacking], lacking
+    return [part for part in selected if part.name not in lacking], lacking
 
 
-def _lacks(subject: Subject, part: Part) -> str | None:
+def _lacks(survey: HeadSurvey, part: Part) -> str | None:
     """Return what a part needs and does not have, as the end of a sentence."""
-    if subject.asked.without_first and part.name not in WITHOUT_FIRST:
+    if survey.config.without_first and part.name not in WITHOUT_FIRST:
         return "`--first_token include`, under which all tokens are measured"
-    return _lacks_sentences(subject, part) or part.needs(subject)
+    return _lacks_sentences(survey, part) or part.needs(survey)
 
 
-def _lacks_sentences(subject: Subject, part: Part) -> str | None:
+def _lacks_sentences(survey: HeadSurvey, part: Part) -> str | None:
     """Return what the part lacks if the corpus has pairs of sentences and the part cannot read them; otherwise None."""
-    corpus = subject.request.corpus
-    has_its_own = part.name == ROLES.name and subject.asked.roles is not None
-    if corpus.seconds is None or part.name in OF_PAIRS or has_its_own:
+    corpus = survey.request.corpus
+    has_role_file = part.name == ROLES.name and survey.config.roles is not None
+    if corpus.seconds is None or part.name in OF_PAIRS or has_role_file:
         return None
     if part in (FUSION, *POSITION_PARTS):
         return f"single sentences, given as --corpus, and `--pairs {corpus.name}` has pairs of sentences"
@@ -481,7 +481,7 @@ def _lacks_sentences(subject: Subject, part: Part) -> str | None:
 
 
 def measure(
-    subject: Subject,
+    survey: HeadSurvey,
     parts: Sequence[Part],
     cache: Path,
     trainer_options: Mapping[str, Any],
@@ -492,27 +492,27 @@ def measure(
     On ranks other than the first there are no tables.
 
     Args:
-        subject: Model and corpus.
+        survey: Model and corpus.
         parts: The parts, at least one.
         cache: The cache folder.
         trainer_options: Lightning's `Trainer` arguments.
         say: Called with one-line messages.
     """
     stores: dict[str, SumsStore] = {}
-    for name, readings in _readings(subject, parts).items():
-        about = f"attention of {count(subject.heads.n_layers, 'block')}"
+    for name, readings in _readings(survey, parts).items():
+        about = f"attention of {count(survey.heads.n_layers, 'block')}"
         with stage(f"{about}, {name}" if name else about):
-            stores |= _sums(subject, name, readings, cache, trainer_options, say)
+            stores |= _sums(survey, name, readings, cache, trainer_options, say)
     if not is_main_process():  # it has read its share of the corpus
         for part in parts:
             if part.trains:
-                part.rows(subject, stores)
+                part.rows(survey, stores)
         return {}, stores
     tables: dict[str, Rows] = {}
     with stage(f"tables of {count(len(parts), 'part')}", len(parts)) as advance:
         for part in parts:
             note(part.name)
-            for name, rows in part.rows(subject, stores).items():
+            for name, rows in part.rows(survey, stores).items():
                 before = tables.setdefault(name, [])
                 if name == POSITION_HEADS and before:  # further columns of the same heads
                     tables[name] = joined(before, rows)
@@ -522,69 +522,69 @@ def measure(
     return tables, stores
 
 
-def n_stages(subject: Subject, parts: Sequence[Part]) -> int:
+def n_stages(survey: HeadSurvey, parts: Sequence[Part]) -> int:
     """Return how many stages `measure` has."""
-    return len(_readings(subject, parts)) + 1
+    return len(_readings(survey, parts)) + 1
 
 
-def _readings(subject: Subject, parts: Sequence[Part]) -> dict[str, list[Reading]]:
+def _readings(survey: HeadSurvey, parts: Sequence[Part]) -> dict[str, list[Reading]]:
     """Return what is read for the parts, by the name of the text; first the corpus itself, whose name is empty."""
-    own = Reading("", subject.request, [one for part in parts for one in part.measures(subject)])
-    found: dict[str, list[Reading]] = {}
-    for reading in [own, *(reading for part in parts for reading in part.beside(subject))]:
-        found.setdefault(reading.name, []).append(reading)
-    return found
+    corpus_reading = Reading("", survey.request, [measure for part in parts for measure in part.measures(survey)])
+    by_text: dict[str, list[Reading]] = {}
+    for reading in [corpus_reading, *(reading for part in parts for reading in part.beside(survey))]:
+        by_text.setdefault(reading.name, []).append(reading)
+    return by_text
 
 
 def _sums(
-    subject: Subject, name: str, readings: Sequence[Reading], cache: Path, trainer_options: Mapping[str, Any],
+    survey: HeadSurvey, name: str, readings: Sequence[Reading], cache: Path, trainer_options: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> dict[str, SumsStore]:  # fmt: skip
     """Read one text for all parts, and return the sums of each measure; the arguments are those of `measure`."""
     stores: dict[str, SumsStore] = {}
-    distinct = {measure.name: measure for one in readings for measure in one.measures}
+    distinct = {measure.name: measure for reading in readings for measure in reading.measures}
     request = readings[0].request
     if distinct:
-        seen = [_seen(subject, one) for one in distinct.values()]
-        found = accumulate(request, seen, cache, trainer_options, say)
-        stores |= {f"{name}/{measure}" if name else measure: store for measure, store in found.items()}
-    if any(one.states for one in readings):
-        read = replace(request, layers=range(subject.heads.n_layers))
+        seen = [_seen(survey, measure) for measure in distinct.values()]
+        new_stores = accumulate(request, seen, cache, trainer_options, say)
+        stores |= {f"{name}/{measure}" if name else measure: store for measure, store in new_stores.items()}
+    if any(reading.states for reading in readings):
+        read = replace(request, layers=range(survey.heads.n_layers))
         # A cache entry of hidden states is read in the same way as an entry of sums.
         states = activations(read, cache, trainer_options, say)  # in use until the second store is open
         stores[f"{name}/{STATES}"] = SumsStore(states.folder)
     return stores
 
 
-def _seen(subject: Subject, measure: Measure) -> Measure:
+def _seen(survey: HeadSurvey, measure: Measure) -> Measure:
     """Return the measure, changed to leave out the first token of each sentence if that is asked for."""
-    return WithoutFirst(measure) if subject.asked.without_first and measure is not SINK else measure
+    return WithoutFirst(measure) if survey.config.without_first and measure is not SINK else measure
 
 
 # --- the parts ---
 
 
-def _class_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+def _class_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
     sums = stores["patterns"].all_by_sentence()
-    return {"attention_classes": class_rows(sums, subject.lengths, subject.layers, subject.sentences)}
+    return {"attention_classes": class_rows(sums, survey.lengths, survey.layers, survey.sentences)}
 
 
-def _profile_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+def _profile_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
     store = stores["profile"]
     tables: dict[str, Rows] = {"heads": [], "attention_layers": []}
-    found = profile_sums(store.all_by_sentence(), subject.lengths)
-    for name, (summed, counts) in found.items():
-        rows = measure_rows(summed, counts, subject.layers, subject.sentences, measure=name)
+    sums_of_measure = profile_sums(store.all_by_sentence(), survey.lengths)
+    for name, (summed, counts) in sums_of_measure.items():
+        rows = measure_rows(summed, counts, survey.layers, survey.sentences, measure=name)
         for table, added in zip(tables.values(), rows, strict=True):
             table += added
     return tables
 
 
-def _first_token_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
-    later = np.maximum(subject.tokens.lengths - 1, 0)
+def _first_token_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    later = np.maximum(survey.tokens.lengths - 1, 0)
     tables: dict[str, Rows] = {"heads": [], "attention_layers": []}
     for name, summed in stores[SINK.name].all_by_sentence().items():
-        rows = measure_rows(summed.numpy(), later, subject.layers, subject.sentences, measure=name, to=FIRST)
+        rows = measure_rows(summed.numpy(), later, survey.layers, survey.sentences, measure=name, to=FIRST)
         for table, added in zip(tables.values(), rows, strict=True):
             table += added
     return tables
@@ -594,59 +594,59 @@ def _first_token_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> di
 _OF_TOKENS = (PUNCTUATION, NEGATION)
 
 
-def _token_types(subject: Subject) -> Attended:
-    plain = {*_OF_TOKENS, *subject.special_tokens.values()}
-    return Attended.of({name: of for name, of in subject.types.items() if name in plain})
+def _token_types(survey: HeadSurvey) -> Attended:
+    plain = {*_OF_TOKENS, *survey.special_tokens.values()}
+    return Attended.of({name: of for name, of in survey.types.items() if name in plain})
 
 
-def _word_types(subject: Subject) -> Attended:
-    plain = {*_OF_TOKENS, *subject.special_tokens.values()}
-    return Attended.of({name: of for name, of in subject.types.items() if name not in plain}, "attended_words")
+def _word_types(survey: HeadSurvey) -> Attended:
+    plain = {*_OF_TOKENS, *survey.special_tokens.values()}
+    return Attended.of({name: of for name, of in survey.types.items() if name not in plain}, "attended_words")
 
 
-def _type_tables(subject: Subject, stores: Mapping[str, SumsStore], measure: Attended) -> dict[str, Rows]:
+def _type_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore], measure: Attended) -> dict[str, Rows]:
     store = stores[measure.name]
-    counts = counts_of({SPECIAL: subject.special, **measure.types}, subject.tokens)
+    counts = counts_of({SPECIAL: survey.special, **measure.types}, survey.tokens)
     sums = store.all_by_sentence()
-    leave_out = [SPECIAL] if measure.name != "attended" or not subject.special.any() else []
-    by_head, by_layer = type_rows(sums, counts, subject.lengths, subject.layers, subject.sentences, leave_out)
+    leave_out = [SPECIAL] if measure.name != "attended" or not survey.special.any() else []
+    by_head, by_layer = type_rows(sums, counts, survey.lengths, survey.layers, survey.sentences, leave_out)
     return {"heads": by_head, "attention_layers": by_layer}
 
 
-def _lacks_columns(subject: Subject) -> str | None:
-    if {"upos", "deprel"} & set(subject.request.corpus.columns):
+def _lacks_columns(survey: HeadSurvey) -> str | None:
+    if {"upos", "deprel"} & set(survey.request.corpus.columns):
         return None
     return (
-        f"a corpus with the columns upos or deprel, such as a .conllu file, and `{subject.request.corpus.name}` has "
+        f"a corpus with the columns upos or deprel, such as a .conllu file, and `{survey.request.corpus.name}` has "
         "neither"
     )
 
 
-def _similarity_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
-    rows = similarity_rows(stores["similarity"], subject.heads.n_layers, subject.heads.n_heads, subject.lengths)
-    here = set(subject.layers)
-    return {"similarity": [row for row in rows if {row["layer"], row["other_layer"]} <= here]}
+def _similarity_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+    rows = similarity_rows(stores["similarity"], survey.heads.n_layers, survey.heads.n_heads, survey.lengths)
+    reported = set(survey.layers)
+    return {"similarity": [row for row in rows if {row["layer"], row["other_layer"]} <= reported]}
 
 
-def _rollout_tables(subject: Subject, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
+def _rollout_tables(survey: HeadSurvey, stores: Mapping[str, SumsStore]) -> dict[str, Rows]:
     sums, counts = (stores[Rollout.name].by_sentence(name) for name in ("sums", "counts"))
-    return {"rollout": rollout_rows(sums, counts, subject.layers, subject.sentences)}
+    return {"rollout": rollout_rows(sums, counts, survey.layers, survey.sentences)}
 
 
 PARTS = (
-    Part("classes", nothing, lambda subject: [PATTERNS], _class_tables),
-    Part("profile", nothing, lambda subject: [PROFILE], _profile_tables),
+    Part("classes", nothing, lambda survey: [PATTERNS], _class_tables),
+    Part("profile", nothing, lambda survey: [PROFILE], _profile_tables),
     Part(
-        "tokens", nothing, lambda subject: [_token_types(subject)],
-        lambda subject, stores: _type_tables(subject, stores, _token_types(subject)),
+        "tokens", nothing, lambda survey: [_token_types(survey)],
+        lambda survey, stores: _type_tables(survey, stores, _token_types(survey)),
     ),
     Part(
-        "words", _lacks_columns, lambda subject: [_word_types(subject)],
-        lambda subject, stores: _type_tables(subject, stores, _word_types(subject)),
+        "words", _lacks_columns, lambda survey: [_word_types(survey)],
+        lambda survey, stores: _type_tables(survey, stores, _word_types(survey)),
     ),
-    Part("first_token", nothing, lambda subject: [SINK], _first_token_tables, by_name_only=True),
-    Part("rollout", nothing, lambda subject: [Rollout()], _rollout_tables),
-    Part("similarity", nothing, lambda subject: [Similarity()], _similarity_tables),
+    Part("first_token", nothing, lambda survey: [SINK], _first_token_tables, by_name_only=True),
+    Part("rollout", nothing, lambda survey: [Rollout()], _rollout_tables),
+    Part("similarity", nothing, lambda survey: [Similarity()], _similarity_tables),
     *TREEBANK_PARTS,
     ROLES,
     CHANGE,

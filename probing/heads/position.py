@@ -14,7 +14,7 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from probing.errors import UserError, as_clause
-from probing.heads.accumulation import Accumulator, Attention, Batch, BlockMeasure, Kept, SumsStore
+from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, BlockMeasure, SumsStore
 from probing.heads.position_controls import (
     HeadScores,
     LagMoments,
@@ -31,7 +31,7 @@ from probing.heads.position_controls import (
     word_mass,
 )
 from probing.heads.rows import Sentences
-from probing.heads.subject import STATES, Part, PositionRun, Reading, Subject
+from probing.heads.subject import STATES, HeadSurvey, Part, PositionRun, Reading
 from probing.models.attention_heads import QueryKey
 from probing.probes.agreement import random_bases
 from probing.probes.solvers import centre_over_classes
@@ -65,11 +65,11 @@ class Agreement:
             spreads: What the partial correlation keeps constant, each of shape (d_model,).
         """
         used, ranked = rankdata(use, axis=1), rankdata(ranking)
-        design = np.stack([np.ones(len(ranked)), *(rankdata(one) for one in spreads)], axis=1)
-        left = [values - values @ np.linalg.pinv(design).T @ design.T for values in (ranked, used)]
+        design = np.stack([np.ones(len(ranked)), *(rankdata(spread) for spread in spreads)], axis=1)
+        residuals = [values - values @ np.linalg.pinv(design).T @ design.T for values in (ranked, used)]
         # If the spreads determine the ranks exactly, the residuals are rounding errors: they are set to 0.
-        left = [np.where(np.abs(values) < 1e-6 * len(ranked), 0.0, values) for values in left]
-        return cls(spearman(ranked, used), spearman(left[0], left[1]))
+        residuals = [np.where(np.abs(values) < 1e-6 * len(ranked), 0.0, values) for values in residuals]
+        return cls(spearman(ranked, used), spearman(residuals[0], residuals[1]))
 
 
 def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, bases: Tensor) -> Tensor:
@@ -87,10 +87,10 @@ def contributions_in_bases(weight: Tensor, states: Tensor, classes: Tensor, base
     centred = centre_over_classes(weight.to(states.dtype))
     # A product adds up the tokens of each class much faster than by their index.
     of_class = torch.nn.functional.one_hot(classes, len(centred)).to(states.dtype).T.contiguous() / max(len(states), 1)
-    found = []
+    contributions = []
     for basis in bases:
-        found.append(((centred @ basis).abs_() * (of_class @ (states @ basis).abs_())).sum(0))
-    return torch.stack(found)
+        contributions.append(((centred @ basis).abs_() * (of_class @ (states @ basis).abs_())).sum(0))
+    return torch.stack(contributions)
 
 
 Rows = list[dict[str, Any]]
@@ -167,7 +167,7 @@ class Block:
     @cached_property
     def spreads(self) -> list[NDArray[np.float64]]:
         """What the partial correlation keeps constant."""
-        return [one.numpy() for one in self.means.spread]
+        return [spread.numpy() for spread in self.means.spread]
 
     @cached_property
     def in_bases(self) -> list[tuple[NDArray[np.float64], list[NDArray[np.float64]]]]:
@@ -175,11 +175,14 @@ class Block:
         classes = self.run.classes_of(self.words.positions)
         labelled = classes >= 0
         weight, states = self.run.weight_of(self.layer - 1), self.states[labelled].float()
-        found = contributions_in_bases(weight, states, classes[labelled], self.bases)
+        contributions = contributions_in_bases(weight, states, classes[labelled], self.bases)
         parts = self.means.parts.float()
         return [
-            (own.double().numpy(), [one.numpy() for one in self.means.turned(parts @ basis).spread])
-            for basis, own in zip(self.bases, found, strict=True)
+            (
+                basis_contributions.double().numpy(),
+                [spread.numpy() for spread in self.means.turned(parts @ basis).spread],
+            )
+            for basis, basis_contributions in zip(self.bases, contributions, strict=True)
         ]
 
 
@@ -242,7 +245,9 @@ class AtOffset:
         """Return the contrast of some heads, its parts between positions and of biases, with intervals by sentence."""
         block, words = self.block, self.block.words
         counts = words.sentences[self.queries].bincount(minlength=sentences.times.shape[1])
-        query, key, bias = (one[list(heads)] for one in (block.heads.query, block.heads.key, block.heads.query_bias))
+        query, key, bias = (
+            parameter[list(heads)] for parameter in (block.heads.query, block.heads.key, block.heads.query_bias)
+        )
         biases = self.biases[list(heads)].T
         # The scores of keys less their mean, of each query and head, shape (n, heads).
         by_state, of_position = (
@@ -252,23 +257,23 @@ class AtOffset:
             for (asking, differences), added in ((self.inputs, bias), (self.of_position, 0 * bias))
         )
         parts = {"contrast": by_state + biases, "position_part": of_position, "bias_part": biases}
-        found: list[dict[str, float]] = [{} for _ in heads]
+        rows: list[dict[str, float]] = [{} for _ in heads]
         for name, values in parts.items():
             sums = torch.zeros(len(counts), len(heads), dtype=torch.float64)
             sums.index_add_(0, words.sentences[self.queries], values)
             means = sentences.means(sums.numpy(), counts.numpy())
-            for i, row in enumerate(found):
-                one = means.row(i)
-                row |= {name: one["value"], f"{name}_low": one["low"], f"{name}_high": one["high"]}
-        return found
+            for i, row in enumerate(rows):
+                cells = means.row(i)
+                row |= {name: cells["value"], f"{name}_low": cells["low"], f"{name}_high": cells["high"]}
+        return rows
 
     def agreements(self, heads: Sequence[int]) -> list[dict[str, float]]:
         """Return the rank correlations of the use of some heads with the run's contributions, and both nulls."""
         block = self.block
         if "contribution" not in block.scores:
             return [{} for _ in heads]
-        query, key = (one[list(heads)].float() for one in (block.heads.query, block.heads.key))
-        own = Agreement.of(self.use, block.scores["contribution"], block.spreads)
+        query, key = (parameter[list(heads)].float() for parameter in (block.heads.query, block.heads.key))
+        observed = Agreement.of(self.use, block.scores["contribution"], block.spreads)
         used = Shares.of(query, key, self.products.float(), block.bases).use.numpy()
         turned = [
             Agreement.of(use, contributions, spreads)
@@ -278,9 +283,11 @@ class AtOffset:
         for i, head in enumerate(heads):
             row: dict[str, float] = {}
             for name in ("spearman", "partial"):
-                of_heads = getattr(own, name)
+                of_heads = getattr(observed, name)
                 row |= _beside(name, of_heads[head], "heads", np.delete(of_heads, head))
-                row |= _beside(name, of_heads[head], "bases", np.array([getattr(one, name)[i] for one in turned]))
+                row |= _beside(
+                    name, of_heads[head], "bases", np.array([getattr(agreement, name)[i] for agreement in turned])
+                )
             rows.append(row)
         return rows
 
@@ -301,7 +308,7 @@ class AtOffset:
     def removals(self, head: int) -> Rows:
         """Return a head's contrast and attention with each ranking's top neurons held, compared with random sets."""
         query, key, bias = (
-            one[head] for one in (self.block.heads.query, self.block.heads.key, self.block.heads.query_bias)
+            parameter[head] for parameter in (self.block.heads.query, self.block.heads.key, self.block.heads.query_bias)
         )
         pairs, singles = self.moments.split(query @ key.T, key @ bias)
         groups = [self._scores(head, group) for group in self.block.groups]
@@ -309,8 +316,8 @@ class AtOffset:
         sd, generator = self.block.means.sd.numpy(), np.random.default_rng([self.block.seed, self.block.layer, head])
 
         def without(sets: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-            held = as_masks(sets, len(sd))
-            contrasts = contrast_without(pairs, singles, held).numpy() + of_biases
+            masks = as_masks(sets, len(sd))
+            contrasts = contrast_without(pairs, singles, masks).numpy() + of_biases
             return {"contrast": contrasts, "word_mass": word_mass(groups, sets)}
 
         intact = without(np.empty((1, 0), dtype=np.int64))
@@ -321,17 +328,19 @@ class AtOffset:
                 top = top_neurons(values, k)
                 matched = without(matched_sets(sd, top, generator))
                 row = {"ranking": ranking, "k": k, "neurons": " ".join(map(str, top))}
-                for name, held in without(top[None]).items():
-                    row |= {name: float(intact[name][0]), f"{name}_held": float(held[0])}
+                for name, fixed_values in without(top[None]).items():
+                    row |= {name: float(intact[name][0]), f"{name}_held": float(fixed_values[0])}
                     for kind, others in (("random", random), ("matched", matched)):
                         row[f"{name}_{kind}"] = float(others[name].mean())
-                        row[f"{name}_{kind}_p"] = rank_p(-held[0], -others[name])
+                        row[f"{name}_{kind}_p"] = rank_p(-fixed_values[0], -others[name])
                 rows.append(row)
         return rows
 
     def _scores(self, head: int, group: Tensor) -> HeadScores:
         block = self.block
-        query, key, bias = (one[head] for one in (block.heads.query, block.heads.key, block.heads.query_bias))
+        query, key, bias = (
+            parameter[head] for parameter in (block.heads.query, block.heads.key, block.heads.query_bias)
+        )
         is_word = group >= 0
         states = torch.where(is_word[..., None], block.inputs[group] - block.means.mean, 0.0)
         of_mean = block.means.mean @ query + bias
@@ -346,10 +355,10 @@ class AtOffset:
 
 def _beside(name: str, value: float, kind: str, others: NDArray[np.float64]) -> Mapping[str, float]:
     """Return a correlation, the mean of the correlations that it is compared with, and its p-value by rank."""
-    there = others[np.isfinite(others)]
-    if not len(there) or np.isnan(value):
+    finite = others[np.isfinite(others)]
+    if not len(finite) or np.isnan(value):
         return {name: float(value)}
-    return {name: float(value), f"{name}_{kind}": float(there.mean()), f"{name}_{kind}_p": rank_p(value, there)}
+    return {name: float(value), f"{name}_{kind}": float(finite.mean()), f"{name}_{kind}_p": rank_p(value, finite)}
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -378,17 +387,17 @@ def mass_at_offsets(probabilities: Tensor, ordinary: Tensor) -> dict[str, Tensor
     per_word_mass = torch.where(to_words > 0, 1 / to_words, 0.0)
     most = probabilities.argmax(3)
     index = torch.arange(probabilities.shape[3], device=probabilities.device)
-    found: dict[str, list[Tensor]] = {"mass": [], "word_mass": [], "hit": [], "n": []}
+    sums: dict[str, list[Tensor]] = {"mass": [], "word_mass": [], "hit": [], "n": []}
     for offset in OFFSETS:
         n, first = max(0, len(index) - abs(offset)), max(0, -offset)
         rows, columns = slice(first, first + n), slice(first + offset, first + offset + n)
-        there = (ordinary[:, rows] & ordinary[:, columns])[:, None]
-        mass = probabilities.diagonal(offset, 2, 3) * there
-        found["mass"].append(mass.sum(2, dtype=torch.float64))
-        found["word_mass"].append((mass * per_word_mass[:, :, rows]).sum(2, dtype=torch.float64))
-        found["hit"].append(((most[:, :, rows] == index[columns]) & there).sum(2, dtype=torch.float64))
-        found["n"].append(there.sum(2, dtype=torch.float64))
-    return {name: torch.stack(values, dim=2) for name, values in found.items()}
+        is_pair = (ordinary[:, rows] & ordinary[:, columns])[:, None]
+        mass = probabilities.diagonal(offset, 2, 3) * is_pair
+        sums["mass"].append(mass.sum(2, dtype=torch.float64))
+        sums["word_mass"].append((mass * per_word_mass[:, :, rows]).sum(2, dtype=torch.float64))
+        sums["hit"].append(((most[:, :, rows] == index[columns]) & is_pair).sum(2, dtype=torch.float64))
+        sums["n"].append(is_pair.sum(2, dtype=torch.float64))
+    return {name: torch.stack(values, dim=2) for name, values in sums.items()}
 
 
 def _of_block(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
@@ -398,7 +407,7 @@ def _of_block(attention: Attention, batch: Batch) -> Mapping[str, Tensor]:
 AT_OFFSETS = BlockMeasure("offsets", _of_block, {"version": 1})
 
 
-class ToldOffsets:
+class PermutedOffsets:
     """The measure: the attention at each offset, where the words of each sentence are permuted before they are read.
 
     A word is thus told the position of another one. (Where the model knows positions by a table alone, this is the same
@@ -418,11 +427,11 @@ class ToldOffsets:
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
         """Return what makes an accumulator for each batch."""
-        places = torch.from_numpy(told_positions(tokens, self.seed))
-        return lambda batch: _Told(batch, places)
+        places = torch.from_numpy(permuted_positions(tokens, self.seed))
+        return lambda batch: _PermutedOffsets(batch, places)
 
 
-def told_positions(tokens: Tokens, seed: int) -> Any:
+def permuted_positions(tokens: Tokens, seed: int) -> Any:
     """Return the position that each token is told, shape (n_tokens,), int64; special tokens keep theirs."""
     index = np.arange(tokens.n_tokens)
     (drawn,) = permute_within_sentences(
@@ -431,24 +440,24 @@ def told_positions(tokens: Tokens, seed: int) -> Any:
     return np.where(tokens.special, index, drawn) - np.repeat(tokens.offsets[:-1], tokens.lengths)
 
 
-class _Told:
+class _PermutedOffsets:
     def __init__(self, batch: Batch, places: Tensor) -> None:
         self.batch = batch
         padding = torch.arange(batch.mask.shape[1], device=batch.mask.device).expand_as(batch.mask)
         # For each true position, where its token is read.
         self.place = torch.where(batch.mask, places.to(batch.rows.device)[batch.rows], padding)
-        self.found: dict[str, list[Tensor]] = {"told": [], "told_true": []}
+        self.by_block: dict[str, list[Tensor]] = {"told": [], "told_true": []}
 
     def add(self, attention: Attention) -> None:
         read = attention.probabilities
         queries = self.place[:, None, :, None].expand_as(read)
         true = read.gather(2, queries).gather(3, self.place[:, None, None, :].expand_as(read))
         ordinary = self.batch.ordinary
-        self.found["told"].append(mass_at_offsets(read, ordinary)["mass"])
-        self.found["told_true"].append(mass_at_offsets(true, ordinary.gather(1, self.place))["mass"])
+        self.by_block["told"].append(mass_at_offsets(read, ordinary)["mass"])
+        self.by_block["told_true"].append(mass_at_offsets(true, ordinary.gather(1, self.place))["mass"])
 
-    def kept(self) -> Kept:
-        return Kept({name: torch.stack(values, dim=1) for name, values in self.found.items()})
+    def batch_values(self) -> BatchValues:
+        return BatchValues({name: torch.stack(values, dim=1) for name, values in self.by_block.items()})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -466,7 +475,7 @@ CLEAREST = 3
 # Random bases: with 20, a value above all of them has p = .048.
 BASES = 20
 
-_TRAIN, _TEST, _TOLD = "position train", "position test", "position told"
+_TRAIN, _TEST, _PERMUTED = "position train", "position test", "position told"
 
 
 def joined(rows: Rows, more: Rows) -> Rows:
@@ -475,31 +484,31 @@ def joined(rows: Rows, more: Rows) -> Rows:
     return [{**row, **columns.get((row["layer"], row["head"]), {})} for row in rows]
 
 
-def _lacks_run(subject: Subject) -> str | None:
-    if subject.asked.run is None:
+def _lacks_run(survey: HeadSurvey) -> str | None:
+    if survey.config.run is None:
         return "a run of `fit` on position to compare with, given as --run RUN"
-    return _lacks_sides(subject)
+    return _lacks_sides(survey)
 
 
-def _lacks_sides(subject: Subject) -> str | None:
-    n_train, n_test = int(subject.is_train.sum()), int(subject.tested[1].sum())
+def _lacks_sides(survey: HeadSurvey) -> str | None:
+    n_train, n_test = int(survey.is_train.sum()), int(survey.tested[1].sum())
     if not n_train or not n_test:
         return f"sentences to choose offsets by and others to report on, and there are {n_train:,} and {n_test:,}"
     return None
 
 
-def _lacks_neurons(subject: Subject) -> str | None:
-    if lack := _lacks_run(subject):
+def _lacks_neurons(survey: HeadSurvey) -> str | None:
+    if lack := _lacks_run(survey):
         return lack
-    assert subject.asked.run is not None
-    if not {layer - 1 for layer in subject.layers} & set(subject.asked.run.layers):
-        entering = ", ".join(str(layer - 1) for layer in subject.layers)
+    assert survey.config.run is not None
+    if not {layer - 1 for layer in survey.layers} & set(survey.config.run.layers):
+        entering = ", ".join(str(layer - 1) for layer in survey.layers)
         return (
-            f"a ranking of the neurons that enter a block, layers {entering}, and `--run {subject.asked.run.name}` has "
-            f"layers {', '.join(map(str, subject.asked.run.layers))}"
+            f"a ranking of the neurons that enter a block, layers {entering}, and `--run {survey.config.run.name}` has "
+            f"layers {', '.join(map(str, survey.config.run.layers))}"
         )
     try:
-        subject.query_keys  # noqa: B018
+        survey.query_keys  # noqa: B018
     except UserError as error:
         return f"positions that heads read from the hidden states that enter a block, and {as_clause(error)}"
     return None
@@ -508,24 +517,29 @@ def _lacks_neurons(subject: Subject) -> str | None:
 # --- which heads are position heads, and do they follow the positions that they are told? ---
 
 
-def _offset_readings(subject: Subject) -> list[Reading]:
-    train, test = sample_requests(subject)
+def _offset_readings(survey: HeadSurvey) -> list[Reading]:
+    train, test = sample_requests(survey)
     return [Reading(_TRAIN, train, [AT_OFFSETS]), Reading(_TEST, test, [AT_OFFSETS])]
 
 
-def _head_readings(subject: Subject) -> list[Reading]:
-    *_, test = sample_requests(subject)
-    told = Reading(_TOLD, replace(test, permuted_tokens_seed=subject.seed), [ToldOffsets(subject.seed)])
-    return [*_offset_readings(subject), told]
+def _head_readings(survey: HeadSurvey) -> list[Reading]:
+    *_, test = sample_requests(survey)
+    permuted = Reading(_PERMUTED, replace(test, permuted_tokens_seed=survey.seed), [PermutedOffsets(survey.seed)])
+    return [*_offset_readings(survey), permuted]
 
 
-def _head_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
-    names = (f"{_TEST}/{AT_OFFSETS.name}", f"{_TOLD}/{ToldOffsets.name}")
-    sums = {name: values for one in names if one in stores for name, values in stores[one].all_by_sentence().items()}
+def _head_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
+    names = (f"{_TEST}/{AT_OFFSETS.name}", f"{_PERMUTED}/{PermutedOffsets.name}")
+    sums = {
+        name: values
+        for store_name in names
+        if store_name in stores
+        for name, values in stores[store_name].all_by_sentence().items()
+    }
     chosen = chosen_offsets(stores)
-    sentences = Sentences(len(sums["n"]), subject.seed)
+    sentences = Sentences(len(sums["n"]), survey.seed)
     rows = head_rows({name: values.numpy() for name, values in sums.items()}, chosen, sentences)
-    return {POSITION_HEADS: [row for row in rows if row["layer"] in subject.layers]}
+    return {POSITION_HEADS: [row for row in rows if row["layer"] in survey.layers]}
 
 
 def chosen_offsets(stores: Stores) -> NDArray[np.int64]:
@@ -554,45 +568,50 @@ def head_rows(sums: Mapping[str, NDArray[np.float64]], chosen: NDArray[np.int64]
         }
         for i, (layer, head) in enumerate(zip(layers.tolist(), heads.tolist(), strict=True)):
             row: dict[str, Any] = {"layer": layer + 1, "head": head + 1, "offset": OFFSETS[at]}
-            for name, found in means.items():
-                one = found.row(i)
-                row |= {name: one["value"], f"{name}_low": one["low"], f"{name}_high": one["high"], "n": one["n"]}
-            is_one = row["mass"] > MOST_MASS or row["hit"] >= MOST_HITS
-            rows[layer, head] = {**row, "position_head": "yes" if is_one else "no"}
+            for name, mean in means.items():
+                cells = mean.row(i)
+                row |= {
+                    name: cells["value"],
+                    f"{name}_low": cells["low"],
+                    f"{name}_high": cells["high"],
+                    "n": cells["n"],
+                }
+            is_position_head = row["mass"] > MOST_MASS or row["hit"] >= MOST_HITS
+            rows[layer, head] = {**row, "position_head": "yes" if is_position_head else "no"}
     return [rows[at] for at in sorted(rows)]
 
 
 # --- which neurons do they read? ---
 
 
-def _neuron_readings(subject: Subject) -> list[Reading]:
-    train, test = sample_requests(subject)
+def _neuron_readings(survey: HeadSurvey) -> list[Reading]:
+    train, test = sample_requests(survey)
     return [Reading(_TRAIN, train, [AT_OFFSETS], states=True), Reading(_TEST, test, [AT_OFFSETS], states=True)]
 
 
-def _neuron_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
-    run = subject.asked.run
+def _neuron_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
+    run = survey.config.run
     assert run is not None
     test_sums = stores[f"{_TEST}/{AT_OFFSETS.name}"].all_by_sentence()
-    sentences = Sentences(len(test_sums["n"]), subject.seed)
+    sentences = Sentences(len(test_sums["n"]), survey.seed)
     chosen = chosen_offsets(stores)
     of_heads = head_rows({name: values.numpy() for name, values in test_sums.items()}, chosen, sentences)
-    examined = _examined([row for row in of_heads if row["layer"] in subject.layers], run.layers)
-    train, test = (SampledWords.of(stores[f"{name}/{STATES}"], subject.heads.is_causal) for name in (_TRAIN, _TEST))
+    examined = _examined([row for row in of_heads if row["layer"] in survey.layers], run.layers)
+    train, test = (SampledWords.of(stores[f"{name}/{STATES}"], survey.heads.is_causal) for name in (_TRAIN, _TEST))
     tables: dict[str, Rows] = {POSITION_HEADS: [], "position_neurons": [], "position_removal": []}
-    bases = random_bases(run.weight.shape[2], BASES, subject.seed)
-    for layer in subject.layers:
-        block = Block.of(layer, subject.query_keys[layer - 1], (train, test), run, bases, subject.seed)
+    bases = random_bases(run.weight.shape[2], BASES, survey.seed)
+    for layer in survey.layers:
+        block = Block.of(layer, survey.query_keys[layer - 1], (train, test), run, bases, survey.seed)
         for at in np.unique(chosen[layer - 1]).tolist():
             heads = np.flatnonzero(chosen[layer - 1] == at).tolist()
-            here = block.at(OFFSETS[at])
-            pairs = zip(here.contrasts(heads, sentences), here.agreements(heads), strict=True)
+            at_offset = block.at(OFFSETS[at])
+            pairs = zip(at_offset.contrasts(heads, sentences), at_offset.agreements(heads), strict=True)
             for head, (contrast, agreement) in zip(heads, pairs, strict=True):
                 named = {"layer": layer, "head": head + 1, "offset": OFFSETS[at]}
                 tables[POSITION_HEADS].append({**named, **contrast, **agreement})
                 if (layer, head + 1) in examined:
-                    tables["position_neurons"] += [{**named, **row} for row in here.neurons(head)]
-                    tables["position_removal"] += [{**named, **row} for row in here.removals(head)]
+                    tables["position_neurons"] += [{**named, **row} for row in at_offset.neurons(head)]
+                    tables["position_removal"] += [{**named, **row} for row in at_offset.removals(head)]
     return {name: sorted(rows, key=lambda row: (row["layer"], row["head"])) for name, rows in tables.items()}
 
 
@@ -600,14 +619,14 @@ def _examined(rows: Rows, ranked_layers: Any) -> set[tuple[int, int]]:
     """Return the heads whose neurons are reported: position heads and the clearest heads, in blocks with a ranking."""
     ranked = [row for row in rows if row["layer"] - 1 in ranked_layers]
     clearest = sorted(ranked, key=lambda row: -np.nan_to_num(row["word_mass"], nan=-1))[:CLEAREST]
-    found = [*clearest, *(row for row in ranked if row["position_head"] == "yes")]
-    return {(row["layer"], row["head"]) for row in found}
+    examined = [*clearest, *(row for row in ranked if row["position_head"] == "yes")]
+    return {(row["layer"], row["head"]) for row in examined}
 
 
 POSITION_PARTS = (
-    Part(POSITION_HEADS, _lacks_run, lambda subject: [], _head_tables, _head_readings, by_name_only=True),
-    Part("position_neurons", _lacks_neurons, lambda subject: [], _neuron_tables, _neuron_readings, by_name_only=True),
+    Part(POSITION_HEADS, _lacks_run, lambda survey: [], _head_tables, _head_readings, by_name_only=True),
+    Part("position_neurons", _lacks_neurons, lambda survey: [], _neuron_tables, _neuron_readings, by_name_only=True),
 )
 # The first of these parts without a run: it measures how much heads attend to a fixed offset, but not whether they
 # follow permuted positions.
-OFFSET_HEADS = Part(POSITION_HEADS, _lacks_sides, lambda subject: [], _head_tables, _offset_readings)
+OFFSET_HEADS = Part(POSITION_HEADS, _lacks_sides, lambda survey: [], _head_tables, _offset_readings)

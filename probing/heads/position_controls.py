@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from probing.activations import Request
 from probing.heads.accumulation import SumsStore
-from probing.heads.subject import Subject
+from probing.heads.subject import HeadSurvey
 from probing.text import Corpus
 
 # Returns the biases of heads for keys at offsets: shape (heads, *offsets.shape).
@@ -51,8 +51,8 @@ class Words:
             return torch.empty(0, dtype=torch.int64)
         index = torch.arange(len(self.positions))
         other = (index + offset).clamp(0, max(len(index) - 1, 0))
-        is_there = (self.sentences[other] == self.sentences) & (self.positions[other] - self.positions == offset)
-        return index[is_there]
+        has_key = (self.sentences[other] == self.sentences) & (self.positions[other] - self.positions == offset)
+        return index[has_key]
 
     def mean_biases_seen(self, biases: Biases) -> Tensor:
         """Return for each head and word the mean bias of the words that it sees, shape (heads, n)."""
@@ -61,10 +61,10 @@ class Words:
 
     def _mean_biases(self, places: Tensor, biases: Biases) -> Tensor:
         """Return the mean biases of one sentence, given the positions of its words."""
-        found = biases(places - places[:, None])
+        pair_biases = biases(places - places[:, None])
         if self.is_causal:
-            found = found.masked_fill(torch.ones_like(found).triu(1).bool(), torch.nan)
-        return found.nanmean(2)
+            pair_biases = pair_biases.masked_fill(torch.ones_like(pair_biases).triu(1).bool(), torch.nan)
+        return pair_biases.nanmean(2)
 
     def means_seen(self, states: Tensor) -> Tensor:
         """Return for each word the mean of the states that it sees, its own among them, shape (n, d_model)."""
@@ -178,7 +178,7 @@ class LagMoments:
         return matrix * self.products, (self.mean @ matrix + towards) * self.differences
 
 
-def contrast_without(pairs: Tensor, singles: Tensor, is_held: Tensor) -> Tensor:
+def contrast_without(pairs: Tensor, singles: Tensor, is_fixed: Tensor) -> Tensor:
     """Return the contrast of a head when neurons are held at their mean in its queries and keys, for many sets of them.
 
     A neuron that is held adds nothing: its deviation from the mean is 0 in queries, and so is its difference in keys.
@@ -186,13 +186,13 @@ def contrast_without(pairs: Tensor, singles: Tensor, is_held: Tensor) -> Tensor:
     Args:
         pairs: What pairs of neurons add, as `LagMoments.split` returns it.
         singles: What single neurons of the key add.
-        is_held: Whether each neuron is held, shape (n_sets, d_model).
+        is_fixed: Whether each neuron is held, shape (n_sets, d_model).
 
     Returns:
         Shape (n_sets,).
     """
-    kept = (~is_held).to(pairs.dtype)
-    return (kept @ pairs * kept).sum(1) + kept @ singles
+    unfixed = (~is_fixed).to(pairs.dtype)
+    return (unfixed @ pairs * unfixed).sum(1) + unfixed @ singles
 
 
 @dataclass(frozen=True)
@@ -247,12 +247,12 @@ MOST_TRAIN, MOST_TEST = 20_000, 10_000
 MOST_HELD, GROUPS = 1_000, 4
 
 
-def sample_requests(subject: Subject) -> tuple[Request, Request]:
+def sample_requests(survey: HeadSurvey) -> tuple[Request, Request]:
     """Return the model with a sample of the sentences that are not tested on, and of those that are."""
-    request, is_test, _ = subject.tested
+    request, is_test, _ = survey.tested
     return (
-        replace(subject.request, corpus=_sample(subject.request.corpus, subject.is_train, MOST_TRAIN, subject.seed)),
-        replace(request, corpus=_sample(request.corpus, is_test, MOST_TEST, subject.seed)),
+        replace(survey.request, corpus=_sample(survey.request.corpus, survey.is_train, MOST_TRAIN, survey.seed)),
+        replace(request, corpus=_sample(request.corpus, is_test, MOST_TEST, survey.seed)),
     )
 
 
@@ -353,16 +353,16 @@ def matched_sets(
     order = np.argsort(sd, kind="stable")
     rank = np.empty(len(sd), dtype=np.int64)
     rank[order] = np.arange(len(sd))
-    found, taken = np.empty((n, len(neurons)), dtype=np.int64), np.zeros((n, len(sd)), dtype=bool)
+    sets, taken = np.empty((n, len(neurons)), dtype=np.int64), np.zeros((n, len(sd)), dtype=bool)
     taken[:, list(without)] = True
     draws = np.arange(n)
     for i in generator.permutation(len(neurons)):
         distance = np.where(taken, np.inf, np.abs(rank - rank[neurons[i]]))
         near = np.argsort(distance, axis=1, kind="stable")[:, :NEAREST]
         n_near = min(NEAREST, len(sd) - int(taken[0].sum()))
-        found[:, i] = near[draws, generator.integers(n_near, size=n)]
-        taken[draws, found[:, i]] = True
-    return np.sort(found, axis=1)
+        sets[:, i] = near[draws, generator.integers(n_near, size=n)]
+        taken[draws, sets[:, i]] = True
+    return np.sort(sets, axis=1)
 
 
 def as_masks(sets: Sequence[NDArray[np.int64]] | NDArray[np.int64], n_neurons: int) -> Tensor:
@@ -374,7 +374,7 @@ def as_masks(sets: Sequence[NDArray[np.int64]] | NDArray[np.int64], n_neurons: i
 
 
 @dataclass(frozen=True)
-class HeldScores:
+class FixedScores:
     """One head on some sentences, whose scores are computed again with neurons held at their mean.
 
     Args:
@@ -412,9 +412,9 @@ class HeldScores:
         n, length, _ = self.states.shape
         chunk = max(1, _MOST_NUMBERS // max(1, n * length * max(length, sets.shape[1])))
         for first in range(0, len(sets), chunk):
-            here = slice(first, first + chunk)
-            times = None if factors is None else torch.from_numpy(factors[here]).to(self.states.dtype)
-            yield self._of_some(torch.from_numpy(sets[here]), times)
+            chunk_rows = slice(first, first + chunk)
+            times = None if factors is None else torch.from_numpy(factors[chunk_rows]).to(self.states.dtype)
+            yield self._of_some(torch.from_numpy(sets[chunk_rows]), times)
 
     def maps(self, sets: NDArray[np.int64], factors: NDArray[np.float64] | None = None) -> Iterator[Tensor]:
         """Yield the attention under each set, shaped as `scores`; rows of queries that see nothing are 0."""
@@ -431,17 +431,17 @@ class HeldScores:
     def _of_some(self, sets: Tensor, times: Tensor | None) -> Tensor:
         n_sets, (n, length, _) = len(sets), self.states.shape
         flat, queries, keys = self._intact
-        held = flat.T[sets].transpose(1, 2)  # sets, words, k
-        held = held if times is None else held * times[:, None, None]
+        fixed_states = flat.T[sets].transpose(1, 2)  # sets, words, k
+        fixed_states = fixed_states if times is None else fixed_states * times[:, None, None]
         queries, keys = (
-            (whole - held @ matrix[sets]).view(n_sets * n, length, -1)
+            (whole - fixed_states @ matrix[sets]).view(n_sets * n, length, -1)
             for whole, matrix in ((queries, self.query), (keys, self.key))
         )
         return (queries @ keys.transpose(1, 2)).view(n_sets, n, length, length) + self.biases
 
 
 @dataclass(frozen=True)
-class HeadScores(HeldScores):
+class HeadScores(FixedScores):
     """The same, whose attention among words at one offset is asked.
 
     Args:
@@ -472,8 +472,8 @@ class HeadScores(HeldScores):
         seen = _of_queries(self.seen[None], self.offset)
         # The mass is 1 / (sum over keys of exp(score - score at the offset)): where that overflows, it is 0.
         mass = 1 / scores.masked_fill_(~seen, -torch.inf).exp_().sum(3)
-        there = self.seen.diagonal(self.offset, 1, 2)
-        return torch.where(there, mass, 0.0).sum((1, 2), dtype=torch.float64)
+        is_seen = self.seen.diagonal(self.offset, 1, 2)
+        return torch.where(is_seen, mass, 0.0).sum((1, 2), dtype=torch.float64)
 
 
 def word_mass(groups: Sequence[HeadScores], sets: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -50,7 +50,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from probing.errors import UserError
-from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, SumsStore
+from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, SumsStore
 from probing.statistics import mean_interval
 from probing.text import Corpus, from_words
 from probing.text.files import read_lines
@@ -65,7 +65,7 @@ RawLink = tuple[tuple[str, ...], Span, str, Span]
 _CORE = ("Core", "Core-Unexpressed")
 
 
-def framenet_links(folder: Path, typed: str) -> Iterator[RawLink]:
+def framenet_links(folder: Path, flag_text: str) -> Iterator[RawLink]:
     """Yield the links of targets with core elements in the example sentences.
 
     Elements that are not in the sentence, elements that share a word with the target, and annotations whose target or
@@ -73,7 +73,7 @@ def framenet_links(folder: Path, typed: str) -> Iterator[RawLink]:
 
     Args:
         folder: The folder that holds `lu`.
-        typed: The option and its value, for messages.
+        flag_text: The option and its value, for messages.
 
     Raises:
         UserError: If there is no such folder, or a file is not FrameNet's; the message names file and line.
@@ -81,20 +81,22 @@ def framenet_links(folder: Path, typed: str) -> Iterator[RawLink]:
     files = sorted((folder / "lu").glob("lu*.xml"))
     if not files:
         raise UserError(
-            f"`{typed}`: expected files `lu/lu*.xml` in the folder, as FrameNet is distributed, and found none; name "
-            "the folder that holds `lu` and `frame`, such as framenet:fndata-1.7."
+            f"`{flag_text}`: expected files `lu/lu*.xml` in the folder, as FrameNet is distributed, and found none; "
+            "name the folder that holds `lu` and `frame`, such as framenet:fndata-1.7."
         )
     for file in files:
         try:
             root = ElementTree.parse(file).getroot()
         except ElementTree.ParseError as error:
             raise UserError(
-                f"`{typed}`: {file.name} is not XML in line {error.position[0]} ({str(error).split(':')[0]}); unpack "
-                "FrameNet again."
+                f"`{flag_text}`: {file.name} is not XML in line {error.position[0]} ({str(error).split(':')[0]}); "
+                "unpack FrameNet again."
             ) from None
         except OSError as error:
-            raise UserError(f"`{typed}`: {file.name} cannot be read ({error.strerror}); check the folder.") from None
-        yield from _of_unit(root, f"`{typed}`: {file.name}")
+            raise UserError(
+                f"`{flag_text}`: {file.name} cannot be read ({error.strerror}); check the folder."
+            ) from None
+        yield from _of_unit(root, f"`{flag_text}`: {file.name}")
 
 
 def _of_unit(root: ElementTree.Element, where: str) -> Iterator[RawLink]:
@@ -108,14 +110,14 @@ def _of_unit(root: ElementTree.Element, where: str) -> Iterator[RawLink]:
             layers: dict[str, dict[str, list[Span]]] = {"Target": {}, "FE": {}}
             for layer in _all(annotation, "layer"):
                 if layer.get("name") in layers and layer.get("rank", "1") == "1":
-                    found = layers[layer.get("name", "")]
+                    places_of_label = layers[layer.get("name", "")]
                     for label in _all(layer, "label"):
                         if label.get("start") is not None:
                             at = _characters(label, len(text.text or ""), sentence, where)
-                            found.setdefault(label.get("name", ""), []).append(at)
-            target = _one(layers["Target"].get("Target", []), spans)
+                            places_of_label.setdefault(label.get("name", ""), []).append(at)
+            target = _single_span(layers["Target"].get("Target", []), spans)
             for role, places in layers["FE"].items():
-                filler = _one(places, spans)
+                filler = _single_span(places, spans)
                 if role in core and target and filler and (filler[1] < target[0] or target[1] < filler[0]):
                     yield words, target, role, filler
 
@@ -146,7 +148,7 @@ def _words(text: str) -> tuple[tuple[str, ...], list[Span]]:
     return words, spans
 
 
-def _one(places: list[Span], spans: list[Span]) -> Span | None:
+def _single_span(places: list[Span], spans: list[Span]) -> Span | None:
     """Return the first and the last word of a label that stands in one place; None if there is none or several."""
     if len(places) != 1:
         return None
@@ -192,12 +194,12 @@ class RoleLinks:
         corpus: The sentences that are short enough. Sentences without a link are kept too: their pairs of words are
             unlinked pairs for the comparison.
         links: The links, in the order of the sentences.
-        left_out: Why links were left out, with their number.
+        excluded: Why links were left out, with their number.
     """
 
     corpus: Corpus
     links: tuple[Link, ...]
-    left_out: tuple[tuple[str, int], ...] = ()
+    excluded: tuple[tuple[str, int], ...] = ()
 
 
 def read_role_links(name: str, option: str = "--roles") -> RoleLinks:
@@ -210,17 +212,17 @@ def read_role_links(name: str, option: str = "--roles") -> RoleLinks:
     Raises:
         UserError: If it cannot be read, a line is malformed, or no link is left that is short enough.
     """
-    typed = f"{option} {name}"
+    flag_text = f"{option} {name}"
     if name.startswith(FRAMENET):
-        found = list(framenet_links(Path(name.removeprefix(FRAMENET)), typed))
+        raw_links = list(framenet_links(Path(name.removeprefix(FRAMENET)), flag_text))
     else:
-        found = list(_links_of_lines(read_lines(name, option), typed))
-    if not found:
-        raise UserError(f"`{typed}` holds no link: it is empty or blank; give lines `text TAB 3 TAB role TAB 0-1`.")
-    corpus = from_words(name, [words for words, *_ in found], option=option)
+        raw_links = list(_links_of_lines(read_lines(name, option), flag_text))
+    if not raw_links:
+        raise UserError(f"`{flag_text}` holds no link: it is empty or blank; give lines `text TAB 3 TAB role TAB 0-1`.")
+    corpus = from_words(name, [words for words, *_ in raw_links], option=option)
     sentence = {words: i for i, words in enumerate(corpus.words or ())}
-    links = [Link(sentence[words], predicate, role, filler) for words, predicate, role, filler in found]
-    return _selected(corpus, links, typed)
+    links = [Link(sentence[words], predicate, role, filler) for words, predicate, role, filler in raw_links]
+    return _selected(corpus, links, flag_text)
 
 
 def treebank_links(corpus: Corpus, option: str = "--corpus") -> RoleLinks:
@@ -233,10 +235,11 @@ def treebank_links(corpus: Corpus, option: str = "--corpus") -> RoleLinks:
     Raises:
         UserError: If it has no such columns, or no link is short enough.
     """
-    typed = f"{option} {corpus.name}"
+    flag_text = f"{option} {corpus.name}"
     if not {"head", "deprel"} <= set(corpus.columns):
         raise UserError(
-            f"`{typed}` has no columns `head` and `deprel`, from which core arguments are read; give a .conllu file."
+            f"`{flag_text}` has no columns `head` and `deprel`, from which core arguments are read; give a .conllu "
+            "file."
         )
     links = []
     for i, (heads, relations) in enumerate(zip(corpus.columns["head"], corpus.columns["deprel"], strict=True)):
@@ -245,7 +248,7 @@ def treebank_links(corpus: Corpus, option: str = "--corpus") -> RoleLinks:
             if role in CORE_ARGUMENTS and head.isascii() and head.isdigit() and 0 < int(head) <= len(heads):
                 predicate = int(head) - 1
                 links.append(Link(i, (predicate, predicate), role, (word, word)))
-    return _selected(corpus, links, typed)
+    return _selected(corpus, links, flag_text)
 
 
 def distance(predicate: Span, filler: Span) -> int:
@@ -253,7 +256,7 @@ def distance(predicate: Span, filler: Span) -> int:
     return filler[0] - predicate[1] if filler[0] > predicate[1] else filler[1] - predicate[0]
 
 
-def _selected(corpus: Corpus, links: Iterable[Link], typed: str) -> RoleLinks:
+def _selected(corpus: Corpus, links: Iterable[Link], flag_text: str) -> RoleLinks:
     """Keep the links and the sentences that are short enough."""
     words = corpus.words or ()
     reasons: dict[str, Callable[[Link], bool]] = {
@@ -263,29 +266,29 @@ def _selected(corpus: Corpus, links: Iterable[Link], typed: str) -> RoleLinks:
             abs(distance(link.predicate, link.filler)) < LEAST_DISTANCE
         ),
     }
-    left_out: Counter[str] = Counter()
-    kept: dict[Link, None] = {}
+    excluded: Counter[str] = Counter()
+    selected: dict[Link, None] = {}
     for link in links:
         if reason := next((reason for reason, holds in reasons.items() if holds(link)), None):
-            left_out[reason] += 1
+            excluded[reason] += 1
         else:
-            kept[link] = None
-    if not kept:
-        said = "; ".join(f"{reason}: {n}" for reason, n in left_out.items()) or "there is none"
-        raise UserError(f"`{typed}` has no role link that can be measured ({said}); give other sentences.")
+            selected[link] = None
+    if not selected:
+        exclusions = "; ".join(f"{reason}: {n}" for reason, n in excluded.items()) or "there is none"
+        raise UserError(f"`{flag_text}` has no role link that can be measured ({exclusions}); give other sentences.")
     sentences = [i for i, of in enumerate(words) if len(of) <= LONGEST_SENTENCE]
     index = {sentence: i for i, sentence in enumerate(sentences)}
-    moved = [Link(index[link.sentence], link.predicate, link.role, link.filler) for link in kept]
+    moved = [Link(index[link.sentence], link.predicate, link.role, link.filler) for link in selected]
     return RoleLinks(
-        corpus.subset(sentences), tuple(sorted(moved, key=lambda link: link.sentence)), tuple(left_out.items())
+        corpus.subset(sentences), tuple(sorted(moved, key=lambda link: link.sentence)), tuple(excluded.items())
     )
 
 
-def _links_of_lines(lines: Iterable[str], typed: str) -> Iterator[RawLink]:
+def _links_of_lines(lines: Iterable[str], flag_text: str) -> Iterator[RawLink]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        where = f"`{typed}`, line {number}"
+        where = f"`{flag_text}`, line {number}"
         cells = [cell.strip() for cell in line.split("\t")]
         if len(cells) != 4:
             raise UserError(
@@ -307,11 +310,11 @@ def _links_of_lines(lines: Iterable[str], typed: str) -> Iterator[RawLink]:
 
 
 def _span(text: str, what: str, n_words: int, where: str) -> Span:
-    found = _SPAN.fullmatch(text)
-    if not found:
+    match = _SPAN.fullmatch(text)
+    if not match:
         raise UserError(f"{where}: the {what} is {text!r}, where a word such as 3 or a span such as 3-4 is expected.")
-    first = int(found[1])
-    last = int(found[2] or first)
+    first = int(match[1])
+    last = int(match[2] or first)
     if first > last:
         raise UserError(f"{where}: the {what} {text} ends before it begins; write {last}-{first}.")
     if last >= n_words:
@@ -364,11 +367,11 @@ class Placements:
 
     def sums(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the sum of the values of each placement's pairs, given one for each pair, shape (n, ...), float64."""
-        found = np.zeros((len(self.pairs), *values.shape[1:]))
+        sums = np.zeros((len(self.pairs), *values.shape[1:]))
         for column in self.pairs.T:
-            there = column >= 0
-            found[there] += values[column[there]]
-        return found
+            is_pair = column >= 0
+            sums[is_pair] += values[column[is_pair]]
+        return sums
 
 
 def draw_placements(
@@ -392,23 +395,23 @@ def draw_placements(
         by_predicate.setdefault(place[:2], []).append(place)
     of_kind: dict[tuple[Kind, ...], list[list[Place]]] = {}
     where: dict[tuple[Kind, ...], set[int]] = {}
-    for own in by_predicate.values():
+    for predicate_places in by_predicate.values():
         # All links of a predicate or none: if only those were kept that look like pairs of other sentences, the
         # sentences with links would be those that are unlike the others.
-        own.sort()
-        together = tuple(kinds[place] for place in own)
-        common = set.intersection(*(set(unlinked[one]) for one in together))
+        predicate_places.sort()
+        together = tuple(kinds[place] for place in predicate_places)
+        common = set.intersection(*(set(unlinked[place_kind]) for place_kind in together))
         if common:
-            of_kind.setdefault(together, []).append(own)
+            of_kind.setdefault(together, []).append(predicate_places)
             where[together] = common
-    found = []
+    placements = []
     for together, linked in of_kind.items():
-        found += [(together, places, True) for places in linked]
+        placements += [(together, places, True) for places in linked]
         sentences = sorted(where[together])
         n = min(len(sentences), UNLINKED * len(linked))
         for i in sorted(generator.choice(len(sentences), n, replace=False)):
-            found.append((together, [unlinked[one][sentences[i]] for one in together], False))
-    return found
+            placements.append((together, [unlinked[place_kind][sentences[i]] for place_kind in together], False))
+    return placements
 
 
 def indexed(
@@ -485,10 +488,10 @@ class Resampled:
         generator = np.random.default_rng(seed)
         means, unlinked = np.zeros((1 + n_draws, flat.shape[1])), np.zeros(flat.shape[1])
         for rows in _resampled_kinds(placements):
-            own, is_link = log_odds[rows], linked[rows]
-            drawn = draw(own, int(is_link.sum()), n_draws, generator)
+            group_log_odds, is_link = log_odds[rows], linked[rows]
+            drawn = draw(group_log_odds, int(is_link.sum()), n_draws, generator)
             means += np.vstack([is_link, drawn]) @ flat[rows] / n_links
-            odds = np.exp(own - own[~is_link].max()) * ~is_link
+            odds = np.exp(group_log_odds - group_log_odds[~is_link].max()) * ~is_link
             unlinked += is_link.sum() / n_links * (odds / odds.sum()) @ flat[rows]
         spread = means.std(0)
         varies = spread > 1e-6 * np.abs(flat).max(0)
@@ -545,13 +548,13 @@ def draw(log_odds: NDArray[np.float64], m: int, n_draws: int, generator: np.rand
     They are decided one after the other, each given how many are still to be drawn (Chen, Dempster & Liu 1994).
     """
     sums = _log_sums(log_odds, m)
-    left = np.full(n_draws, m)
+    remaining = np.full(n_draws, m)
     drawn = np.zeros((n_draws, len(log_odds)), dtype=bool)
-    for i, own in enumerate(log_odds):
-        some = left > 0
-        chance = np.exp(own + sums[i + 1, left[some] - 1] - sums[i, left[some]])
+    for i, item_log_odds in enumerate(log_odds):
+        some = remaining > 0
+        chance = np.exp(item_log_odds + sums[i + 1, remaining[some] - 1] - sums[i, remaining[some]])
         drawn[some, i] = generator.random(len(chance)) < chance
-        left -= drawn[:, i]
+        remaining -= drawn[:, i]
     return drawn
 
 
@@ -626,7 +629,7 @@ def pairs_of(links: RoleLinks, tokens: Tokens, seed: int) -> Pairs:
     linked: dict[Place, str] = {}
     for link in links.links:
         linked.setdefault((link.sentence, link.predicate, link.filler), link.role)
-    kinds = {place: found for place in linked if (found := kind(*place)) is not None}
+    kinds = {place: place_kind for place in linked if (place_kind := kind(*place)) is not None}
     roles = sorted({linked[place] for place in kinds})
     unlinked = _unlinked_places(kinds, linked, tokens, kind)
     generator = np.random.default_rng(seed)
@@ -636,15 +639,15 @@ def pairs_of(links: RoleLinks, tokens: Tokens, seed: int) -> Pairs:
     }
     chosen = {place: linked[place] for place in kinds}
     for placements in drawn.values():
-        chosen |= {place: "" for _, found, is_link in placements for place in found if not is_link}
+        chosen |= {place: "" for _, linked_places, is_link in placements for place in linked_places if not is_link}
     ordered = sorted(chosen, key=lambda place: place[0])
-    number = {found: i for i, found in enumerate(dict.fromkeys(kinds.values()))}
+    number = {place_kind: i for i, place_kind in enumerate(dict.fromkeys(kinds.values()))}
     pieces = _pieces_of(tokens)
     ends = [
         [[pieces[sentence][first][0], pieces[sentence][last][1]] for first, last in sides]
         for sentence, *sides in ordered
     ]
-    of_kind = [number[found] for place in ordered if (found := kind(*place)) is not None]
+    of_kind = [number[place_kind] for place in ordered if (place_kind := kind(*place)) is not None]
     sentences = np.array([place[0] for place in ordered], dtype=np.int64)
     index = {place: i for i, place in enumerate(ordered)}
     n_links = {name: sum(name in (ALL, linked[place]) for place in kinds) for name in drawn}
@@ -689,14 +692,14 @@ def _unlinked_places(
 
     A sentence has one pair of a kind at most, since the kind says where both sides begin.
     """
-    found: dict[Kind, dict[int, Place]] = {one: {} for one in kinds.values()}
-    shapes = {one[:3] for one in found}
+    places_of_kind: dict[Kind, dict[int, Place]] = {link_kind: {} for link_kind in kinds.values()}
+    shapes = {link_kind[:3] for link_kind in places_of_kind}
     for sentence, pieces in enumerate(_pieces_of(tokens)):
         for predicate, filler in _spans(max(pieces, default=-1) + 1, shapes):
             place = sentence, predicate, filler
-            if place not in linked and (own := kind(*place)) is not None and own in found:
-                found[own][sentence] = place
-    return found
+            if place not in linked and (place_kind := kind(*place)) is not None and place_kind in places_of_kind:
+                places_of_kind[place_kind][sentence] = place
+    return places_of_kind
 
 
 def _pieces_of(tokens: Tokens) -> list[dict[int, tuple[int, int]]]:
@@ -707,23 +710,23 @@ def _pieces_of(tokens: Tokens) -> list[dict[int, tuple[int, int]]]:
 def _pieces(tokens: Tokens, sentence: int) -> dict[int, tuple[int, int]]:
     """Return for each word of a sentence its first piece, and the first piece after it."""
     words = tokens.words[tokens.of_sentences(sentence, 1)]
-    found: dict[int, tuple[int, int]] = {}
+    pieces: dict[int, tuple[int, int]] = {}
     for i, word in enumerate(words.tolist()):
         if word >= 0:
-            found[word] = (found.get(word, (i, i))[0], i + 1)
-    return found
+            pieces[word] = (pieces.get(word, (i, i))[0], i + 1)
+    return pieces
 
 
 def _spans(n_words: int, shapes: set[tuple[Any, ...]]) -> list[tuple[Span, Span]]:
     """Return all pairs of spans of some distances and sizes (last - first) in a sentence."""
-    found = []
+    span_pairs = []
     for apart, size, other_size in sorted(shapes):
         for first in range(n_words - size):
             predicate = first, first + size
             begin = predicate[1] + apart if apart > 0 else first + apart - other_size
             if begin >= 0 and begin + other_size < n_words:
-                found.append((predicate, (begin, begin + other_size)))
-    return found
+                span_pairs.append((predicate, (begin, begin + other_size)))
+    return span_pairs
 
 
 @dataclass(frozen=True)
@@ -751,19 +754,19 @@ class Roles:
 
 class _Largest:
     def __init__(self, tokens: NDArray[np.int64], starts: NDArray[np.int64], n_slots: int, batch: Batch) -> None:
-        self.n_slots, self.found = n_slots, list[Tensor]()
+        self.n_slots, self.by_block = n_slots, list[Tensor]()
         self.ends = [tokens[starts[s] : starts[s + 1]].tolist() for s in batch.sentences.tolist()]
 
     def add(self, attention: Attention) -> None:
         maps = attention.probabilities
-        made = torch.zeros(len(maps), self.n_slots, 2, maps.shape[1], device=maps.device)
+        block_values = torch.zeros(len(maps), self.n_slots, 2, maps.shape[1], device=maps.device)
         for i, pairs in enumerate(self.ends):
             for slot, (predicate, filler) in enumerate(pairs):
-                made[i, slot] = largest(maps[i], slice(*predicate), slice(*filler))
-        self.found.append(made)
+                block_values[i, slot] = largest(maps[i], slice(*predicate), slice(*filler))
+        self.by_block.append(block_values)
 
-    def kept(self) -> Kept:
-        return Kept({"largest": torch.stack(self.found, dim=3)})
+    def batch_values(self) -> BatchValues:
+        return BatchValues({"largest": torch.stack(self.by_block, dim=3)})
 
 
 def largest(maps: Tensor, predicate: slice, filler: slice) -> Tensor:

@@ -60,9 +60,9 @@ def stripes(probabilities: Tensor, batch: Batch, uniform: Tensor | None = None) 
     Returns:
         Both of shape (batch, heads), float64.
     """
-    found = _stripe_masses(probabilities, batch)
+    masses = _stripe_masses(probabilities, batch)
     expected = _stripe_masses((batch.uniform if uniform is None else uniform)[:, None], batch)
-    v, d = (_above_uniform(mass, e) for mass, e in zip(found, expected, strict=True))
+    v, d = (_above_uniform(mass, e) for mass, e in zip(masses, expected, strict=True))
     return v, d
 
 
@@ -112,13 +112,13 @@ def classify(v: Tensor, d: Tensor, b: Tensor | None = None, factor: float = 1.0)
     """
     share = v / (v + d).clamp_min(torch.finfo(torch.float64).tiny)
     striped, low = v + d >= STRIPES * factor, BOTH * factor
-    found = torch.full(v.shape, CLASSES.index("heterogeneous"))
+    classes = torch.full(v.shape, CLASSES.index("heterogeneous"))
     if b is not None:
-        found[b >= BLOCK * factor] = CLASSES.index("block")
-    found[striped] = CLASSES.index("vertical and diagonal")
-    found[striped & (share > 1 - low)] = CLASSES.index("vertical")
-    found[striped & (share < low)] = CLASSES.index("diagonal")
-    return found
+        classes[b >= BLOCK * factor] = CLASSES.index("block")
+    classes[striped] = CLASSES.index("vertical and diagonal")
+    classes[striped & (share > 1 - low)] = CLASSES.index("vertical")
+    classes[striped & (share < low)] = CLASSES.index("diagonal")
+    return classes
 
 
 def _stripe_masses(maps: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -179,9 +179,15 @@ def n_queries(sums: Mapping[str, Tensor], lengths: Tensor) -> dict[str, Tensor]:
     Returns:
         Each of shape (n_sentences,), but of entropies (n_sentences, layers), because masks differ between layers.
     """
-    but_one = (lengths - 1).clamp_min(0)
+    lengths_minus_1 = (lengths - 1).clamp_min(0)
     entropies = sums["n_entropy"][..., 0]
-    return {"entropy": entropies, "distance": lengths, "self": lengths, "previous": but_one, "next": but_one}
+    return {
+        "entropy": entropies,
+        "distance": lengths,
+        "self": lengths,
+        "previous": lengths_minus_1,
+        "next": lengths_minus_1,
+    }
 
 
 def entropy_scale(seen: Tensor) -> Tensor:
@@ -254,8 +260,8 @@ class Sentences:
             drawn_counts = self.times @ by_column
             ends = np.full((2, flat.shape[1]), np.nan)
             for first in range(0, flat.shape[1] if n >= MIN_SENTENCES else 0, _COLUMNS):
-                here = slice(first, first + _COLUMNS)
-                ends[:, here] = _percentiles(self.times @ flat[:, here] / drawn_counts[:, index[here]])
+                columns = slice(first, first + _COLUMNS)
+                ends[:, columns] = _percentiles(self.times @ flat[:, columns] / drawn_counts[:, index[columns]])
         low, high = ends.reshape(2, *shape)
         return Means(values.reshape(shape), low, high, n)
 
@@ -287,14 +293,19 @@ def class_rows(sums: Mapping[str, Tensor], lengths: NDArray[Any], layers: Sequen
         layers: The layers to report.
         sentences: Draws of the sentences.
     """
-    there = (lengths > 0).astype(np.int64)
+    nonempty = (lengths > 0).astype(np.int64)
     columns = [name for name in ("v", "d", "b", "b_moved") if name in sums]
-    here = {name: sums[name][:, [layer - 1 for layer in layers]] for name in columns}
-    means = {name: sentences.means(of.numpy() * there[:, None, None], there) for name, of in here.items()}
+    sums_of_layers = {name: sums[name][:, [layer - 1 for layer in layers]] for name in columns}
+    means = {
+        name: sentences.means(of.numpy() * nonempty[:, None, None], nonempty) for name, of in sums_of_layers.items()
+    }
     rows: Rows = []
     for factor in FACTORS:
-        found = _are_of_class(here["v"], here["d"], here.get("b"), factor) * there[:, None, None, None]
-        shares, overall = sentences.means(found, there), sentences.means(found.mean((1, 2)), there)
+        is_of_class = (
+            _are_of_class(sums_of_layers["v"], sums_of_layers["d"], sums_of_layers.get("b"), factor)
+            * nonempty[:, None, None, None]
+        )
+        shares, overall = sentences.means(is_of_class, nonempty), sentences.means(is_of_class.mean((1, 2)), nonempty)
         for i, layer in enumerate(layers):
             for head in range(shares.values.shape[1]):
                 of_head = shares.values[i, head]
@@ -306,11 +317,14 @@ def class_rows(sums: Mapping[str, Tensor], lengths: NDArray[Any], layers: Sequen
                 })  # fmt: skip
         of_all = {
             name: {"layer": ALL_LAYERS, "factor": factor, "class": name, **_share(overall, i)}
-            for i, name in enumerate(CLASSES) if name != BLOCKS or "b" in here
+            for i, name in enumerate(CLASSES) if name != BLOCKS or "b" in sums_of_layers
         }  # fmt: skip
-        if "b_moved" in here:
-            moved = _are_of_class(here["v"], here["d"], here["b_moved"], factor).mean((1, 2)) * there[:, None]
-            share = sentences.means(moved, there).row(CLASSES.index(BLOCKS))
+        if "b_moved" in sums_of_layers:
+            moved = (
+                _are_of_class(sums_of_layers["v"], sums_of_layers["d"], sums_of_layers["b_moved"], factor).mean((1, 2))
+                * nonempty[:, None]
+            )
+            share = sentences.means(moved, nonempty).row(CLASSES.index(BLOCKS))
             of_all[BLOCKS] |= {f"share_moved{end}": share[name] for end, name in _ENDS.items()}
         rows += of_all.values()
     return rows
@@ -344,13 +358,13 @@ def measure_rows(
         named: The columns that name the measure.
     """
     chosen = [layer - 1 for layer in layers]
-    here, counts = sums[:, chosen], counts if counts.ndim == 1 else counts[:, chosen]
-    of_heads, of_layers = sentences.means(here, counts), sentences.means(here.mean(2), counts)
+    selected, counts = sums[:, chosen], counts if counts.ndim == 1 else counts[:, chosen]
+    of_heads, of_layers = sentences.means(selected, counts), sentences.means(selected.mean(2), counts)
     return (
         [
             {"layer": layer, "head": head + 1, **named, **of_heads.row(i, head)}
             for i, layer in enumerate(layers)
-            for head in range(here.shape[2])
+            for head in range(selected.shape[2])
         ],
         [{"layer": layer, **named, **of_layers.row(i)} for i, layer in enumerate(layers)],
     )
@@ -400,8 +414,8 @@ def counts_of(types: Mapping[str, NDArray[np.bool_]], tokens: Tokens) -> dict[st
     }
 
 
-def _share(found: Means, *index: int) -> dict[str, Any]:
-    row = found.row(*index)
+def _share(means: Means, *index: int) -> dict[str, Any]:
+    row = means.row(*index)
     return {"share": row.pop("value"), **row}
 
 

@@ -24,8 +24,8 @@ from probing.heads.accumulation import (
     Attention,
     AttentionReader,
     Batch,
+    BatchValues,
     BlockMeasure,
-    Kept,
     Measure,
     SumsStore,
 )
@@ -75,7 +75,7 @@ def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Ten
     members = types.to(torch.float64)
     columns = attention.probabilities.sum(2, dtype=torch.float64)
     means = columns / batch.lengths[:, None, None].clamp_min(1)
-    found = {
+    sums = {
         "n_tokens": members.sum(1)[:, None],
         "expected": _uniform_columns(attention, batch) @ members,
         "mass": columns @ members,
@@ -83,8 +83,8 @@ def attended(attention: Attention, batch: Batch, types: Tensor) -> dict[str, Ten
     }
     if attention.projection is not None:
         norms = torch.where(batch.mask[:, None], attention.value_norms(), 0.0)
-        found["norm_mass"] = norm_columns(attention.probabilities, norms) @ members
-    return found
+        sums["norm_mass"] = norm_columns(attention.probabilities, norms) @ members
+    return sums
 
 
 def _uniform_columns(attention: Attention, batch: Batch) -> Tensor:
@@ -111,17 +111,17 @@ def types_of(tokens: Tokens, corpus: Corpus, special_tokens: Mapping[int, str]) 
         special_tokens: The tokenizer's special tokens, id to text.
     """
     special = tokens.special
-    found = {text: special & (tokens.input_ids == token) for token, text in special_tokens.items()}
-    found[PUNCTUATION] = _punctuation(tokens, corpus) & ~special
-    found[NEGATION] = _within(_NEGATION, tokens, corpus) & ~special
+    by_type = {text: special & (tokens.input_ids == token) for token, text in special_tokens.items()}
+    by_type[PUNCTUATION] = _punctuation(tokens, corpus) & ~special
+    by_type[NEGATION] = _within(_NEGATION, tokens, corpus) & ~special
     if "upos" in corpus.columns:
         upos = _by_token(corpus.columns["upos"], tokens)
-        found |= {name: upos == name for name in sorted(set(upos[~special].tolist()) - {"_", "PUNCT"})}
+        by_type |= {name: upos == name for name in sorted(set(upos[~special].tolist()) - {"_", "PUNCT"})}
     if "deprel" in corpus.columns:
         relations = _by_token(corpus.columns["deprel"], tokens)
         plain = np.array([relation.split(":")[0] for relation in relations.tolist()], dtype=object)
-        found |= {name: np.isin(plain, relations_of) for name, relations_of in _ROLES.items()}
-    return {name: members for name, members in found.items() if members.any()}
+        by_type |= {name: np.isin(plain, relations_of) for name, relations_of in _ROLES.items()}
+    return {name: members for name, members in by_type.items() if members.any()}
 
 
 def fingerprint_of(types: Mapping[str, NDArray[np.bool_]]) -> str:
@@ -145,7 +145,7 @@ def _punctuation(tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
     A mark between two letters or digits, as in "don't", is a part of a word. Tokenizers separate marks from words in
     different ways, so that their words do not show whether a mark is inside a word.
     """
-    found = np.zeros(tokens.n_tokens, dtype=bool)
+    is_punctuation = np.zeros(tokens.n_tokens, dtype=bool)
     assert tokens.spans is not None
     for row, (sentence, (start, stop)) in enumerate(zip(tokens.sentences.tolist(), tokens.spans.tolist(), strict=True)):
         text = corpus.sentences[sentence]
@@ -153,8 +153,8 @@ def _punctuation(tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
         if piece.strip() and all(unicodedata.category(character)[0] == "P" for character in piece.strip()):
             start += len(piece) - len(piece.lstrip())
             inside = text[start - 1 : start].isalnum() and text[stop : stop + 1].isalnum()
-            found[row] = not inside
-    return found
+            is_punctuation[row] = not inside
+    return is_punctuation
 
 
 def _within(words: re.Pattern[str], tokens: Tokens, corpus: Corpus) -> NDArray[np.bool_]:
@@ -162,22 +162,22 @@ def _within(words: re.Pattern[str], tokens: Tokens, corpus: Corpus) -> NDArray[n
 
     A tokenizer may divide running text otherwise than the pattern does: BERT's makes three words of "don't".
     """
-    found = np.zeros(tokens.n_tokens, dtype=bool)
+    is_inside = np.zeros(tokens.n_tokens, dtype=bool)
     assert tokens.spans is not None
     for i, sentence in enumerate(corpus.sentences):
         for match in words.finditer(sentence):
             rows = tokens.of_sentences(i, 1)
             first, last = tokens.spans[rows].T
-            found[rows] |= (first < match.end()) & (last > match.start())
-    return found
+            is_inside[rows] |= (first < match.end()) & (last > match.start())
+    return is_inside
 
 
 def _by_token(column: tuple[tuple[str, ...], ...], tokens: Tokens) -> NDArray[Any]:
     """Return the annotation of each token's word, empty for special tokens; shape (n_tokens,), objects."""
-    found = np.full(tokens.n_tokens, "", dtype=object)
+    annotations = np.full(tokens.n_tokens, "", dtype=object)
     pairs = zip(tokens.sentences.tolist(), tokens.words.tolist(), strict=True)
-    found[:] = [column[sentence][word] if word >= 0 else "" for sentence, word in pairs]
-    return found
+    annotations[:] = [column[sentence][word] if word >= 0 else "" for sentence, word in pairs]
+    return annotations
 
 
 @dataclass(frozen=True)
@@ -235,13 +235,13 @@ def sink(attention: Attention, batch: Batch) -> dict[str, Tensor]:
     """
     later = attention.probabilities[:, :, 1:]
     uniform = attention.uniform(batch)[:, 1:, 0].sum(1)
-    found = {
+    sums = {
         "mass": later[..., 0].sum(2, dtype=torch.float64),
         "uniform": uniform[:, None].repeat(1, later.shape[1]),
     }
     if attention.projection is not None:
-        found["norm_mass"] = norm_columns(later, torch.where(batch.mask[:, None], attention.value_norms(), 0.0))[..., 0]
-    return found
+        sums["norm_mass"] = norm_columns(later, torch.where(batch.mask[:, None], attention.value_norms(), 0.0))[..., 0]
+    return sums
 
 
 SINK = BlockMeasure("sink", sink, {"version": 2})
@@ -287,8 +287,8 @@ class _WithoutFirst:
     def add(self, attention: Attention) -> None:
         self.inner.add(attention.without_first)
 
-    def kept(self) -> Kept:
-        return self.inner.kept()
+    def batch_values(self) -> BatchValues:
+        return self.inner.batch_values()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -351,17 +351,17 @@ class Checkpoint:
         return self
 
     @contextmanager
-    def _own(self, device: torch.device) -> Iterator[tuple[nn.Module, Anatomy]]:
+    def _borrow(self, device: torch.device) -> Iterator[tuple[nn.Module, Anatomy]]:
         """Yield a copy that shares the weights of the model and is not used by another thread at the same time."""
         # Parameters move for all copies, buffers for one: a copy is run, and examined too, only once it has moved.
         try:
-            one = self._free.pop()
-            one[0].to(device)
+            model_copy = self._free.pop()
+            model_copy[0].to(device)
         except IndexError:
             encoder = with_the_same_weights(self.encoder).to(device)
-            one = encoder, examine(encoder, self.pad_token_id, self.request.source.name)
-        yield one
-        self._free.append(one)
+            model_copy = encoder, examine(encoder, self.pad_token_id, self.request.source.name)
+        yield model_copy
+        self._free.append(model_copy)
 
     def maps(self, inputs: Mapping[str, Tensor], first: int = 1, last: int | None = None) -> dict[int, Tensor]:
         """Return the attention of some blocks, each of shape (batch, heads, from, to), rows of padding included.
@@ -371,15 +371,15 @@ class Checkpoint:
             first: The first block.
             last: The last block; None for the model's last block.
         """
-        held: dict[int, Tensor] = {}
+        maps_of_layer: dict[int, Tensor] = {}
 
         def give(layer: int, probabilities: Tensor, values: Tensor) -> None:
             if first <= layer <= (last or layer):
-                held[layer] = on_float64_device(probabilities).clone()
+                maps_of_layer[layer] = on_float64_device(probabilities).clone()
 
-        with self._own(inputs["input_ids"].device) as (encoder, _):
+        with self._borrow(inputs["input_ids"].device) as (encoder, _):
             read_heads(encoder, self.heads, give, inputs)
-        return held
+        return maps_of_layer
 
     def states(self, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
         """Return the hidden states of all layers, each of shape (batch, sequence, d_model); padding is undefined.
@@ -387,9 +387,9 @@ class Checkpoint:
         Args:
             inputs: What the model is given, such as `Batch.inputs`.
         """
-        with self._own(inputs["input_ids"].device) as (encoder, anatomy):
-            found = hidden_states(encoder, anatomy, range(anatomy.n_layers + 1), **inputs)
-        return {layer: on_float64_device(values) for layer, values in found.items()}
+        with self._borrow(inputs["input_ids"].device) as (encoder, anatomy):
+            states_of_layer = hidden_states(encoder, anatomy, range(anatomy.n_layers + 1), **inputs)
+        return {layer: on_float64_device(values) for layer, values in states_of_layer.items()}
 
     def matrices(self) -> dict[str, tuple[int | None, Tensor]]:
         """Return the layer, None outside of blocks, and the values of each matrix of parameters, by its name.
@@ -397,7 +397,7 @@ class Checkpoint:
         The pooler is left out: it comes after all hidden states, and if a checkpoint has none, it is initialised at
         random.
         """
-        with self._own(next(self.encoder.parameters()).device) as (encoder, anatomy):
+        with self._borrow(next(self.encoder.parameters()).device) as (encoder, anatomy):
             blocks = anatomy.blocks or ()
         names = {module: name for name, module in encoder.named_modules()}
         # A block that is called for several layers belongs to none.
@@ -418,39 +418,40 @@ def check_comparable(request: Request, heads: Heads, other: Checkpoint, option: 
         other: The other checkpoint, with the same corpus.
         option: The option that names the other one, for messages.
     """
-    typed, name = f"`{option} {other.request.source.name}`", request.source.name
+    flag_text, name = f"`{option} {other.request.source.name}`", request.source.name
     with about_option(option):
         theirs: Any = load_config(other.request.source)
         mine: Any = load_config(request.source)
-        for field, said in _SIZES.items():
-            size, own = (getattr(config, field, None) for config in (theirs, mine))
-            if size != own:
+        for field, message in _SIZES.items():
+            size, expected_size = (getattr(config, field, None) for config in (theirs, mine))
+            if size != expected_size:
                 raise UserError(
-                    f"{typed} {said.format(size)}, and {name} {said.format(own)}; give two checkpoints of one model."
+                    f"{flag_text} {message.format(size)}, and {name} {message.format(expected_size)}; "
+                    "give two checkpoints of one model."
                 )
-        _check_tokens(request, other.request, typed)
-        found = other.heads
-    if (found.n_layers, found.n_heads) != (heads.n_layers, heads.n_heads):
+        _check_tokens(request, other.request, flag_text)
+        other_heads = other.heads
+    if (other_heads.n_layers, other_heads.n_heads) != (heads.n_layers, heads.n_heads):
         raise UserError(
-            f"{typed} has {found.n_layers} blocks of {found.n_heads} heads, and {name} has {heads.n_layers} of "
-            f"{heads.n_heads}; give two checkpoints of one model."
+            f"{flag_text} has {other_heads.n_layers} blocks of {other_heads.n_heads} heads, and {name} has "
+            f"{heads.n_layers} of {heads.n_heads}; give two checkpoints of one model."
         )
 
 
-def _check_tokens(request: Request, other: Request, typed: str) -> None:
-    tokenizers = [load_tokenizer(one.source) for one in (request, other)]
+def _check_tokens(request: Request, other: Request, flag_text: str) -> None:
+    tokenizers = [load_tokenizer(checkpoint_request.source) for checkpoint_request in (request, other)]
     both = list(zip((request, other), tokenizers, strict=True))
-    ours, theirs = (tokens_of(one, tokenizer) for one, tokenizer in both)
+    ours, theirs = (tokens_of(checkpoint_request, tokenizer) for checkpoint_request, tokenizer in both)
     if np.array_equal(ours.input_ids, theirs.input_ids):
         return
-    limits = [length_limits(one.source, tokenizer)[1] for one, tokenizer in both]
+    limits = [length_limits(checkpoint_request.source, tokenizer)[1] for checkpoint_request, tokenizer in both]
     if limits[0] != limits[1] and ours.n_truncated != theirs.n_truncated:
         raise UserError(
-            f"{typed} takes {limits[1]} tokens, and {request.source.name} {limits[0]}, so that they would read "
+            f"{flag_text} takes {limits[1]} tokens, and {request.source.name} {limits[0]}, so that they would read "
             f"different parts of the longest sentences; add `--max_length {min(limits)}`."
         )
     raise UserError(
-        f"{typed} divides the corpus into other tokens than {request.source.name}; give two checkpoints with one "
+        f"{flag_text} divides the corpus into other tokens than {request.source.name}; give two checkpoints with one "
         "tokenizer."
     )
 
@@ -493,27 +494,27 @@ class PositionRun:
         Raises:
             UserError: If the run is on another task, site or space, or of another model.
         """
-        config, typed = run.config, f"`--run {run.folder}`"
+        config, flag_text = run.config, f"`--run {run.folder}`"
         if config["task"] != "position":
             raise UserError(
-                f"{typed} is a run on `--task {config['task']}`, and position heads are compared with a run on "
+                f"{flag_text} is a run on `--task {config['task']}`, and position heads are compared with a run on "
                 "position; give the folder of one, as `fit` writes it."
             )
         if site_of(config) != "residual" or run.transform != "none":
             raise UserError(
-                f"{typed} has `--site {site_of(config)}` and `--transform {run.transform}`, and position heads read "
-                "hidden states as they are; give a run with `--site residual` and `--transform none`."
+                f"{flag_text} has `--site {site_of(config)}` and `--transform {run.transform}`, and position heads "
+                "read hidden states as they are; give a run with `--site residual` and `--transform none`."
             )
         if config["probe"].get("bias"):
             raise UserError(
-                f"{typed} has `--probe.bias true`, and position heads are compared with probes without an intercept; "
-                "give a run without it."
+                f"{flag_text} has `--probe.bias true`, and position heads are compared with probes without an "
+                "intercept; give a run without it."
             )
-        own = run.results["cache"]["test"]["key"]
-        if any(own.get(name) != key.get(name) for name in ("model", "random_weights_seed")):
+        run_key = run.results["cache"]["test"]["key"]
+        if any(run_key.get(name) != key.get(name) for name in ("model", "random_weights_seed")):
             raise UserError(
-                f"{typed} is a run of `--model {config['model']}`, and this survey is of `--model {model}`, which has "
-                "other weights; give a run of the same model."
+                f"{flag_text} is a run of `--model {config['model']}`, and this survey is of `--model {model}`, which "
+                "has other weights; give a run of the same model."
             )
         layers = [row["layer"] for row in run.accuracy]
         weight = run.weight
@@ -549,8 +550,8 @@ STATES = "states"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked beside the survey of a corpus.
+class HeadConfig:
+    """What is read and compared beside the corpus of a survey.
 
     Args:
         test: The corpus that is tested on, with the model; None to test on a part of the corpus itself.
@@ -574,7 +575,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Subject:
+class HeadSurvey:
     """A model and the corpus that it reads.
 
     Args:
@@ -584,7 +585,7 @@ class Subject:
         special_tokens: The tokenizer's special tokens, id to text.
         layers: The layers to report.
         seed: Seed of the bootstrap, and of the randomly initialised model.
-        asked: What is asked beside the survey of the corpus.
+        config: What is read and compared beside the survey of the corpus.
     """
 
     request: Request
@@ -593,10 +594,10 @@ class Subject:
     special_tokens: Mapping[int, str]
     layers: Sequence[int]
     seed: int
-    asked: Asked = Asked()
+    config: HeadConfig = HeadConfig()
 
     @classmethod
-    def of(cls, request: Request, layers: Sequence[int], seed: int, asked: Asked = Asked()) -> Subject:
+    def of(cls, request: Request, layers: Sequence[int], seed: int, config: HeadConfig = HeadConfig()) -> HeadSurvey:
         """Load the model, find its heads, and tokenise the corpus.
 
         Raises:
@@ -606,7 +607,7 @@ class Subject:
         encoder, pad_token_id = load(request)
         heads = AttentionReader.of(encoder, pad_token_id, request.source.name).heads
         special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-        return cls(request, heads, tokens_of(request, tokenizer), special, layers, seed, asked)
+        return cls(request, heads, tokens_of(request, tokenizer), special, layers, seed, config)
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -616,26 +617,26 @@ class Subject:
     @cached_property
     def types(self) -> dict[str, NDArray[np.bool_]]:
         """Which tokens are of each type that occurs, each of shape (n_tokens,)."""
-        found = types_of(self.tokens, self.request.corpus, self.special_tokens)
-        found = {name: members & self.measured for name, members in found.items()}
-        return {name: members for name, members in found.items() if members.any()}
+        by_type = types_of(self.tokens, self.request.corpus, self.special_tokens)
+        by_type = {name: members & self.is_included for name, members in by_type.items()}
+        return {name: members for name, members in by_type.items() if members.any()}
 
     @cached_property
-    def measured(self) -> NDArray[np.bool_]:
+    def is_included(self) -> NDArray[np.bool_]:
         """Which tokens are measured, shape (n_tokens,)."""
-        return (self.tokens.positions > 0) | (not self.asked.without_first)
+        return (self.tokens.positions > 0) | (not self.config.without_first)
 
     @cached_property
     def lengths(self) -> NDArray[np.int32]:
         """Number of tokens of each sentence that are measured, shape (n_sentences,)."""
         lengths = self.tokens.lengths
-        return lengths - (lengths > 0) if self.asked.without_first else lengths
+        return lengths - (lengths > 0) if self.config.without_first else lengths
 
     @cached_property
     def special(self) -> NDArray[np.bool_]:
         """Which tokens count as special, shape (n_tokens,): in causal models, the first one too, if it is measured."""
         special = self.tokens.special
-        return (special | (self.tokens.positions == 0) if self.heads.is_causal else special) & self.measured
+        return (special | (self.tokens.positions == 0) if self.heads.is_causal else special) & self.is_included
 
     @cached_property
     def sentences(self) -> Sentences:
@@ -649,7 +650,7 @@ class Subject:
         Raises:
             UserError: If the corpus has no link that can be measured.
         """
-        links = self.asked.roles or treebank_links(self.request.corpus)
+        links = self.config.roles or treebank_links(self.request.corpus)
         request = replace(self.request, corpus=links.corpus)
         return request, pairs_of(links, tokens_of(request, load_tokenizer(request.source)), self.seed)
 
@@ -675,13 +676,13 @@ class Subject:
     @property
     def source(self) -> ActivationSource:
         """The model and the cache of its hidden states, of the layers that are reported."""
-        assert self.asked.source is not None
-        return replace(self.asked.source, layers=list(self.layers))
+        assert self.config.source is not None
+        return replace(self.config.source, layers=list(self.layers))
 
     @property
     def requests(self) -> list[Request]:
         """Model and corpus, and model and test corpus, if there is one."""
-        return [self.request] if self.asked.test is None else [self.request, self.asked.test]
+        return [self.request] if self.config.test is None else [self.request, self.config.test]
 
     @cached_property
     def hidden_states(self) -> list[ActivationStore]:
@@ -699,14 +700,14 @@ class Subject:
     @property
     def is_train(self) -> NDArray[np.bool_]:
         """Which sentences of the corpus heads are chosen on: all but those of the test part, shape (n_sentences,)."""
-        return ~_is_test(self.asked.splits[0])
+        return ~_is_test(self.config.splits[0])
 
     @property
     def tested(self) -> tuple[Request, NDArray[np.bool_], str]:
         """Model and corpus that heads are reported on, which of its sentences are, and the option that names it."""
-        if self.asked.test is None:
-            return self.request, _is_test(self.asked.splits[0]), "--corpus"
-        return self.asked.test, _is_test(self.asked.splits[1]), "--test_corpus"
+        if self.config.test is None:
+            return self.request, _is_test(self.config.splits[0]), "--corpus"
+        return self.config.test, _is_test(self.config.splits[1]), "--test_corpus"
 
     @property
     def readings(self) -> dict[str, Request]:
@@ -714,11 +715,14 @@ class Subject:
 
         A model that is randomly initialised itself is not compared with another one.
         """
-        found = {} if self.asked.test is None else {TEST: self.asked.test}
+        requests = {} if self.config.test is None else {TEST: self.config.test}
         if self.request.random_weights_seed is None:
-            trained = {"": self.request, **found}
-            found |= {UNTRAINED + name: replace(one, random_weights_seed=self.seed) for name, one in trained.items()}
-        return found
+            trained = {"": self.request, **requests}
+            requests |= {
+                UNTRAINED + name: replace(trained_request, random_weights_seed=self.seed)
+                for name, trained_request in trained.items()
+            }
+        return requests
 
 
 def _is_test(splits: Sequence[Split]) -> NDArray[np.bool_]:
@@ -759,14 +763,14 @@ class Part:
     """
 
     name: str
-    needs: Callable[[Subject], str | None]
-    measures: Callable[[Subject], Sequence[Measure]]
-    rows: Callable[[Subject, Mapping[str, SumsStore]], Mapping[str, Rows]]
-    beside: Callable[[Subject], Sequence[Reading]] = lambda subject: ()
+    needs: Callable[[HeadSurvey], str | None]
+    measures: Callable[[HeadSurvey], Sequence[Measure]]
+    rows: Callable[[HeadSurvey, Mapping[str, SumsStore]], Mapping[str, Rows]]
+    beside: Callable[[HeadSurvey], Sequence[Reading]] = lambda survey: ()
     by_name_only: bool = False
     trains: bool = False
 
 
-def nothing(subject: Subject) -> None:
+def nothing(survey: HeadSurvey) -> None:
     """Return None: the part needs nothing that the corpus could lack."""
     return

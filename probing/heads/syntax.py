@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.errors import UserError
-from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, SumsStore
+from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, SumsStore
 from probing.probes.agreement import holm
 from probing.statistics import accuracy_interval, difference_interval, difference_p_value
 from probing.text import Corpus
@@ -91,7 +91,7 @@ def arcs_of(corpus: Corpus, option: str = "--corpus") -> Arcs:
             f"`{option} {corpus.name}` has no dependency relations: they need the columns `{HEAD}` and `{RELATION}` "
             "of a treebank; give a .conllu file."
         )
-    found: list[tuple[int, int, int]] = []
+    triples: list[tuple[int, int, int]] = []
     relations: list[str] = []
     columns = zip(corpus.columns[HEAD], corpus.columns[RELATION], strict=True)
     for sentence, (heads, of_words) in enumerate(columns):
@@ -105,9 +105,9 @@ def arcs_of(corpus: Corpus, option: str = "--corpus") -> Arcs:
                     f"the head `{head}`, where 0 or the number of another of its {len(heads)} words was expected; "
                     "correct the treebank."
                 )
-            found.append((sentence, word, number - 1))
+            triples.append((sentence, word, number - 1))
             relations.append(relation)
-    table = np.array(found, dtype=np.int64).reshape(-1, 3)
+    table = np.array(triples, dtype=np.int64).reshape(-1, 3)
     return Arcs(table[:, 0], table[:, 1], table[:, 2], np.array(relations, dtype=object))
 
 
@@ -149,14 +149,16 @@ class WordBatch:
     words: Tensor
 
     @classmethod
-    def of(cls, batch: Batch, kept: Tensor | None = None) -> WordBatch:
+    def of(cls, batch: Batch, is_selected: Tensor | None = None) -> WordBatch:
         """Return the words of a batch; the first token of a causal model is special and belongs to no word.
 
         Args:
             batch: The sentences.
-            kept: Whether a token is of a word that is kept, shape (batch, sequence); all are kept if None.
+            is_selected: Whether a token is of a word that is kept, shape (batch, sequence); all are kept if None.
         """
-        return cls(torch.where(batch.ordinary if kept is None else batch.ordinary & kept, batch.words, NONE))
+        return cls(
+            torch.where(batch.ordinary if is_selected is None else batch.ordinary & is_selected, batch.words, NONE)
+        )
 
     @cached_property
     def pieces(self) -> Tensor:
@@ -215,9 +217,9 @@ class WordBatch:
             return values.new_full((*self.words.shape, *values.shape[1:-1]), NONE)
         by_word = values.movedim(-1, 1)
         rows = torch.arange(len(self.words), device=self.words.device)[:, None]
-        found = by_word[rows, self.words.clamp_min(0)]
-        found[self.words < 0] = NONE
-        return found
+        token_values = by_word[rows, self.words.clamp_min(0)]
+        token_values[self.words < 0] = NONE
+        return token_values
 
 
 class Attended(NamedTuple):
@@ -248,7 +250,7 @@ def most_attended(maps: Tensor, words: WordBatch) -> Attended:
     missing = ~words.has_another[:, None]
     # The transpose is copied, because argmax takes five times as long over columns as over rows.
     both = (candidates, candidates.transpose(2, 3).contiguous())
-    return Attended(*(one.argmax(3).to(torch.int16).masked_fill_(missing, NONE) for one in both))
+    return Attended(*(weights.argmax(3).to(torch.int16).masked_fill_(missing, NONE) for weights in both))
 
 
 class MostAttended:
@@ -269,14 +271,14 @@ class MostAttended:
 class _MostAttended:
     def __init__(self, batch: Batch) -> None:
         self.words = WordBatch.of(batch)
-        self.found: list[Tensor] = []
+        self.by_block: list[Tensor] = []
 
     def add(self, attention: Attention) -> None:
         maps = self.words.maps(attention.probabilities)
-        self.found.append(torch.stack(most_attended(maps, self.words), dim=2))
+        self.by_block.append(torch.stack(most_attended(maps, self.words), dim=2))
 
-    def kept(self) -> Kept:
-        return Kept(by_token={self.name: self.words.at_tokens(torch.stack(self.found, dim=1))})
+    def batch_values(self) -> BatchValues:
+        return BatchValues(by_token={self.name: self.words.at_tokens(torch.stack(self.by_block, dim=1))})
 
     name = MostAttended.name
 
@@ -299,9 +301,9 @@ def sample_sentences(corpus: Corpus, n_heads: int, seed: int, most_bytes: int = 
     order = np.random.default_rng(seed).permutation(len(corpus.sentences))
     lengths = np.array([len(words) for words in corpus.words or ()], dtype=np.int64)
     size = np.cumsum(lengths[order] ** 2) * 4 * n_heads
-    found = np.zeros(len(order), dtype=bool)
-    found[order[size <= most_bytes]] = True
-    return found
+    is_sampled = np.zeros(len(order), dtype=bool)
+    is_sampled[order[size <= most_bytes]] = True
+    return is_sampled
 
 
 class HeadPairs:
@@ -331,23 +333,23 @@ class _HeadPairs:
         self.n_words = n_words.tolist()
         self.chosen = [i for i, n in enumerate(self.n_words) if n]
         self.words = WordBatch(WordBatch.of(batch).words[self.chosen])
-        self.found: list[Tensor] = []
+        self.by_block: list[Tensor] = []
         self.n_heads = 0
 
     def add(self, attention: Attention) -> None:
         self.n_heads = attention.probabilities.shape[1]
         maps = self.words.maps(attention.probabilities[self.chosen])
-        self.found.append(maps.masked_fill_(~self.words.pairs[:, None], NO_PAIR).float())
+        self.by_block.append(maps.masked_fill_(~self.words.pairs[:, None], NO_PAIR).float())
 
-    def kept(self) -> Kept:
-        rows = [torch.empty(0, len(self.found), self.n_heads)] * len(self.n_words)
-        for index, maps in zip(self.chosen, torch.stack(self.found, dim=-1).cpu(), strict=True):
+    def batch_values(self) -> BatchValues:
+        rows = [torch.empty(0, len(self.by_block), self.n_heads)] * len(self.n_words)
+        for index, maps in zip(self.chosen, torch.stack(self.by_block, dim=-1).cpu(), strict=True):
             n = self.n_words[index]
-            there = maps.movedim(0, -1)[:n, :n]  # from, to, layers, heads; words that were cut off are not in it
-            own = torch.full((n, n, *there.shape[2:]), NO_PAIR)
-            own[: len(there), : len(there)] = there
-            rows[index] = own.flatten(0, 1)
-        return Kept(listed={HeadPairs.name: rows})
+            present = maps.movedim(0, -1)[:n, :n]  # from, to, layers, heads; words that were cut off are not in it
+            pair_rows = torch.full((n, n, *present.shape[2:]), NO_PAIR)
+            pair_rows[: len(present), : len(present)] = present
+            rows[index] = pair_rows.flatten(0, 1)
+        return BatchValues(listed={HeadPairs.name: rows})
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -363,19 +365,19 @@ class Finder:
 
     Args:
         arcs: Indices of the arcs, shape (n,).
-        found: The word that the attention head finds for each, shape (n,).
+        predicted: The word that the attention head finds for each, shape (n,).
         offset: The offset from dependent to head.
     """
 
     arcs: NDArray[np.int64]
-    found: NDArray[np.int64]
+    predicted: NDArray[np.int64]
     offset: int
 
     def lead(self, dependents: NDArray[np.int64], heads: NDArray[np.int64]) -> float:
         """Return by how much more often the attention head is right than the offset, given all arcs."""
-        own = heads[self.arcs]
-        at_offset = own - dependents[self.arcs] == self.offset
-        return float((np.count_nonzero(self.found == own) - np.count_nonzero(at_offset)) / len(own))
+        gold_heads = heads[self.arcs]
+        at_offset = gold_heads - dependents[self.arcs] == self.offset
+        return float((np.count_nonzero(self.predicted == gold_heads) - np.count_nonzero(at_offset)) / len(gold_heads))
 
 
 @dataclass(frozen=True)
@@ -402,7 +404,7 @@ def compare_leads(arcs: Arcs, finders: Sequence[Finder], seed: int, n_draws: int
         n_draws: Number of permutations.
     """
     arrangements = [arcs.heads, *permuted_heads(arcs, n_draws, np.random.default_rng(seed))]
-    leads = np.array([[one.lead(arcs.dependents, heads) for one in finders] for heads in arrangements])
+    leads = np.array([[finder.lead(arcs.dependents, heads) for finder in finders] for heads in arrangements])
     # With the true arrangement among those that standardise, all are treated alike.
     sd = leads.std(0)
     z = np.where(sd > 0, (leads - leads.mean(0)) / np.where(sd > 0, sd, 1.0), 0.0)
@@ -420,14 +422,14 @@ def permuted_heads(arcs: Arcs, n_draws: int, generator: np.random.Generator) -> 
     """
     sentences = np.unique(arcs.sentences, return_inverse=True)[1]
     for _ in range(n_draws):
-        heads, left = arcs.heads.copy(), np.arange(len(arcs))
+        heads, open_arcs = arcs.heads.copy(), np.arange(len(arcs))
         # The true arrangement is permitted, so that every sentence has one that is.
-        while len(left):
+        while len(open_arcs):
             # Sentences stand in their order, so that sorting by sentence shuffles within sentences alone.
-            heads[left] = heads[left[np.argsort(sentences[left] + generator.random(len(left)))]]
-            own = np.zeros(sentences[-1] + 1, dtype=bool)
-            own[sentences[left[heads[left] == arcs.dependents[left]]]] = True
-            left = left[own[sentences[left]]]
+            heads[open_arcs] = heads[open_arcs[np.argsort(sentences[open_arcs] + generator.random(len(open_arcs)))]]
+            has_loop = np.zeros(sentences[-1] + 1, dtype=bool)
+            has_loop[sentences[open_arcs[heads[open_arcs] == arcs.dependents[open_arcs]]]] = True
+            open_arcs = open_arcs[has_loop[sentences[open_arcs]]]
         yield heads
 
 
@@ -449,17 +451,19 @@ class Scored:
     Args:
         arcs: The arcs whose words the model has read.
         right: Whether a head is right about an arc, shape (n_arcs, n_layers, heads, 2), the last axis as `QUERIES`.
-        found: The word that the head finds for the dependent of an arc, likewise; None if syntactic heads are not to be
-            permuted.
+        predicted: The word that the head finds for the dependent of an arc, likewise; None if syntactic heads are not
+            to be permuted.
     """
 
     arcs: Arcs
     right: NDArray[np.bool_]
-    found: NDArray[np.int16] | None = None
+    predicted: NDArray[np.int16] | None = None
 
     def where(self, chosen: NDArray[np.bool_]) -> Scored:
         """Return some of the arcs, given whether each is chosen."""
-        return Scored(self.arcs.where(chosen), self.right[chosen], None if self.found is None else self.found[chosen])
+        return Scored(
+            self.arcs.where(chosen), self.right[chosen], None if self.predicted is None else self.predicted[chosen]
+        )
 
     def of_sentences(self, chosen: NDArray[np.bool_]) -> Scored:
         """Return the arcs of some sentences, given whether each sentence of the corpus is chosen."""
@@ -467,8 +471,8 @@ class Scored:
 
     def of_layers(self, layers: Sequence[int]) -> Scored:
         """Return the same arcs with the heads of some layers, given by their numbers."""
-        here = [layer - 1 for layer in layers]
-        return Scored(self.arcs, self.right[:, here], None if self.found is None else self.found[:, here])
+        indices = [layer - 1 for layer in layers]
+        return Scored(self.arcs, self.right[:, indices], None if self.predicted is None else self.predicted[:, indices])
 
 
 def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored:
@@ -492,9 +496,9 @@ def scored(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> Scored
     # In a causal model, the first word may consist of the first token alone, which belongs to no word; its arcs are
     # then left out.
     read &= (attended[dependents, 0, 0, 0] != NONE) & (attended[heads, 0, 0, 0] != NONE)
-    kept = arcs.where(read)
-    found = attended[dependents[read]]
-    return Scored(kept, found == kept.heads[:, None, None, None], found)
+    read_arcs = arcs.where(read)
+    predicted = attended[dependents[read]]
+    return Scored(read_arcs, predicted == read_arcs.heads[:, None, None, None], predicted)
 
 
 def relation_rows(
@@ -550,7 +554,7 @@ def head_relation_rows(
     if not names:
         return []
     parts = [_of_relation(name, train, test) for name in names]
-    above = np.stack([own.right.mean(0) - best_offset(own.arcs)[1] for own, _ in parts])
+    above = np.stack([scored_part.right.mean(0) - best_offset(scored_part.arcs)[1] for scored_part, _ in parts])
     rows = []
     for layer, head in np.ndindex(*train.right.shape[1:3]):
         # By relation, then query.
@@ -574,13 +578,13 @@ def _of_relation(name: str, train: Scored, test: Scored) -> tuple[Scored, Scored
 
 def _beside_permuted(rows: list[Row], test: Scored, seed: int, n_draws: int) -> list[Row]:
     """Return rows with what the lead over the offset is if the syntactic heads of each sentence are permuted."""
-    if test.found is None or not rows:
+    if test.predicted is None or not rows:
         return rows
     finders = []
     for row in rows:
         arcs = np.flatnonzero(test.arcs.relations == row["relation"])
-        found = test.found[arcs, row["layer"] - 1, row["head"] - 1, QUERIES.index(row["query"])]
-        finders.append(Finder(arcs, found.astype(np.int64), row["offset"]))
+        predicted = test.predicted[arcs, row["layer"] - 1, row["head"] - 1, QUERIES.index(row["query"])]
+        finders.append(Finder(arcs, predicted.astype(np.int64), row["offset"]))
     leads = compare_leads(test.arcs, finders, seed, n_draws)
     return [
         {**row, "difference_permuted": float(permuted), "p_permuted": float(p)}
@@ -648,7 +652,7 @@ def best_offset(arcs: Arcs) -> tuple[int, float]:
 def by_sentence(arcs: Arcs, *values: NDArray[Any]) -> list[NDArray[np.int64]]:
     """Return the sums over the arcs of each sentence of some counts by arc, for sentences that have any."""
     sentences = np.unique(arcs.sentences, return_inverse=True)[1]
-    return [np.bincount(sentences, weights=one).astype(np.int64) for one in values]
+    return [np.bincount(sentences, weights=counts).astype(np.int64) for counts in values]
 
 
 def with_interval(name: str, correct: NDArray[np.int64], n: NDArray[np.int64]) -> Row:

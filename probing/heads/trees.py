@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from probing.activations import Request
-from probing.heads.accumulation import Accumulator, Attention, Batch, Kept, Measure, SumsStore
+from probing.heads.accumulation import Accumulator, Attention, Batch, BatchValues, Measure, SumsStore
 from probing.heads.rows import Rows
-from probing.heads.subject import TEST, UNTRAINED, Part, Reading, Subject
+from probing.heads.subject import TEST, UNTRAINED, HeadSurvey, Part, Reading
 from probing.heads.syntax import (
     LEAST_ARCS,
     NO_PAIR,
@@ -111,25 +111,25 @@ class Trees:
 
     def of_corpus(self, tokens: Tokens, corpus: Corpus) -> Callable[[Batch], Accumulator]:
         """Return what makes an accumulator for each batch."""
-        kept = torch.from_numpy(~of_tokens(tokens, punctuation_of(corpus)))
-        return lambda batch: _Trees(WordBatch.of(batch, kept[batch.rows.cpu()].to(batch.mask.device)))
+        is_selected = torch.from_numpy(~of_tokens(tokens, punctuation_of(corpus)))
+        return lambda batch: _Trees(WordBatch.of(batch, is_selected[batch.rows.cpu()].to(batch.mask.device)))
 
 
 class _Trees:
     def __init__(self, words: WordBatch) -> None:
         self.words = words
-        self.found: list[Tensor] = []
+        self.by_block: list[Tensor] = []
 
     def add(self, attention: Attention) -> None:
-        self.found.append(spanning_trees(self.words.maps(attention.probabilities), self.words))
+        self.by_block.append(spanning_trees(self.words.maps(attention.probabilities), self.words))
 
-    def kept(self) -> Kept:
-        return Kept(by_token={Trees.name: self.words.at_tokens(torch.stack(self.found, dim=1))})
+    def batch_values(self) -> BatchValues:
+        return BatchValues(by_token={Trees.name: self.words.at_tokens(torch.stack(self.by_block, dim=1))})
 
 
 def of_tokens(tokens: Tokens, of_words: list[NDArray[np.bool_]]) -> NDArray[np.bool_]:
     """Return a property of words for each of their tokens, False for special tokens; shape (n_tokens,)."""
-    first = np.concatenate([[0], np.cumsum([len(one) for one in of_words])])
+    first = np.concatenate([[0], np.cumsum([len(word_values) for word_values in of_words])])
     flat = np.concatenate([*of_words, np.zeros(1, dtype=bool)])
     return np.where(tokens.special, False, flat[first[tokens.sentences] + np.maximum(tokens.words, 0)])
 
@@ -150,8 +150,8 @@ class TreeScores:
 
     def of_sentences(self, chosen: NDArray[np.bool_]) -> TreeScores:
         """Return the edges of some sentences, given whether each sentence of the corpus is chosen."""
-        here = chosen[self.arcs.sentences]
-        return TreeScores(self.arcs.where(here), self.right[here], self.chain[here])
+        is_chosen = chosen[self.arcs.sentences]
+        return TreeScores(self.arcs.where(is_chosen), self.right[is_chosen], self.chain[is_chosen])
 
     def of_layers(self, layers: Sequence[int]) -> TreeScores:
         """Return the same edges with the heads of some layers, given by their numbers."""
@@ -172,12 +172,12 @@ def scored_trees(store: SumsStore, corpus: Corpus, option: str = "--corpus") -> 
     arcs, trees, tokens = arcs_of(corpus, option), store.by_token(Trees.name).numpy(), store.tokens
     rows_of = WordRows(tokens)
     dependents, heads = rows_of.of(arcs.sentences, arcs.dependents), rows_of.of(arcs.sentences, arcs.heads)
-    there = trees[:, 0, 0] != NONE
-    kept = (dependents >= 0) & (heads >= 0) & there[dependents] & there[heads]
-    arcs, dependents, heads = arcs.where(kept), dependents[kept], heads[kept]
+    has_tree = trees[:, 0, 0] != NONE
+    is_scored = (dependents >= 0) & (heads >= 0) & has_tree[dependents] & has_tree[heads]
+    arcs, dependents, heads = arcs.where(is_scored), dependents[is_scored], heads[is_scored]
     right = trees[dependents] == arcs.heads[:, None, None]
     right |= trees[heads] == arcs.dependents[:, None, None]
-    number = np.cumsum(tokens.last_pieces & there)  # of each word that is there, at its last piece
+    number = np.cumsum(tokens.last_pieces & has_tree)  # of each word that is there, at its last piece
     return TreeScores(arcs, right, np.abs(number[dependents] - number[heads]) == 1)
 
 
@@ -197,8 +197,8 @@ def tree_rows(train: TreeScores, test: TreeScores, untrained: tuple[TreeScores, 
     n, chain = by_sentence(test.arcs, np.ones_like(test.chain), test.chain)
     of_chain, of_untrained = with_interval("baseline", chain, n), {}
     if untrained is not None:
-        own, reported = untrained
-        layer, head = best_tree(own)
+        untrained_train, reported = untrained
+        layer, head = best_tree(untrained_train)
         right = reported.right[:, layer, head]
         of_untrained = with_interval("untrained", *by_sentence(reported.arcs, right, np.ones_like(right)))
     rows: list[Row] = []
@@ -275,8 +275,8 @@ class Candidates:
     def scores(self, weight: Tensor) -> NDArray[np.float64]:
         """Return the logit of each candidate, given the weights w and u, shape (2, n_heads)."""
         both = self.pairs @ weight.T.float()
-        found = both[self.to_dependent, 0].double() + both[self.to_candidate, 1].double()
-        return found.numpy()
+        logits = both[self.to_dependent, 0].double() + both[self.to_candidate, 1].double()
+        return logits.numpy()
 
     def right(self, weight: Tensor) -> NDArray[np.bool_]:
         """Return whether the head of each arc has the highest logit; ties go to the lower index."""
@@ -309,8 +309,8 @@ class Candidates:
         """Return the standard deviation of each head's attention between words, at least a thousandth of the median."""
         sums, n = torch.zeros(2, self.pairs.shape[1], dtype=torch.float64), len(self.to_dependent)
         for rows in self.to_dependent.split(ROWS):
-            own = self.pairs[rows].double()
-            sums += torch.stack([own.sum(0), own.square().sum(0)])
+            attention = self.pairs[rows].double()
+            sums += torch.stack([attention.sum(0), attention.square().sum(0)])
         sd = (sums[1] / n - (sums[0] / n).square()).clamp_min(0).sqrt()
         return sd.clamp_min(max(1e-3 * float(sd.median()), torch.finfo(torch.float32).tiny))
 
@@ -352,14 +352,14 @@ def candidates_of(
     arcs = arcs.where(~arcs.is_punctuation & (n_pairs[arcs.sentences] > 0))
     begin = (np.cumsum(n_pairs) - n_pairs)[arcs.sentences]
     length = np.sqrt(n_pairs[arcs.sentences]).round().astype(np.int64)
-    there = (pairs[:, 0] != NO_PAIR).numpy()
-    kept = there[begin + arcs.dependents * length + arcs.heads]
-    arcs, begin, length = arcs.where(kept), begin[kept], length[kept]
+    has_pairs = (pairs[:, 0] != NO_PAIR).numpy()
+    is_candidate_arc = has_pairs[begin + arcs.dependents * length + arcs.heads]
+    arcs, begin, length = arcs.where(is_candidate_arc), begin[is_candidate_arc], length[is_candidate_arc]
     arc = np.repeat(np.arange(len(arcs)), length)
     word = np.arange(len(arc)) - np.repeat(np.cumsum(length) - length, length)
     to_candidate = begin[arc] + arcs.dependents[arc] * length[arc] + word
     to_dependent = begin[arc] + word * length[arc] + arcs.dependents[arc]
-    is_candidate = there[to_candidate]
+    is_candidate = has_pairs[to_candidate]
     arc, word = arc[is_candidate], word[is_candidate]
     first = np.searchsorted(arc, np.arange(len(arcs)))
     gold = np.flatnonzero(word == arcs.heads[arc])
@@ -384,8 +384,8 @@ def fit(candidates: Candidates, l2: float = L2, tolerance: float = TOLERANCE) ->
         while True:
             value, gradient = candidates.evaluate(point.view(2, -1).double() / deviations)
             n_passes += 1
-            here = Evaluation(value, (gradient / deviations).float().view(1, -1), torch.ones(1, 1))
-            point = solver.send(here if n_passes <= MOST_PASSES else None)
+            evaluation = Evaluation(value, (gradient / deviations).float().view(1, -1), torch.ones(1, 1))
+            point = solver.send(evaluation if n_passes <= MOST_PASSES else None)
     except StopIteration as stop:
         solution: Solution = stop.value
     return solution.point.view(2, -1).double() / deviations, solution
@@ -472,29 +472,29 @@ class Scores(Protocol):
 _Scores = TypeVar("_Scores", bound=Scores)
 
 
-def lacks_arcs(subject: Subject) -> str | None:
+def lacks_arcs(survey: HeadSurvey) -> str | None:
     """Return what a treebank part needs and the corpora lack.
 
     Raises:
         UserError: If a treebank is malformed.
     """
-    for arcs, corpus, option in _both(subject):
+    for arcs, corpus, option in _both(survey):
         if arcs is None:
             return (
                 f"dependency relations, the columns head and deprel of a .conllu file, and `{option} {corpus.name}` "
                 "has none"
             )
-    n_train, n_test = (len(arcs) for arcs in _sides(subject))
+    n_train, n_test = (len(arcs) for arcs in _sides(survey))
     if not n_train or not n_test:
         return f"arcs to choose heads by and others to test them on, and there are {n_train:,} and {n_test:,}"
     return None
 
 
-def _lacks_relations(subject: Subject) -> str | None:
-    if lack := lacks_arcs(subject):
+def _lacks_relations(survey: HeadSurvey) -> str | None:
+    if lack := lacks_arcs(survey):
         return lack
     train, test = (dict(zip(*np.unique(arcs.relations.astype(str), return_counts=True), strict=True))
-                   for arcs in _sides(subject))  # fmt: skip
+                   for arcs in _sides(survey))  # fmt: skip
     most = max(min(int(n), int(test.get(name, 0))) for name, n in train.items())
     if most < LEAST_ARCS:
         return (
@@ -505,39 +505,42 @@ def _lacks_relations(subject: Subject) -> str | None:
     return None
 
 
-def _both(subject: Subject) -> list[tuple[Arcs | None, Corpus, str]]:
+def _both(survey: HeadSurvey) -> list[tuple[Arcs | None, Corpus, str]]:
     """Return the arcs of the corpus and of what is tested on; None where there are no columns of a treebank."""
-    request, _, option = subject.tested
-    found = [(subject.request.corpus, "--corpus"), (request.corpus, option)]
-    return [(arcs_of(corpus, typed) if has_arcs(corpus) else None, corpus, typed) for corpus, typed in found]
+    request, _, option = survey.tested
+    corpora = [(survey.request.corpus, "--corpus"), (request.corpus, option)]
+    return [
+        (arcs_of(corpus, corpus_option) if has_arcs(corpus) else None, corpus, corpus_option)
+        for corpus, corpus_option in corpora
+    ]
 
 
-def _sides(subject: Subject) -> list[Arcs]:
+def _sides(survey: HeadSurvey) -> list[Arcs]:
     """Return the arcs that heads are chosen on and those that they are tested on, without punctuation."""
-    arcs = [one for one, _, _ in _both(subject) if one is not None]
-    chosen = (subject.is_train, subject.tested[1])
-    return [one.where(~one.is_punctuation & some[one.sentences]) for one, some in zip(arcs, chosen, strict=True)]
+    arcs = [side_arcs for side_arcs, _, _ in _both(survey) if side_arcs is not None]
+    chosen = (survey.is_train, survey.tested[1])
+    return [side.where(~side.is_punctuation & some[side.sentences]) for side, some in zip(arcs, chosen, strict=True)]
 
 
 def _scores(
-    subject: Subject,
+    survey: HeadSurvey,
     stores: Stores,
     measure: str,
     score: Callable[[SumsStore, Corpus, str], _Scores],
 ) -> tuple[tuple[_Scores, _Scores], tuple[_Scores, _Scores] | None]:
     """Return what heads are chosen on and reported on, and the same of the randomly initialised model."""
-    request, is_test, option = subject.tested
+    request, is_test, option = survey.tested
 
     def of(model: str) -> tuple[_Scores, _Scores]:
-        main = score(stores[_key(model, measure)], subject.request.corpus, "--corpus")
-        if subject.asked.test is None:
+        main = score(stores[_key(model, measure)], survey.request.corpus, "--corpus")
+        if survey.config.test is None:
             other = main
         else:
             other = score(stores[_key(model + TEST, measure)], request.corpus, option)
-        train, test = main.of_sentences(subject.is_train), other.of_sentences(is_test)
-        return train.of_layers(subject.layers), test.of_layers(subject.layers)
+        train, test = main.of_sentences(survey.is_train), other.of_sentences(is_test)
+        return train.of_layers(survey.layers), test.of_layers(survey.layers)
 
-    return of(""), of(UNTRAINED) if subject.request.random_weights_seed is None else None
+    return of(""), of(UNTRAINED) if survey.request.random_weights_seed is None else None
 
 
 def _key(reading: str, measure: str) -> str:
@@ -549,55 +552,55 @@ def _numbered(rows: Rows, layers: Sequence[int]) -> Rows:
     return [{**row, "layer": layers[row["layer"] - 1]} for row in rows]
 
 
-def _relation_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
-    own, untrained = _scores(subject, stores, MostAttended.name, scored)
+def _relation_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
+    trained, untrained = _scores(survey, stores, MostAttended.name, scored)
     tables = {
-        "relations": relation_rows(*own, untrained, seed=subject.seed),
-        "head_relations": head_relation_rows(*own, seed=subject.seed),
+        "relations": relation_rows(*trained, untrained, seed=survey.seed),
+        "head_relations": head_relation_rows(*trained, seed=survey.seed),
     }
-    return {name: _numbered(rows, subject.layers) for name, rows in tables.items()}
+    return {name: _numbered(rows, survey.layers) for name, rows in tables.items()}
 
 
-def _tree_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
-    own, untrained = _scores(subject, stores, Trees.name, scored_trees)
-    return {"trees": _numbered(tree_rows(*own, untrained), subject.layers)}
+def _tree_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
+    trained, untrained = _scores(survey, stores, Trees.name, scored_trees)
+    return {"trees": _numbered(tree_rows(*trained, untrained), survey.layers)}
 
 
-def _sample(subject: Subject, corpus: Corpus) -> NDArray[np.bool_]:
-    return sample_sentences(corpus, subject.heads.n_layers * subject.heads.n_heads, subject.seed)
+def _sample(survey: HeadSurvey, corpus: Corpus) -> NDArray[np.bool_]:
+    return sample_sentences(corpus, survey.heads.n_layers * survey.heads.n_heads, survey.seed)
 
 
-def _pairs(subject: Subject, request: Request) -> list[Measure]:
-    return [HeadPairs(_sample(subject, request.corpus))]
+def _pairs(survey: HeadSurvey, request: Request) -> list[Measure]:
+    return [HeadPairs(_sample(survey, request.corpus))]
 
 
-def _probe_tables(subject: Subject, stores: Stores) -> dict[str, Rows]:
-    corpus, (request, is_test, _) = subject.request.corpus, subject.tested
+def _probe_tables(survey: HeadSurvey, stores: Stores) -> dict[str, Rows]:
+    corpus, (request, is_test, _) = survey.request.corpus, survey.tested
 
     def of(model: str) -> Answers:
         train = stores[_key(model, HeadPairs.name)]
-        test = train if subject.asked.test is None else stores[_key(model + TEST, HeadPairs.name)]
-        return answers_of((train, corpus, subject.is_train), (test, request.corpus, is_test))
+        test = train if survey.config.test is None else stores[_key(model + TEST, HeadPairs.name)]
+        return answers_of((train, corpus, survey.is_train), (test, request.corpus, is_test))
 
-    untrained = of(UNTRAINED) if subject.request.random_weights_seed is None else None
+    untrained = of(UNTRAINED) if survey.request.random_weights_seed is None else None
     return {"trees": [probe_row(of(""), untrained)]}
 
 
-def _beside(subject: Subject, measures: Callable[[Request], list[Measure]]) -> list[Reading]:
-    return [Reading(name, request, measures(request)) for name, request in subject.readings.items()]
+def _beside(survey: HeadSurvey, measures: Callable[[Request], list[Measure]]) -> list[Reading]:
+    return [Reading(name, request, measures(request)) for name, request in survey.readings.items()]
 
 
 TREEBANK_PARTS = (
     Part(
-        "relations", _lacks_relations, lambda subject: [MostAttended()], _relation_tables,
-        lambda subject: _beside(subject, lambda request: [MostAttended()]),
+        "relations", _lacks_relations, lambda survey: [MostAttended()], _relation_tables,
+        lambda survey: _beside(survey, lambda request: [MostAttended()]),
     ),
     Part(
-        "trees", lacks_arcs, lambda subject: [Trees(subject.request.corpus)], _tree_tables,
-        lambda subject: _beside(subject, lambda request: [Trees(request.corpus)]),
+        "trees", lacks_arcs, lambda survey: [Trees(survey.request.corpus)], _tree_tables,
+        lambda survey: _beside(survey, lambda request: [Trees(request.corpus)]),
     ),
     Part(
-        "attention_probe", lacks_arcs, lambda subject: _pairs(subject, subject.request), _probe_tables,
-        lambda subject: _beside(subject, lambda request: _pairs(subject, request)), by_name_only=True,
+        "attention_probe", lacks_arcs, lambda survey: _pairs(survey, survey.request), _probe_tables,
+        lambda survey: _beside(survey, lambda request: _pairs(survey, request)), by_name_only=True,
     ),
 )  # fmt: skip

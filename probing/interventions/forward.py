@@ -104,8 +104,8 @@ class LaterBlocks:
                 f"`--model {name}` ({config.model_type}): no head or layer of it can be disabled, because {lacking}; "
                 "choose another model."
             )
-        found = cls(encoder, anatomy, heads, pad_token_id)
-        return replace(found, are_layers=found._copy()._hand_on())
+        later_blocks = cls(encoder, anatomy, heads, pad_token_id)
+        return replace(later_blocks, are_layers=later_blocks._copy()._hand_on())
 
     def of_copy(self, copy: nn.Module) -> LaterBlocks:
         """Return the same of a copy of the encoder, whose blocks need no examination of their own."""
@@ -149,15 +149,15 @@ class LaterBlocks:
 
         Only the first block is run, because all blocks below the changed one pass on the same.
         """
-        found: list[tuple[Any, ...] | None] = []
+        extra_outputs: list[tuple[Any, ...] | None] = []
 
-        def note(module: nn.Module, args: Any, made: Any) -> None:
-            found.append(tuple(made[1:]) if isinstance(made, tuple | list) else None)
+        def note(module: nn.Module, args: Any, output: Any) -> None:
+            extra_outputs.append(tuple(output[1:]) if isinstance(output, tuple | list) else None)
             raise StopForward
 
         with stop_at_layer([self._blocks[0].register_forward_hook(note)]):
             self.encoder(**inputs)
-        return found[0]
+        return extra_outputs[0]
 
     def run(
         self,
@@ -189,9 +189,9 @@ class LaterBlocks:
         """
         captured: dict[int, Tensor] = {}
 
-        def enter(number: int, given: Tensor) -> None:
+        def enter(number: int, states: Tensor) -> None:
             if number - 1 in layers:
-                captured[number - 1] = given
+                captured[number - 1] = states
 
         every = {**(changes or {}), **({} if change is None else {block: change})}
         with self._running_from(block, states, beside, enter, every, entering or {}):
@@ -212,14 +212,14 @@ class LaterBlocks:
         outputs: list[Tensor] = []
         values: list[Tensor] = []
 
-        def note(given: Tensor) -> Tensor:
-            outputs.append(given[..., : self.width])
+        def note(head_outputs: Tensor) -> Tensor:
+            outputs.append(head_outputs[..., : self.width])
             raise StopForward
 
-        def see(probabilities: Tensor, found: Tensor) -> None:
-            values[:] = [found]
+        def see(probabilities: Tensor, block_values: Tensor) -> None:
+            values[:] = [block_values]
 
-        changed = self._running_from(block, states, beside, lambda number, given: None, {block: note})
+        changed = self._running_from(block, states, beside, lambda number, states: None, {block: note})
         with stop_at_layer([]), changed, AttentionWatch(see, inputs["input_ids"].shape):
             self.encoder(**inputs)
         return outputs[0], values[-1]
@@ -239,28 +239,31 @@ class LaterBlocks:
         inputs, last = examination_inputs(self.encoder, self.pad_token_id), self.anatomy.n_layers
         states = hidden_states(self.encoder, self.anatomy, [block - 1, last], **inputs)
         try:
-            found = self.run(inputs, block, states[block - 1], self.beside_states(inputs), [last])[last]
+            resumed = self.run(inputs, block, states[block - 1], self.beside_states(inputs), [last])[last]
         except Exception:  # what a block below would have left for this one is not there
             return False
-        there = inputs["attention_mask"].bool()
-        return largest_change(found[there], states[last][there]) <= SAME
+        is_token = inputs["attention_mask"].bool()
+        return largest_change(resumed[is_token], states[last][is_token]) <= SAME
 
     @torch.inference_mode()
     def _hand_on(self) -> bool:
         """Whether each block receives what the one below made, and what follows the last one needs nothing else."""
         inputs, calls = examination_inputs(self.encoder, self.pad_token_id), list[tuple[Any, Any]]()
 
-        def note(module: nn.Module, args: Any, kwargs: Any, made: Any) -> None:
-            calls.append((vectors_received(args, kwargs), vectors_in(made)))
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            calls.append((vectors_received(args, kwargs), vectors_in(output)))
 
         blocks = dict.fromkeys(self._blocks)
         with stop_at_layer([block.register_forward_hook(note, with_kwargs=True) for block in blocks]):
             last = run(self.encoder, inputs).last
         n_layers, output = len(calls), calls[-1][1]
         after = self.run(inputs, n_layers + 1, output, self.beside_states(inputs), [n_layers])[n_layers]
-        there = inputs["attention_mask"].bool()
-        pairs = [(made, given) for (_, made), (given, _) in pairwise(calls)]
-        return all(torch.equal(made[there], given[there]) for made, given in [*pairs, (after, last)])
+        is_token = inputs["attention_mask"].bool()
+        pairs = [(block_output, next_input) for (_, block_output), (next_input, _) in pairwise(calls)]
+        return all(
+            torch.equal(block_output[is_token], next_input[is_token])
+            for block_output, next_input in [*pairs, (after, last)]
+        )
 
     @contextmanager
     def _running_from(
@@ -285,17 +288,17 @@ class LaterBlocks:
             number += 1
             if number == block and (first == block or self.are_layers):
                 args, kwargs = with_vectors(args, kwargs, states)
-            given: Any = vectors_received(args, kwargs)
-            enter(number, given)
+            received: Any = vectors_received(args, kwargs)
+            enter(number, received)
             if number >= block and number in entering:
-                args, kwargs = with_vectors(args, kwargs, entering[number](given))
+                args, kwargs = with_vectors(args, kwargs, entering[number](received))
             return args, kwargs
 
         def project(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if number not in waiting or module is not projections[number]:
                 return None
-            given: Any = vectors_received(args, kwargs)
-            return with_vectors(args, kwargs, waiting.pop(number)(given))
+            received: Any = vectors_received(args, kwargs)
+            return with_vectors(args, kwargs, waiting.pop(number)(received))
 
         assert self.heads.projections is not None  # checked by `of`
         projections = {
@@ -303,11 +306,11 @@ class LaterBlocks:
         }  # fmt: skip
         with ExitStack() as restored:
             for module in dict.fromkeys(self._blocks):
-                own = module.forward
+                original_forward = module.forward
 
-                def forward(*args: Any, own: Callable[..., Any] = own, **kwargs: Any) -> Any:
+                def forward(*args: Any, original: Callable[..., Any] = original_forward, **kwargs: Any) -> Any:
                     if number >= first:
-                        return own(*args, **kwargs)
+                        return original(*args, **kwargs)
                     return states if beside is None else (states, *beside)
 
                 restored.enter_context(replaced_forward(module, forward))
@@ -451,20 +454,20 @@ def intervene(
     after = [condition for condition in chosen if condition.where == "after"]
     say("the intact model")
     intact, *clipped = reader([(), *(condition.neurons for condition in after)])
-    found = dict(zip(after, clipped, strict=True))
+    sums_of = dict(zip(after, clipped, strict=True))
     for condition in chosen:
         if condition.where == "inside":
             say(f"without {condition.kind.replace('_', ' ')}" + (f" {condition.draw}" if condition.draw else ""))
             with zeroed(norms, condition.neurons):
-                (found[condition],) = reader([()])
-    return effect_rows(intact, {condition: found[condition] for condition in chosen})
+                (sums_of[condition],) = reader([()])
+    return effect_rows(intact, {condition: sums_of[condition] for condition in chosen})
 
 
-def effect_rows(intact: SentenceSums, found: Mapping[Condition, SentenceSums]) -> list[dict[str, Any]]:
+def effect_rows(intact: SentenceSums, sums_of: Mapping[Condition, SentenceSums]) -> list[dict[str, Any]]:
     """Return a row for the intact model and for each condition, measure by measure; see `intervene`."""
-    rows, chosen = [], list(found)
+    rows, chosen = [], list(sums_of)
     for measure, n_tokens in intact.n_tokens.items():
-        value, effects = _effects(measure, intact, [found[condition] for condition in chosen])
+        value, effects = _effects(measure, intact, [sums_of[condition] for condition in chosen])
         about: dict[str, Any] = {"measure": measure, "where": "", "kind": "intact", "n_tokens": int(n_tokens.sum())}
         rows.append(about | value)
         of = dict(zip(chosen, effects, strict=True))
@@ -580,18 +583,18 @@ class Text:
 
     Args:
         store: The activations of the corpus.
-        kept: Index of each sentence in the corpus, ascending.
+        sentence_indices: Index of each sentence in the corpus, ascending.
         n_types: Of pairs, how many token types the model is given; 0 if none.
     """
 
     store: Activations
-    kept: NDArray[np.int64]
+    sentence_indices: NDArray[np.int64]
     n_types: int = 0
 
     @cached_property
     def of_corpus(self) -> NDArray[np.int64]:
         """Row of each token of the text in the corpus's table of tokens, shape (n_tokens,)."""
-        return np.flatnonzero(np.isin(self.store.tokens.sentences, self.kept))
+        return np.flatnonzero(np.isin(self.store.tokens.sentences, self.sentence_indices))
 
     @cached_property
     def tokens(self) -> Tokens:
@@ -599,7 +602,7 @@ class Text:
         whole, rows = self.store.tokens, self.of_corpus
         types = whole.types_for(self.n_types)
         return Tokens(
-            whole.lengths[self.kept], whole.input_ids[rows], whole.words[rows],
+            whole.lengths[self.sentence_indices], whole.input_ids[rows], whole.words[rows],
             token_types=None if types is None else types[rows],
         )  # fmt: skip
 
@@ -619,10 +622,10 @@ class Text:
         rows = self.of_corpus
         states = torch.empty(len(rows), self.store.plan.d_model)
         for shard in self.store.plan.shards:
-            here = self.store.shard_tokens(shard)
-            inside = np.flatnonzero((rows >= here.start) & (rows < here.stop))
+            shard_rows = self.store.shard_tokens(shard)
+            inside = np.flatnonzero((rows >= shard_rows.start) & (rows < shard_rows.stop))
             if len(inside):
-                picked = torch.from_numpy(rows[inside] - here.start)
+                picked = torch.from_numpy(rows[inside] - shard_rows.start)
                 states[torch.from_numpy(inside)] = self.store.read(layer, shard.index).index_select(0, picked).float()
         return states
 
@@ -638,8 +641,8 @@ def draw_text(store: Activations, candidates: NDArray[np.bool_], at_most: int, s
         n_types: Of pairs, how many token types the model is given; 0 if none.
     """
     lengths = store.tokens.lengths
-    there = np.flatnonzero(candidates & (lengths > 0))
-    order = np.random.default_rng(seed).permutation(there)
+    nonempty = np.flatnonzero(candidates & (lengths > 0))
+    order = np.random.default_rng(seed).permutation(nonempty)
     n = max(1, int((np.cumsum(lengths[order], dtype=np.int64) <= at_most).sum()))
     return Text(store, np.sort(order[:n]), n_types)
 
@@ -803,7 +806,7 @@ class Readers:
         device = next(encoder.parameters()).device
         model = LaterBlocks.of(encoder, pad_token_id, name)
         copies = copies_for_readers(encoder, device)
-        return cls([(one, model.of_copy(one)) for one in copies], pad_token_id, device)
+        return cls([(copy, model.of_copy(copy)) for copy in copies], pad_token_id, device)
 
     @property
     def model(self) -> LaterBlocks:
@@ -842,7 +845,7 @@ class Forward:
         neutral = model.anatomy.padding_is_neutral
         self.batches = text.batches(batch_tokens, readers.pad_token_id, neutral, readers.device)
         with torch.inference_mode():
-            self.beside = [model.beside_states(one.inputs) for one in self.batches]
+            self.beside = [model.beside_states(batch.inputs) for batch in self.batches]
         self._layer, self._states = -1, torch.empty(0)
 
     def intact(self, layer: int) -> Tensor:
@@ -856,11 +859,11 @@ class Forward:
         states = self.intact(layer)
 
         @torch.inference_mode()
-        def read_one(encoder: nn.Module, model: LaterBlocks, one: tuple[Padded, Any]) -> None:
-            batch, beside = one
+        def read_batch(encoder: nn.Module, model: LaterBlocks, batch_and_beside: tuple[Padded, Any]) -> None:
+            batch, beside = batch_and_beside
             read(model, batch, beside, states[batch.rows])
 
-        share_out(read_one, self.readers.each, zip(self.batches, self.beside, strict=True))
+        share_out(read_batch, self.readers.each, zip(self.batches, self.beside, strict=True))
 
     def read(self, change: Change, readout: Readout) -> Tensor:
         """Return what a readout gives while something is changed, shape (n_layers, n_items).
@@ -886,11 +889,11 @@ class Forward:
             layers: The layers, above that from which the change starts.
         """
         shape = self.text.tokens.n_tokens, self.intact(change.layer).shape[1]
-        found = {layer: torch.empty(shape) for layer in layers}
+        layer_states = {layer: torch.empty(shape) for layer in layers}
 
         def keep(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
-            for layer, here in change.later(model, batch, beside, states, layers).items():
-                found[layer][batch.rows[batch.mask].cpu()] = here[batch.mask].float().cpu()
+            for layer, changed_states in change.later(model, batch, beside, states, layers).items():
+                layer_states[layer][batch.rows[batch.mask].cpu()] = changed_states[batch.mask].float().cpu()
 
         self.over(change.layer, keep)
-        return found
+        return layer_states

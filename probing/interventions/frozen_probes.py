@@ -53,10 +53,10 @@ def at_tokens(task: TokenTask, tokens: Tokens, labels: NDArray[np.int32]) -> NDA
     if not isinstance(task, SentenceTask):
         return labels
     first = tokens.offsets[:-1] if task.pooling == "cls" else _first_words(tokens)
-    there = (tokens.lengths > 0) & (first >= 0)
-    found = np.full(tokens.n_tokens, -1, dtype=np.int32)
-    found[first[there]] = labels[there]
-    return found
+    has_token = (tokens.lengths > 0) & (first >= 0)
+    token_labels = np.full(tokens.n_tokens, -1, dtype=np.int32)
+    token_labels[first[has_token]] = labels[has_token]
+    return token_labels
 
 
 def means(states: Tensor, into: Tensor, n: int) -> Tensor:
@@ -67,9 +67,9 @@ def means(states: Tensor, into: Tensor, n: int) -> Tensor:
         into: Index of the example of each token, shape (n_tokens,); -1 for tokens of none.
         n: Number of examples.
     """
-    there = into >= 0
-    rows = into[there]
-    sums = states.new_zeros(n, states.shape[1]).index_add_(0, rows, states[there])
+    is_example = into >= 0
+    rows = into[is_example]
+    sums = states.new_zeros(n, states.shape[1]).index_add_(0, rows, states[is_example])
     return sums / rows.bincount(minlength=n).clamp_min(1)[:, None]
 
 
@@ -85,11 +85,11 @@ def spread(labels: Tensor, stands: Tensor | None) -> Tensor:
 
 def _first_words(tokens: Tokens) -> NDArray[np.int64]:
     """Return the row of the first token of each sentence that is not special, -1 if there is none."""
-    found = np.full(tokens.n_sentences, -1, dtype=np.int64)
+    first_rows = np.full(tokens.n_sentences, -1, dtype=np.int64)
     rows = np.flatnonzero(~tokens.special)
     sentences, first = np.unique(tokens.sentences[rows], return_index=True)
-    found[sentences] = rows[first]
-    return found
+    first_rows[sentences] = rows[first]
+    return first_rows
 
 
 @dataclass(frozen=True)
@@ -180,11 +180,11 @@ class ProbeReadout:
     @property
     def content(self) -> tuple[NDArray[Any], ...]:
         """The token ids, the probes and the classes."""
-        weight = [one.cpu().numpy() for one in self.probes.weight.values()]
+        weight = [layer_weight.cpu().numpy() for layer_weight in self.probes.weight.values()]
         tokens, probes = self.text.tokens, self.probes
         stands = [] if probes.stands is None else [probes.stands.numpy()]
-        own = tokens.input_ids, tokens.lengths, np.array(list(probes.weight)), *weight, probes.labels.numpy()
-        return (*own, *stands)
+        arrays = tokens.input_ids, tokens.lengths, np.array(list(probes.weight)), *weight, probes.labels.numpy()
+        return (*arrays, *stands)
 
     def layers(self, block: int) -> list[int]:
         """Return the layers that have a probe, from this block's output on."""
@@ -196,7 +196,7 @@ class ProbeReadout:
 
     @cached_property
     def _on_device(self) -> Probes:
-        weight = {layer: one.to(self.device) for layer, one in self.probes.weight.items()}
+        weight = {layer: layer_weight.to(self.device) for layer, layer_weight in self.probes.weight.items()}
         stands = self.probes.stands
         return Probes(weight, self.probes.labels.to(self.device), None if stands is None else stands.to(self.device))
 
@@ -299,22 +299,22 @@ def find_position_heads(
             block: int, probabilities: Tensor, values: Tensor, ordinary: Tensor = ordinary, pairs: Tensor = pairs
         ) -> None:
             maps = torch.where(pairs, probabilities, 0.0)
-            found = mass_at_offsets(on_float64_device(maps), on_float64_device(ordinary))
+            masses = mass_at_offsets(on_float64_device(maps), on_float64_device(ordinary))
             for name, of in sums.items():
-                of[block - 1] += found[name].sum(0).cpu()
+                of[block - 1] += masses[name].sum(0).cpu()
             if block == 1:
-                n.add_(found["n"].sum((0, 1)).cpu())
+                n.add_(masses["n"].sum((0, 1)).cpu())
 
         read_heads(model.encoder, model.heads, add, batch.inputs)
     means = {name: (of / n.clamp_min(1)).numpy() for name, of in sums.items()}
     chosen = means["mass"].argmax(2)
     at = {name: np.take_along_axis(of, chosen[..., None], 2)[..., 0] for name, of in means.items()}
-    is_one = (at["mass"] > MOST_MASS) | (at["hit"] >= MOST_HITS)
+    is_position_head = (at["mass"] > MOST_MASS) | (at["hit"] >= MOST_HITS)
     for layer in above:
         later = np.where(np.arange(shape[0])[:, None] >= layer, at["word_mass"], -1.0)
         clearest = np.argsort(-later, axis=None, kind="stable")[:CLEAREST]
-        is_one.flat[clearest] |= later.flat[clearest] >= 0
-    return [PositionHead(i + 1, j + 1, OFFSETS[chosen[i, j]]) for i, j in np.argwhere(is_one).tolist()]
+        is_position_head.flat[clearest] |= later.flat[clearest] >= 0
+    return [PositionHead(i + 1, j + 1, OFFSETS[chosen[i, j]]) for i, j in np.argwhere(is_position_head).tolist()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,15 +337,15 @@ class PositionHeads:
 
     def rows(self, block: int) -> list[tuple[str, PositionHead]]:
         """Return the measure and the head of each row of a reading when this block is the first one changed."""
-        return [(measure, one) for one in self.heads if one.layer >= block for measure in MEASURES]
+        return [(measure, head) for head in self.heads if head.layer >= block for measure in MEASURES]
 
     def layers(self, block: int) -> list[int]:
         """Return the layers that enter the blocks of the heads, from this block on."""
-        return sorted({one.layer - 1 for one in self.heads if one.layer >= block})
+        return sorted({head.layer - 1 for head in self.heads if head.layer >= block})
 
     def begin(self, layers: Sequence[int]) -> _PositionHeadReading:
         """Begin a reading of the heads of the blocks that these layers enter."""
-        heads = [one for one in self.heads if one.layer - 1 in layers]
+        heads = [head for head in self.heads if head.layer - 1 in layers]
         return _PositionHeadReading(
             self, heads, torch.zeros(len(MEASURES) * len(heads), self.text.tokens.n_sentences).double()
         )
@@ -360,15 +360,17 @@ class PositionHeads:
         sentences, words = self.text.tokens.sentences, self.words.cpu().numpy()
         other = np.arange(len(words)) + head.offset
         inside = (other >= 0) & (other < len(words)) & words & (head.offset < 0 or not self.is_causal)
-        there = inside.nonzero()[0]
-        there = there[words[other[there]] & (sentences[other[there]] == sentences[there])]
-        return np.bincount(sentences[there], minlength=self.text.tokens.n_sentences)
+        queries = inside.nonzero()[0]
+        queries = queries[words[other[queries]] & (sentences[other[queries]] == sentences[queries])]
+        return np.bincount(sentences[queries], minlength=self.text.tokens.n_sentences)
 
     def maps(self, head: PositionHead) -> tuple[Tensor, Tensor, Tensor]:
         """Return W_Q and b_Q, scaled, and W_K of a head, float32."""
         of = self.query_keys[head.layer - 1]
-        found = (one[head.head - 1].float().to(self.device) for one in (of.query, of.query_bias, of.key))
-        query, bias, key = found
+        parameters = (
+            parameter[head.head - 1].float().to(self.device) for parameter in (of.query, of.query_bias, of.key)
+        )
+        query, bias, key = parameters
         return query, bias, key
 
 
@@ -376,20 +378,20 @@ class PositionHeads:
 class _PositionHeadReading:
     of: PositionHeads
     heads: Sequence[PositionHead]
-    found: Tensor
+    totals: Tensor
 
     def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
         words, sentences = batch.mask & self.of.words[batch.rows], batch.sentences.cpu()
         for i, head in enumerate(self.heads):
-            given = states[head.layer - 1]
+            inputs = states[head.layer - 1]
             norm = self.of.query_keys[head.layer - 1].norm
-            given = given.float() if norm is None else norm(given.cpu().double()).float().to(given.device)
-            at = at_offset(given, words, *self.of.maps(head), head.offset, self.of.is_causal)
+            inputs = inputs.float() if norm is None else norm(inputs.cpu().double()).float().to(inputs.device)
+            at = at_offset(inputs, words, *self.of.maps(head), head.offset, self.of.is_causal)
             for j, value in enumerate(at):
-                self.found[len(MEASURES) * i + j, sentences] = value.cpu()
+                self.totals[len(MEASURES) * i + j, sentences] = value.cpu()
 
     def sums(self) -> Tensor:
-        return self.found
+        return self.totals
 
 
 def at_offset(
@@ -412,12 +414,12 @@ def at_offset(
     scores = (inputs @ query + bias) @ (inputs @ key).transpose(1, 2)
     seen = words[:, :, None] & words[:, None, :]
     seen = seen.tril() if is_causal else seen
-    there, here = seen.diagonal(offset, 1, 2), scores.diagonal(offset, 1, 2)
+    is_seen, at_offset_scores = seen.diagonal(offset, 1, 2), scores.diagonal(offset, 1, 2)
     first = max(0, -offset)
-    queries = slice(first, first + here.shape[1])
+    queries = slice(first, first + at_offset_scores.shape[1])
     mean = (scores * seen).sum(2) / seen.sum(2).clamp_min(1)
     total = scores.masked_fill(~seen, -torch.inf).logsumexp(2)
-    contrast = torch.where(there, here - mean[:, queries], 0.0)
-    mass = torch.where(there, (here - total[:, queries]).exp(), 0.0)
+    contrast = torch.where(is_seen, at_offset_scores - mean[:, queries], 0.0)
+    mass = torch.where(is_seen, (at_offset_scores - total[:, queries]).exp(), 0.0)
     contrast, mass = on_float64_device(contrast), on_float64_device(mass)
     return contrast.sum(1, dtype=torch.float64), mass.sum(1, dtype=torch.float64)

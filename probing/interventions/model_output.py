@@ -58,9 +58,9 @@ def draw_sentences(tokens: Tokens, at_most: int, seed: int) -> tuple[Tokens, lis
     """
     order = np.random.default_rng(seed).permutation(tokens.n_sentences)
     n = max(1, int((np.cumsum(tokens.lengths[order], dtype=np.int64) <= at_most).sum()))
-    kept = np.sort(order[:n])
-    rows = np.isin(tokens.sentences, kept)
-    return Tokens(tokens.lengths[kept], tokens.input_ids[rows], tokens.words[rows]), kept.tolist()
+    drawn = np.sort(order[:n])
+    rows = np.isin(tokens.sentences, drawn)
+    return Tokens(tokens.lengths[drawn], tokens.input_ids[rows], tokens.words[rows]), drawn.tolist()
 
 
 class Batch(NamedTuple):
@@ -121,14 +121,14 @@ class MaskedHead:
 
     def __init__(self, model: nn.Module, encoder: nn.Module, input_ids: Tensor) -> None:
         self.model, self.encoder, self.input_ids = model, encoder, input_ids
-        made: list[Any] = []
-        handle = encoder.register_forward_hook(lambda module, args, output: made.append(output))
+        outputs: list[Any] = []
+        handle = encoder.register_forward_hook(lambda module, args, output: outputs.append(output))
         try:
             with torch.inference_mode():
                 model(input_ids=input_ids)
         finally:
             handle.remove()
-        self._form = made[0]
+        self._form = outputs[0]
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return the logits of some tokens, shape (n, vocabulary); gradients flow through them.
@@ -136,9 +136,9 @@ class MaskedHead:
         Args:
             states: Their last hidden states, shape (n, d_model).
         """
-        given = copy(self._form)
-        given.last_hidden_state = states[None]
-        with replaced_forward(self.encoder, lambda *args, **kwargs: given):
+        encoder_output = copy(self._form)
+        encoder_output.last_hidden_state = states[None]
+        with replaced_forward(self.encoder, lambda *args, **kwargs: encoder_output):
             logits: Tensor = self.model(input_ids=self.input_ids).logits
         return logits[0]
 
@@ -238,7 +238,7 @@ def clip(states: Tensor, neurons: Sequence[int]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _LayerInMemory:
     """A store of one layer's activations in memory."""
 
     plan: Plan
@@ -291,9 +291,9 @@ class Position:
 
     def _sides(self, states: Tensor) -> Sides:
         plan = Plan({}, 0, states.shape[1], "float32", BATCH_TOKENS, divide(self.tokens.lengths, 8192))
-        held = _Held(plan, self.tokens, states)
+        store = _LayerInMemory(plan, self.tokens, states)
         parts: Mapping[Split, Examples] = {
-            side: label(held, self.corpus, self.task, self.splits, self.classes, side)
+            side: label(store, self.corpus, self.task, self.splits, self.classes, side)
             for side in ("train", "validation", "test")
         }
         return Sides(parts["train"], parts["validation"], parts["test"], self.classes, self.task.ordinal)
@@ -336,10 +336,10 @@ def states_of_layer(
     states: Tensor | None = None
     for batch in token_batches(tokens, pad_token_id, batch_tokens, anatomy.padding_is_neutral):
         inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": batch.mask.long().to(device)}
-        here = hidden_states(encoder, anatomy, [layer], **inputs)[layer].float().cpu()
+        batch_states = hidden_states(encoder, anatomy, [layer], **inputs)[layer].float().cpu()
         if states is None:
-            states = torch.empty(tokens.n_tokens, here.shape[-1])
-        states[batch.rows[batch.mask]] = here[batch.mask]
+            states = torch.empty(tokens.n_tokens, batch_states.shape[-1])
+        states[batch.rows[batch.mask]] = batch_states[batch.mask]
     assert states is not None  # there is a sentence with a token
     return states
 
@@ -468,11 +468,11 @@ class MaskedWordLoss:
         """
         labels, config = self.labels[torch.from_numpy(self.masked)], self.head.encoder.config
         at_once = max(1, LOGITS_AT_ONCE // int(config.vocab_size))  # type: ignore[union-attr,arg-type]
-        found = []
-        for part, wanted in zip(states.split(at_once), labels.split(at_once), strict=True):
+        losses = []
+        for part, masked_labels in zip(states.split(at_once), labels.split(at_once), strict=True):
             logits = self.head(part).float()
-            found.append(cross_entropy(logits, wanted.to(logits.device), reduction="none").cpu().double())
-        return torch.cat(found)
+            losses.append(cross_entropy(logits, masked_labels.to(logits.device), reduction="none").cpu().double())
+        return torch.cat(losses)
 
     @cached_property
     def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -518,7 +518,7 @@ class _Reading:
 
 
 def masked_lm_of(
-    source: ModelSource, random_weights: bool, mask_token_id: int | None, asked: str = "`--readouts mlm`",
+    source: ModelSource, random_weights: bool, mask_token_id: int | None, requested_by: str = "`--readouts mlm`",
     way_out: str = ", or leave mlm out",
 ) -> nn.Module:  # fmt: skip
     """Return a model with its masked-language-model head.
@@ -527,13 +527,13 @@ def masked_lm_of(
         source: The model's files.
         random_weights: Whether the model is randomly initialised.
         mask_token_id: Id of its mask token, None if it has none.
-        asked: What needs the head, as the user typed it.
+        requested_by: What needs the head, as the user typed it.
         way_out: What the user can do other than choose another model, for messages.
 
     Raises:
         UserError: If it has no such head with trained weights.
     """
-    expected = f"{asked} needs a model with a trained masked-language-model head"
+    expected = f"{requested_by} needs a model with a trained masked-language-model head"
     if random_weights:
         raise UserError(f"{expected}, and with `--random_weights` no head is trained; leave one of the two out.")
     model = load_masked_lm(source) if mask_token_id is not None else None
@@ -573,26 +573,33 @@ def prompt_of(tokenizer: Any, text: str, words: tuple[str, str], longest: int) -
         words: The two words.
         longest: Most tokens that the model reads.
     """
-    one, other = (tokenizer(text.replace(MASK, word)).encodings[0] for word in words)
-    at, there = (_place(found, text, word) for found, word in zip((one, other), words, strict=True))
-    if len(one.ids) > longest:
+    first_encoding, second_encoding = (tokenizer(text.replace(MASK, word)).encodings[0] for word in words)
+    at, second_place = (
+        _place(encoding, text, word) for encoding, word in zip((first_encoding, second_encoding), words, strict=True)
+    )
+    if len(first_encoding.ids) > longest:
         return f"the text is longer than the {longest} tokens that the model reads"
-    if at is None or at != there or _without(one.ids, at) != _without(other.ids, at):
+    if at is None or at != second_place or _without(first_encoding.ids, at) != _without(second_encoding.ids, at):
         return "a word is not a single piece of the vocabulary"
-    if tokenizer.unk_token_id in (one.ids[at], other.ids[at]):
+    if tokenizer.unk_token_id in (first_encoding.ids[at], second_encoding.ids[at]):
         return "a word is not in the vocabulary"
-    if one.ids[at] == other.ids[at]:
+    if first_encoding.ids[at] == second_encoding.ids[at]:
         return "the vocabulary does not tell the two words apart"
-    ids = [*one.ids[:at], tokenizer.mask_token_id, *one.ids[at + 1 :]]
-    return Prompt(ids, [-1 if word is None else word for word in one.word_ids], at, (one.ids[at], other.ids[at]))
+    ids = [*first_encoding.ids[:at], tokenizer.mask_token_id, *first_encoding.ids[at + 1 :]]
+    return Prompt(
+        ids,
+        [-1 if word is None else word for word in first_encoding.word_ids],
+        at,
+        (first_encoding.ids[at], second_encoding.ids[at]),
+    )
 
 
 def tokens_of_prompts(prompts: Sequence[Prompt]) -> Tokens:
     """Return the table of tokens of some texts."""
     return Tokens(
-        np.array([len(one.input_ids) for one in prompts], dtype=np.int32),
-        np.concatenate([one.input_ids for one in prompts]).astype(np.int32),
-        np.concatenate([one.words for one in prompts]).astype(np.int16),
+        np.array([len(prompt.input_ids) for prompt in prompts], dtype=np.int32),
+        np.concatenate([prompt.input_ids for prompt in prompts]).astype(np.int32),
+        np.concatenate([prompt.words for prompt in prompts]).astype(np.int16),
     )
 
 
@@ -651,11 +658,11 @@ class WordOdds:
         """
         words = torch.from_numpy(self.words)
         at_once = max(1, LOGITS_AT_ONCE // int(self.head.encoder.config.vocab_size))  # type: ignore[union-attr,arg-type]
-        found = []
-        for part, asked in zip(states.split(at_once), words.split(at_once), strict=True):
-            first, second = self.head(part).cpu().double().gather(1, asked).T
-            found.append(first - second)
-        return torch.cat(found)
+        odds = []
+        for part, word_ids in zip(states.split(at_once), words.split(at_once), strict=True):
+            first, second = self.head(part).cpu().double().gather(1, word_ids).T
+            odds.append(first - second)
+        return torch.cat(odds)
 
 
 class _OddsReading:

@@ -74,8 +74,8 @@ class Mentions:
             rows: Index of each token in the text, shape (n,).
         """
         mention = torch.from_numpy(self.of_token)[rows.cpu()]
-        there = mention >= 0
-        sums.index_add_(0, mention[there], states.float().cpu()[there])
+        is_mention = mention >= 0
+        sums.index_add_(0, mention[is_mention], states.float().cpu()[is_mention])
 
     def vectors(self, layer: int) -> Tensor:
         """Return the vectors that the intact model gives, from the cache, shape (n_mentions, d_model)."""
@@ -207,7 +207,7 @@ def read_similarity(*folders: str, option: str = "--readouts sts=") -> list[Sent
 
 
 def similarity_readout(
-    pairs: SentencePairs, store: ActivationStore, kept: NDArray[np.int64], last: int
+    pairs: SentencePairs, store: ActivationStore, selected: NDArray[np.int64], last: int
 ) -> PairsReadout:  # fmt: skip
     """Return the readout of some pairs of a set: Spearman's correlation, all subsets of the set taken together.
 
@@ -216,10 +216,10 @@ def similarity_readout(
     Args:
         pairs: The set.
         store: The activations of its sentences.
-        kept: Indices of the pairs.
+        selected: Indices of the pairs.
         last: The layer that is read.
     """
-    gold = pairs.gold[kept]
+    gold = pairs.gold[selected]
     lowest, highest = float(pairs.gold.min()), float(pairs.gold.max())
     scaled = torch.from_numpy((gold - lowest) / max(highest - lowest, 1e-12))
 
@@ -229,7 +229,7 @@ def similarity_readout(
     def error(cosine: Tensor) -> Tensor:
         return (cosine - scaled.to(cosine)) ** 2
 
-    read, at = np.unique(pairs.sentences[kept], return_inverse=True)
+    read, at = np.unique(pairs.sentences[selected], return_inverse=True)
     text = Text(store, read)
     sentence = text.tokens.sentences.astype(np.int64)
     of_token = np.where(text.tokens.special, -1, sentence)
@@ -242,9 +242,9 @@ def drawn(pairs: SentencePairs, store: ActivationStore, n_tokens: int, seed: int
     return draw_pairs(pairs.sentences, store.tokens.lengths, n_tokens, seed)
 
 
-def halves(kept: NDArray[np.int64], seed: int) -> Sequence[NDArray[np.int64]]:
+def halves(selected: NDArray[np.int64], seed: int) -> Sequence[NDArray[np.int64]]:
     """Divide pairs at random into two halves: one to choose on, one to report on."""
-    order = np.random.default_rng(seed).permutation(kept)
+    order = np.random.default_rng(seed).permutation(selected)
     return np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :])
 
 
@@ -310,8 +310,8 @@ def rule_of(pairs: WordPairs, store: ActivationStore, last: int) -> Rule:
         store: The activations of its sentences.
         last: The layer that is read.
     """
-    kept = with_both_words(pairs, store.tokens)
-    return Rule.of(target_cosines(kept, store, last), kept.labels)
+    complete = with_both_words(pairs, store.tokens)
+    return Rule.of(target_cosines(complete, store, last), complete.labels)
 
 
 def senses_readout(
@@ -378,7 +378,7 @@ class TunedHead:
 
     def __init__(self, model: Any, blocks: LaterBlocks, pad_token_id: int) -> None:
         self.model: Any = with_the_same_weights(model)
-        self._given, self._lock = torch.empty(0), Lock()
+        self._last_states, self._lock = torch.empty(0), Lock()
         inputs = examination_inputs(model.base_model, pad_token_id)
         with torch.no_grad():
             beside = blocks.beside_states(inputs)
@@ -387,10 +387,10 @@ class TunedHead:
                 self._inside(model, module).forward = self._handing_on(beside)
             for module in normed:
                 self._inside(model, module).forward = self._handing_on(None)
-            expected, found = model(**inputs).logits, self(inputs, last)
+            expected, logits = model(**inputs).logits, self(inputs, last)
         mask = inputs["attention_mask"].bool()
-        kept = mask if expected.ndim == mask.ndim + 1 else ...
-        if (found - expected)[kept].abs().max() > _ROUNDING * expected[kept].abs().max().clamp_min(1e-6):
+        is_compared = mask if expected.ndim == mask.ndim + 1 else ...
+        if (logits - expected)[is_compared].abs().max() > _ROUNDING * expected[is_compared].abs().max().clamp_min(1e-6):
             raise UserError(
                 f"the head of {type(model).__name__} reads something else than the last hidden states, so that it "
                 "cannot be read while a part of the model is disabled; choose another model."
@@ -404,35 +404,35 @@ class TunedHead:
             states: The last hidden states, shape (batch, sequence, d_model).
         """
         with self._lock:  # several threads read
-            self._given = states
+            self._last_states = states
             logits: Tensor = self.model(**inputs).logits
-            self._given = torch.empty(0)
+            self._last_states = torch.empty(0)
         return logits
 
     def _handing_on(self, beside: tuple[Any, ...] | None) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self._given if beside is None else (self._given, *beside)
+        return lambda *args, **kwargs: self._last_states if beside is None else (self._last_states, *beside)
 
     def _inside(self, model: Any, module: nn.Module) -> Any:
         """Return the copy of a module of the model."""
-        name = next(name for name, one in model.named_modules() if one is module)
+        name = next(name for name, submodule in model.named_modules() if submodule is module)
         return self.model.get_submodule(name)
 
     @staticmethod
     def _last(model: Any, blocks: LaterBlocks, inputs: Mapping[str, Tensor]) -> tuple[Tensor, list[nn.Module]]:
         """Return the last hidden states of some tokens, and the modules behind the last block that give them."""
         of_blocks = {id(inner) for block in blocks.anatomy.blocks or () for inner in block.modules()}
-        made: dict[nn.Module, Any] = {}
+        outputs: dict[nn.Module, Any] = {}
 
         def note(module: nn.Module, args: Any, output: Any) -> None:
-            made[module] = output[0] if isinstance(output, tuple | list) else output
+            outputs[module] = output[0] if isinstance(output, tuple | list) else output
 
         outside = [
             module
             for module in model.base_model.modules()
             if not {id(inner) for inner in module.modules()} & of_blocks
         ]  # fmt: skip
-        own = list(dict.fromkeys(blocks.anatomy.blocks or ()))
-        handles = [module.register_forward_hook(note) for module in (*outside, *own)]
+        block_modules = list(dict.fromkeys(blocks.anatomy.blocks or ()))
+        handles = [module.register_forward_hook(note) for module in (*outside, *block_modules)]
         try:
             last = run(model.base_model, inputs).last
         finally:
@@ -440,11 +440,11 @@ class TunedHead:
                 handle.remove()
 
         def gives(module: nn.Module) -> bool:
-            return isinstance(given := made.get(module), Tensor) and given.numel() == last.numel() and torch.equal(
-                given.reshape(last.shape), last
+            return isinstance(output := outputs.get(module), Tensor) and output.numel() == last.numel() and torch.equal(
+                output.reshape(last.shape), last
             )  # fmt: skip
 
-        return last, [] if gives(own[-1]) else [module for module in outside if gives(module)]
+        return last, [] if gives(block_modules[-1]) else [module for module in outside if gives(module)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -476,16 +476,18 @@ class TunedScore:
 
     def part(self, sentences: NDArray[np.int64]) -> TunedScore:
         """Return the readout of some of the sentences, by their index in the text, ascending."""
-        kept = sentences if self.of == "sentences" else np.flatnonzero(np.isin(self.text.tokens.sentences, sentences))
-        text = replace(self.text, kept=self.text.kept[sentences])
-        return TunedScore(text, self.targets[torch.from_numpy(kept)], self.head, self.of, self.last)
+        target_rows = (
+            sentences if self.of == "sentences" else np.flatnonzero(np.isin(self.text.tokens.sentences, sentences))
+        )
+        text = replace(self.text, sentence_indices=self.text.sentence_indices[sentences])
+        return TunedScore(text, self.targets[torch.from_numpy(target_rows)], self.head, self.of, self.last)
 
     @cached_property
     def n(self) -> NDArray[np.int64]:
         """Number of targets of each sentence."""
-        there = np.flatnonzero(is_target(self.targets).numpy())
+        target_rows = np.flatnonzero(is_target(self.targets).numpy())
         tokens = self.text.tokens
-        sentences = there if self.of == "sentences" else tokens.sentences[there]
+        sentences = target_rows if self.of == "sentences" else tokens.sentences[target_rows]
         return np.bincount(sentences, minlength=tokens.n_sentences)
 
     @property
@@ -518,8 +520,8 @@ class TunedScore:
         """Return the sum of the measure over the targets of each sentence of a batch, shape (batch,), float64."""
         targets, logits = self._of(batch), self.head(batch.inputs, states).float()
         if targets.is_floating_point():
-            there, errors = is_target(targets), self._losses(logits, targets).double()
-            return _by_sentence(torch.where(there, 1 - errors / self._mean_square, 0.0))
+            has_target, errors = is_target(targets), self._losses(logits, targets).double()
+            return _by_sentence(torch.where(has_target, 1 - errors / self._mean_square, 0.0))
         right = (logits.argmax(-1) == targets) & is_target(targets)
         return _by_sentence(right.double())
 
@@ -538,11 +540,11 @@ class TunedScore:
     def _losses(logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each target, 0 where there is none, of the shape of the targets."""
         if targets.is_floating_point():
-            there = is_target(targets)
-            error = logits[..., 0] - torch.where(there, targets, 0.0).to(logits.dtype)
-            return torch.where(there, error**2, 0.0)
-        found = cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
-        return found.view(targets.shape)
+            has_target = is_target(targets)
+            error = logits[..., 0] - torch.where(has_target, targets, 0.0).to(logits.dtype)
+            return torch.where(has_target, error**2, 0.0)
+        losses = cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        return losses.view(targets.shape)
 
 
 def _by_sentence(values: Tensor) -> Tensor:
@@ -553,14 +555,14 @@ def _by_sentence(values: Tensor) -> Tensor:
 class _TunedHeadReading:
     def __init__(self, readout: TunedScore) -> None:
         self.readout = readout
-        self.found = torch.zeros(1, len(readout.n), dtype=torch.float64)
+        self.totals = torch.zeros(1, len(readout.n), dtype=torch.float64)
 
     def take(self, states: Mapping[int, Tensor], batch: Padded) -> None:
         right = self.readout.right(batch, states[self.readout.last])
-        self.found[0, batch.sentences.cpu()] = right.cpu()
+        self.totals[0, batch.sentences.cpu()] = right.cpu()
 
     def sums(self) -> Tensor:
-        return self.found
+        return self.totals
 
 
 @dataclass(frozen=True, eq=False)
@@ -571,13 +573,13 @@ class TunedTask:
         task: The task, which gives the labels.
         group_by: The option's value with which it was tuned.
         classes: Names of the classes that the head has outputs for; none for numbers.
-        typed: The option that names the model, with its value, for messages.
+        flag_text: The option that names the model, with its value, for messages.
     """
 
     task: TokenTask
     group_by: GroupBy
     classes: Sequence[str]
-    typed: str
+    flag_text: str
 
     @property
     def of(self) -> HeadOf:
@@ -593,9 +595,9 @@ class TunedTask:
             UserError: If the classes are others than those that the head has outputs for.
         """
         sides = label_sides(stores, corpora, splits, self.task, self.group_by)
-        if (found := [str(label) for label in sides.classes.tolist()]) != list(self.classes):
+        if (class_names := [str(label) for label in sides.classes.tolist()]) != list(self.classes):
             raise UserError(
-                f"`{self.typed}`: its head tells the classes {', '.join(self.classes)}, and the text has "
-                f"{', '.join(found)}; tune the model again."
+                f"`{self.flag_text}`: its head tells the classes {', '.join(self.classes)}, and the text has "
+                f"{', '.join(class_names)}; tune the model again."
             )
         return targets_of(sides.test, Standard.of(sides.train) if sides.numbers else None)

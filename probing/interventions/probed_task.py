@@ -87,9 +87,9 @@ def run_unfinished(
         run: Runs one of them.
         what: What they are, which is shown.
     """
-    if left := store.unfinished(list(files)):
-        with counted(what, len(files), len(files) - len(left)) as advance:
-            for index in left:
+    if unfinished := store.unfinished(list(files)):
+        with counted(what, len(files), len(files) - len(unfinished)) as advance:
+            for index in unfinished:
                 store.put(index, {"right": run(files[index])})
                 advance(1)
     return {job: store.get(index)["right"].numpy() for index, job in files.items()}
@@ -144,7 +144,7 @@ def _jobs_of_block(block: int, n_heads: int) -> list[Job]:
     return [Job(block, None, None), *of_heads, *(Job(block, None, kind) for kind in KINDS)]
 
 
-def wanted(job: Job, units: Sequence[UnitType], kinds: Sequence[Kind], blocks: Sequence[int]) -> bool:
+def is_needed(job: Job, units: Sequence[UnitType], kinds: Sequence[Kind], blocks: Sequence[int]) -> bool:
     """Whether a pass is needed for what is asked.
 
     Args:
@@ -173,12 +173,12 @@ def uniform_outputs(values: Tensor, mask: Tensor, is_causal: bool) -> Tensor:
         The heads' outputs one after the other, shape (batch, queries, heads * d_head), with a single query for all if
         the model is not causal.
     """
-    kept = values * mask[:, None, :, None]
+    unmasked = values * mask[:, None, :, None]
     if is_causal:
         counts = torch.arange(1, values.shape[2] + 1, device=values.device, dtype=values.dtype)
-        means = kept.cumsum(2) / counts[:, None]
+        means = unmasked.cumsum(2) / counts[:, None]
     else:
-        means = kept.sum(2, keepdim=True) / mask.sum(1).clamp_min(1)[:, None, None, None]
+        means = unmasked.sum(2, keepdim=True) / mask.sum(1).clamp_min(1)[:, None, None, None]
     return means.transpose(1, 2).flatten(2)
 
 
@@ -285,7 +285,7 @@ class Passes:
         self, readers: Readers, text: ReadableText, train: ReadableText, batch_tokens: int, seed: int
     ) -> None:  # fmt: skip
         self.readers, self.model, self.device = readers, readers.model, readers.device
-        self.text, self.train = (Forward(readers, one, batch_tokens) for one in (text, train))
+        self.text, self.train = (Forward(readers, read_text, batch_tokens) for read_text in (text, train))
         self.tokens, self.seed = text.tokens, seed
         self.d_model = int(self.model.encoder.config.hidden_size)  # type: ignore[union-attr,arg-type]
         self._replacements: tuple[int, Replacements] | None = None
@@ -322,11 +322,11 @@ class Passes:
 
         def note_uniform(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
             _, values = model.outputs_of_heads(batch.inputs, block, states, beside)
-            found = uniform_outputs(values, batch.mask, is_causal)
+            outputs = uniform_outputs(values, batch.mask, is_causal)
             if is_causal:
-                uniform[batch.rows[batch.mask]] = found[batch.mask]
+                uniform[batch.rows[batch.mask]] = outputs[batch.mask]
             else:
-                uniform[batch.sentences] = found[:, 0]
+                uniform[batch.sentences] = outputs[:, 0]
 
         def note_outputs(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
             outputs, _ = model.outputs_of_heads(batch.inputs, block, states, beside)
@@ -367,19 +367,19 @@ class Frozen:
     classes: Labels
 
 
-def frozen_of(weight: Mapping[int, Tensor], classes: Sequence[Any], typed: str) -> Frozen:
+def frozen_of(weight: Mapping[int, Tensor], classes: Sequence[Any], flag_text: str) -> Frozen:
     """Return probes of another run.
 
     Args:
         weight: Weight of each layer's probe on raw hidden states, by layer number.
         classes: The label of each class.
-        typed: The option that names the run, for messages.
+        flag_text: The option that names the run, for messages.
 
     Raises:
         UserError: If the run has no probe of a layer above the embeddings.
     """
     if not weight:
-        raise UserError(f"`{typed}` has probes of the embeddings alone, which no head changes; give another run.")
+        raise UserError(f"`{flag_text}` has probes of the embeddings alone, which no head changes; give another run.")
     are_texts = any(isinstance(label, str) for label in classes)
     return Frozen(weight, np.array(classes, dtype=object if are_texts else np.int64))
 
@@ -404,19 +404,19 @@ def frozen_of_run(
         raise UserError(
             f"`--{option} {run.folder}`: its model {run.config['model']} has changed since; repeat the run."
         )
-    there = [row["layer"] for row in run.accuracy]
-    if run.is_of_numbers or not set(layers) <= set(there):
+    run_layers = [row["layer"] for row in run.accuracy]
+    if run.is_of_numbers or not set(layers) <= set(run_layers):
         return None
-    weight = {layer: run.weight[there.index(layer)] for layer in there if layer > 0}
+    weight = {layer: run.weight[run_layers.index(layer)] for layer in run_layers if layer > 0}
     return frozen_of(weight, run.results["classes"], f"--{option} {run.folder}")
 
 
-def task_of_run(run: Run, typed: str, wants_readout: bool, kinds: Sequence[str]) -> TokenTask:
+def task_of_run(run: Run, flag_text: str, wants_readout: bool, kinds: Sequence[str]) -> TokenTask:
     """Return the task of a run, whose classes are read or erased.
 
     Args:
         run: A run of `fit`.
-        typed: The option that names it, with its value, for messages.
+        flag_text: The option that names it, with its value, for messages.
         wants_readout: Whether its classes are read.
         kinds: How neurons are changed.
 
@@ -425,22 +425,22 @@ def task_of_run(run: Run, typed: str, wants_readout: bool, kinds: Sequence[str])
     """
     task, name = task_of(run), short_name(run.config)
     needed = [f"`--kind {kind}`" for kind in kinds if kind in OF_CLASSES]
-    if not (asked := [*needed, *(["the readout task"] if wants_readout else [])]):
+    if not (requests := [*needed, *(["the readout task"] if wants_readout else [])]):
         return task
     if predicts_numbers(task):
         raise UserError(
-            f"`{typed}`: its task {name} predicts numbers, and {asked[0]} needs classes; give `--readouts position` or "
-            "others, and `--kind mean`, zero or resample."
+            f"`{flag_text}`: its task {name} predicts numbers, and {requests[0]} needs classes; give `--readouts "
+            "position` or others, and `--kind mean`, zero or resample."
         )
     if isinstance(task, SentenceTask) and task.pooling == "max":
         raise UserError(
-            f"`{typed}`: its probes read the maximum over a sentence's tokens, and {asked[0]} needs the mean or one "
-            "token; give a run with `--task_args.pooling mean`."
+            f"`{flag_text}`: its probes read the maximum over a sentence's tokens, and {requests[0]} needs the mean or "
+            "one token; give a run with `--task_args.pooling mean`."
         )
     if isinstance(task, SentenceTask) and task.pooling == "cls" and needed:
         raise UserError(
-            f"`{typed}`: its probes read the first token of a sentence, and {needed[0]} changes words by what tells "
-            "the class in them; give a run with `--task_args.pooling mean`, or `--kind mean`, zero or resample."
+            f"`{flag_text}`: its probes read the first token of a sentence, and {needed[0]} changes words by what "
+            "tells the class in them; give a run with `--task_args.pooling mean`, or `--kind mean`, zero or resample."
         )
     return task
 
@@ -481,13 +481,13 @@ class ProbedTask:
             side: The side of the split; tokens of others are no examples.
         """
         tokens = stores[part].tokens
-        found = class_of_tokens(tokens, self.corpora[part], self.task, self.splits[part], classes, side)
-        return at_tokens(self.task, tokens, found.labels.astype(np.int32))
+        classified = class_of_tokens(tokens, self.corpora[part], self.task, self.splits[part], classes, side)
+        return at_tokens(self.task, tokens, classified.labels.astype(np.int32))
 
     def stands(self, tokens: Tokens) -> Tensor | None:
         """Return the row of the token that stands for each token's example; None where examples are single tokens."""
-        found = standing_for(self.task, tokens)
-        return None if found is None else torch.from_numpy(found)
+        row_of_example = standing_for(self.task, tokens)
+        return None if row_of_example is None else torch.from_numpy(row_of_example)
 
     def train(self, stores: Sequence[ActivationStore]) -> dict[str, Tensor]:
         """Train a probe of each layer but the embeddings, whose states nothing changes.
@@ -498,8 +498,8 @@ class ProbedTask:
         sides = label_sides(stores, self.corpora, self.splits, self.task)
         layers = [layer for layer in self.source.layers if layer > 0]
         fits = train_probes(sides, layers, self.training(), moments=layer_moments(sides.train, layers))
-        own = {} if sides.classes.dtype.kind == "O" else {"classes": torch.from_numpy(sides.classes)}
-        return {"weight": torch.stack([fit.weight for fit in fits]), **own}
+        class_tensors = {} if sides.classes.dtype.kind == "O" else {"classes": torch.from_numpy(sides.classes)}
+        return {"weight": torch.stack([fit.weight for fit in fits]), **class_tensors}
 
     def probes(self, stores: Sequence[ActivationStore], store: PassStore | None) -> tuple[dict[int, Tensor], Labels]:
         """Return the weight of each layer's probe (of another run, stored, or trained now), and the classes.
@@ -513,10 +513,10 @@ class ProbedTask:
             return dict(self.frozen.weight), self.frozen.classes
         if store.unfinished([PROBES]):
             store.put(PROBES, self.train(stores))
-        found = store.get(PROBES)
-        weight = dict(zip(range(1, len(found["weight"]) + 1), found["weight"], strict=True))
+        stored = store.get(PROBES)
+        weight = dict(zip(range(1, len(stored["weight"]) + 1), stored["weight"], strict=True))
         # Labels that are texts are no tensor; they are chosen again, from the same training text.
-        known = found.get("classes")
+        known = stored.get("classes")
         classes = label_sides(stores, self.corpora, self.splits, self.task).classes if known is None else known.numpy()
         return weight, classes
 
@@ -556,7 +556,7 @@ _SHARD_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Held:
+class LayersInMemory:
     """A store of some layers' activations in memory.
 
     Args:
@@ -598,13 +598,13 @@ class Labelled:
 
     def examples(self, job: Job, layers: Sequence[int]) -> Examples:
         """Return the examples with the hidden states that they have while something is disabled."""
-        held, task = Held(self.passes.tokens, self.passes.states(job, layers)), self.task
+        store, task = LayersInMemory(self.passes.tokens, self.passes.states(job, layers)), self.task
         if isinstance(task, SentenceTask):
             # Each sentence has one label at most; the others are -1.
-            labels = np.full(held.tokens.n_sentences, -1, dtype=np.int32)
-            np.maximum.at(labels, held.tokens.sentences, self.labels)
-            return Examples(SentenceVectors(held, task.pooling), labels, pooling=task.pooling)
-        return Examples(held, self.labels, word_means=task is not None and task.word_means)
+            labels = np.full(store.tokens.n_sentences, -1, dtype=np.int32)
+            np.maximum.at(labels, store.tokens.sentences, self.labels)
+            return Examples(SentenceVectors(store, task.pooling), labels, pooling=task.pooling)
+        return Examples(store, self.labels, word_means=task is not None and task.word_means)
 
 
 def retrained(
@@ -650,13 +650,13 @@ def chosen_units(jobs: Sequence[Job], effects: Mapping[Job, float], n: int, seed
         seed: Seed of the draw.
     """
     generator = np.random.default_rng(seed)
-    found: list[Job] = []
+    selected: list[Job] = []
     for is_layer in (False, True):
-        here = [job for job in jobs if job.kind is not None and (job.head is None) is is_layer]
-        kinds: list[Kind | None] = list(dict.fromkeys(job.kind for job in here))
-        here = [job for job in here if job.kind == kinds[0]]
-        strongest = sorted(here, key=lambda job: effects[job])[:n]
-        others = [job for job in here if job not in strongest]
+        candidates = [job for job in jobs if job.kind is not None and (job.head is None) is is_layer]
+        kinds: list[Kind | None] = list(dict.fromkeys(job.kind for job in candidates))
+        candidates = [job for job in candidates if job.kind == kinds[0]]
+        strongest = sorted(candidates, key=lambda job: effects[job])[:n]
+        others = [job for job in candidates if job not in strongest]
         drawn = generator.permutation(len(others))[:n]
-        found += strongest + [others[i] for i in sorted(drawn.tolist())]
-    return found
+        selected += strongest + [others[i] for i in sorted(drawn.tolist())]
+    return selected

@@ -48,21 +48,21 @@ from probing.text.tasks import TokenTask, load_task
 from probing.text.tokens import Tokens
 
 
-def data_of(wanted: Mapping[str, str | None]) -> dict[str, Any]:
+def data_of(readouts: Mapping[str, str | None]) -> dict[str, Any]:
     """Read the data of readouts that need some.
 
     Args:
-        wanted: What is read out, with its data as typed.
+        readouts: What is read out, with its data as typed.
 
     Raises:
         UserError: If data cannot be read.
     """
     readers: dict[str, Any] = {STS: read_similarity, WIC: read_senses}
-    return {name: readers[name](data) if name in readers else None for name, data in wanted.items()}
+    return {name: readers[name](data) if name in readers else None for name, data in readouts.items()}
 
 
 @dataclass(frozen=True)
-class Subject:
+class InterventionSetup:
     """A model and what it reads.
 
     Args:
@@ -71,7 +71,7 @@ class Subject:
         splits: Side of each sentence of each corpus.
         split_seed: Seed of the split, and of the training of probes.
         frozen: Probes of another run, of its task; None to train them here.
-        wanted: What is read out, by the name of the option, with its data; None where there is none.
+        readouts: What is read out, by the name of the option, with its data; None where there is none.
         task: The task of that run, where it is another than position.
     """
 
@@ -80,7 +80,7 @@ class Subject:
     splits: Sequence[Sequence[Split]]
     split_seed: int
     frozen: Frozen | None = None
-    wanted: Mapping[str, Any] = field(default_factory=lambda: {POSITION: None})
+    readouts: Mapping[str, Any] = field(default_factory=lambda: {POSITION: None})
     task: TokenTask | None = None
 
     def probed(self, name: str) -> ProbedTask:
@@ -92,7 +92,7 @@ class Subject:
         return ProbedTask(name, task, frozen, self.source, self.corpora, self.splits, self.split_seed)
 
     @property
-    def own(self) -> ProbedTask:
+    def main_task(self) -> ProbedTask:
         """What the run's probes read; positions without a run."""
         return self.probed(POSITION if self.task is None else TASK)
 
@@ -111,8 +111,8 @@ class Subject:
     @property
     def pad_token_id(self) -> int:
         """Id of the padding token; of a tuned model that by which its head knows where a sentence ends."""
-        own = self.source.config.pad_token_id if TUNED in self.wanted else None
-        return int(own if own is not None else self.tokenizer.pad_token_id or 0)
+        head_pad_id = self.source.config.pad_token_id if TUNED in self.readouts else None
+        return int(head_pad_id if head_pad_id is not None else self.tokenizer.pad_token_id or 0)
 
     @cached_property
     def tuned(self) -> Any:
@@ -121,7 +121,7 @@ class Subject:
         Raises:
             UserError: If it has none.
         """
-        of: TunedTask | None = self.wanted.get(TUNED)
+        of: TunedTask | None = self.readouts.get(TUNED)
         return None if of is None else load_tuned(self.source.model, of.of)
 
     @cached_property
@@ -131,11 +131,11 @@ class Subject:
         Raises:
             UserError: If they are to be, and there is no such head.
         """
-        if MLM not in self.wanted and WORDS not in self.wanted:
+        if MLM not in self.readouts and WORDS not in self.readouts:
             return None
         is_random = self.source.random_weights_seed is not None
-        said = () if MLM in self.wanted else ("`--pairs` of texts with [MASK]", ", or give whole sentences")
-        return masked_lm_of(self.source.model, is_random, self.tokenizer.mask_token_id, *said)
+        message_parts = () if MLM in self.readouts else ("`--pairs` of texts with [MASK]", ", or give whole sentences")
+        return masked_lm_of(self.source.model, is_random, self.tokenizer.mask_token_id, *message_parts)
 
     @cached_property
     def model(self) -> LaterBlocks:
@@ -158,17 +158,17 @@ class Subject:
     @cached_property
     def readers(self) -> Readers:
         """The model where passes run."""
-        asked = {name: value for name, value in self.source.trainer.items() if name == "accelerator"}
-        device = forward_trainer({"devices": 1, **asked}, ()).strategy.root_device
+        device_options = {name: value for name, value in self.source.trainer.items() if name == "accelerator"}
+        device = forward_trainer({"devices": 1, **device_options}, ()).strategy.root_device
         (self._with_head or self.model.encoder).to(device)
         return Readers.of(self.model.encoder, self.pad_token_id, self.source.model.name)
 
     @cached_property
     def stores_of_sets(self) -> list[ActivationStore]:
         """The activations of the sets of sentences that are read out by STS."""
-        for line in (line for one in self.wanted.get(STS, ()) for line in one.said()):
+        for line in (line for sentence_set in self.readouts.get(STS, ()) for line in sentence_set.said()):
             self.source.say(line)
-        return self.source.read([one.corpus for one in self.wanted.get(STS, ())])
+        return self.source.read([sentence_set.corpus for sentence_set in self.readouts.get(STS, ())])
 
     @cached_property
     def stores_of_senses(self) -> list[ActivationStore]:
@@ -177,9 +177,9 @@ class Subject:
         Raises:
             UserError: If no pair of a part keeps both words.
         """
-        if WIC not in self.wanted:
+        if WIC not in self.readouts:
             return []
-        parts = self.wanted[WIC]
+        parts = self.readouts[WIC]
         for line in (line for name in (TRAIN, READ) for line in parts[name].said(f"{WIC} {name}")):
             self.source.say(line)
         last = replace(self.source, layers=self.source.layers[-1:])
@@ -196,8 +196,8 @@ class Subject:
                 or no sentence of a side has a token of any class.
         """
         _ = self.model  # what cannot be disabled is refused before any work
-        checks = [self.probed(name).checks() for name in PROBED if name in self.wanted]
-        checks = checks or ([] if TUNED in self.wanted else [self.own.checks()])
+        checks = [self.probed(name).checks() for name in PROBED if name in self.readouts]
+        checks = checks or ([] if TUNED in self.readouts else [self.main_task.checks()])
         of_corpora = [partial(_all, of_corpus) for of_corpus in zip(*checks, strict=True)]
         with stage(f"hidden states of {layers_named(self.source.layers)}"):
             stores = self.source.read(self.corpora, of_corpora)
@@ -216,14 +216,14 @@ class Subject:
             stores: The activations of each corpus, where the task of a tuned model is read out.
         """
         last = self.source.layers[-1]
-        if MLM in self.wanted:
+        if MLM in self.readouts:
             yield self.masked_words(text, seed)
-        for pairs, store in zip(self.wanted.get(STS, ()), self.stores_of_sets, strict=True):
+        for pairs, store in zip(self.readouts.get(STS, ()), self.stores_of_sets, strict=True):
             yield similarity_readout(pairs, store, drawn(pairs, store, n_tokens, seed), last)
-        if WIC in self.wanted:
-            yield senses_readout(self.wanted[WIC][READ], self.stores_of_senses[1], self.rule, n_tokens, last, seed)
-        if TUNED in self.wanted:
-            yield self.tuned_score(text, self.wanted[TUNED].targets(stores, self.corpora, self.splits))
+        if WIC in self.readouts:
+            yield senses_readout(self.readouts[WIC][READ], self.stores_of_senses[1], self.rule, n_tokens, last, seed)
+        if TUNED in self.readouts:
+            yield self.tuned_score(text, self.readouts[TUNED].targets(stores, self.corpora, self.splits))
 
     def tuned_score(self, text: Text, targets: Tensor) -> TunedScore:
         """Return the readout of the tuned head on some sentences of the test corpus.
@@ -232,9 +232,9 @@ class Subject:
             text: The sentences.
             targets: The targets of each token or sentence of the corpus.
         """
-        of = self.wanted[TUNED].of
-        kept = torch.from_numpy(text.kept if of == "sentences" else text.of_corpus)
-        return TunedScore(text, targets[kept], self._tuned_head, of, self.source.layers[-1])
+        of = self.readouts[TUNED].of
+        target_rows = torch.from_numpy(text.sentence_indices if of == "sentences" else text.of_corpus)
+        return TunedScore(text, targets[target_rows], self._tuned_head, of, self.source.layers[-1])
 
     @cached_property
     def _tuned_head(self) -> TunedHead:
@@ -266,23 +266,23 @@ class Subject:
         if readout.name == MLM:
             return self.masked_words(train, seed), readout
         if readout.name == WIC:
-            of_train = self.wanted[WIC][TRAIN], self.stores_of_senses[0]
+            of_train = self.readouts[WIC][TRAIN], self.stores_of_senses[0]
             return senses_readout(*of_train, self.rule, n_tokens, last, seed), readout
         if isinstance(readout, TunedScore):
-            there = np.flatnonzero(readout.n)
-            chosen_on, reported_on = halves(there, seed)
+            with_targets = np.flatnonzero(readout.n)
+            chosen_on, reported_on = halves(with_targets, seed)
             return readout.part(chosen_on), readout.part(reported_on)
-        for pairs, store in zip(self.wanted[STS], self.stores_of_sets, strict=True):
+        for pairs, store in zip(self.readouts[STS], self.stores_of_sets, strict=True):
             if readout.name == f"{STS}:{pairs.label}":
-                kept = halves(drawn(pairs, store, n_tokens, seed), seed)
-                first, second = (similarity_readout(pairs, store, half, last) for half in kept)
+                pair_halves = halves(drawn(pairs, store, n_tokens, seed), seed)
+                first, second = (similarity_readout(pairs, store, half, last) for half in pair_halves)
                 return first, second
         raise ValueError(f"{readout.name} is none of the readouts")
 
     @cached_property
     def rule(self) -> Rule:
         """The rule that decides, by the cosine in the last layer, whether two senses are the same."""
-        return rule_of(self.wanted[WIC][TRAIN], self.stores_of_senses[0], self.source.layers[-1])
+        return rule_of(self.readouts[WIC][TRAIN], self.stores_of_senses[0], self.source.layers[-1])
 
 
 def _all(checks: Sequence[Callable[[Tokens], None]], tokens: Tokens) -> None:
@@ -302,7 +302,7 @@ Counts = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Measured:
+class PassScores:
     """What one pass gave in one layer.
 
     Args:
@@ -363,7 +363,7 @@ def tested(right: Counts, intact: Counts, n: NDArray[np.int64], is_share: bool) 
     }  # fmt: skip
 
 
-def effect_rows(measured: Sequence[Measured]) -> Rows:
+def effect_rows(pass_scores: Sequence[PassScores]) -> Rows:
     """Return the rows of `disabled.csv`.
 
     `effect` is the measure, such as the share of examples that are predicted rightly, minus that of the intact model,
@@ -372,56 +372,56 @@ def effect_rows(measured: Sequence[Measured]) -> Rows:
     layers, and of layers that are read, for each kind and readout.
     """
     rows: Rows = []
-    for one in measured:
-        total = one.n.sum()
+    for scores in pass_scores:
+        total = scores.n.sum()
         rows.append({
-            "unit": one.job.unit, "kind": one.job.kind, "readout": one.readout, "layer": one.layer,
-            "intact": float(one.intact.sum() / total), "value": float(one.right.sum() / total), **one.tested(),
+            "unit": scores.job.unit, "kind": scores.job.kind, "readout": scores.readout, "layer": scores.layer,
+            "intact": float(scores.intact.sum() / total), "value": float(scores.right.sum() / total), **scores.tested(),
         })  # fmt: skip
-    for members in _grouped(measured):
+    for members in _grouped(pass_scores):
         corrected = holm([rows[i]["p_value"] for i in members])
         for i, p_value in zip(members, corrected, strict=True):
             rows[i]["p_value"] = float(p_value)
-            rows[i]["percentile"] = _percentile(measured, rows, i, members)
+            rows[i]["percentile"] = _percentile(pass_scores, rows, i, members)
     return rows
 
 
-def _grouped(measured: Sequence[Measured]) -> Iterator[list[int]]:
+def _grouped(pass_scores: Sequence[PassScores]) -> Iterator[list[int]]:
     groups: dict[Any, list[int]] = {}
-    for i, one in enumerate(measured):
-        groups.setdefault(one.group, []).append(i)
+    for i, scores in enumerate(pass_scores):
+        groups.setdefault(scores.group, []).append(i)
     yield from groups.values()
 
 
-def _percentile(measured: Sequence[Measured], rows: Rows, i: int, members: Sequence[int]) -> float:
+def _percentile(pass_scores: Sequence[PassScores], rows: Rows, i: int, members: Sequence[int]) -> float:
     """Return the percentage of the other heads that cost less; NaN for layers and where there is no other head."""
-    others = [rows[j]["effect"] for j in members if j != i and measured[j].layer == measured[i].layer]
-    if measured[i].job.head is None:
+    others = [rows[j]["effect"] for j in members if j != i and pass_scores[j].layer == pass_scores[i].layer]
+    if pass_scores[i].job.head is None:
         return float("nan")
-    harm = -measured[i].measure.sign
+    harm = -pass_scores[i].measure.sign
     return percentile_of(harm * rows[i]["effect"], harm * np.array(others))
 
 
-def better_without_rows(measured: Sequence[Measured], seed: int) -> Rows:
+def better_without_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
     """Return the rows of `better_without.csv`: the unit whose disabling helps most on one half, tested on the other.
 
     There is a row for heads and for layers, for each kind, readout and layer that is read. p-values are two-sided and
     corrected for the number of rows (Holm).
 
     Args:
-        measured: What the passes gave.
+        pass_scores: What the passes gave.
         seed: Seed of the division of the sentences.
     """
-    groups: dict[Any, list[Measured]] = {}
-    for one in measured:
-        groups.setdefault((*one.group, one.layer), []).append(one)
+    groups: dict[Any, list[PassScores]] = {}
+    for scores in pass_scores:
+        groups.setdefault((*scores.group, scores.layer), []).append(scores)
     rows: Rows = []
     for (readout, is_layer, kind, layer), members in groups.items():
         order = np.random.default_rng(seed).permutation(len(members[0].n))
         chosen_on = order < len(order) // 2
         if not all(members[0].n[half].sum() for half in (chosen_on, ~chosen_on)):
             continue
-        best = max(members, key=lambda one: one.gain(chosen_on))
+        best = max(members, key=lambda scores: scores.gain(chosen_on))
         rows.append({
             "units": "layers" if is_layer else "heads", "kind": kind, "readout": readout, "layer": layer,
             "unit": best.job.unit, "effect_chosen_on": best.effect(chosen_on), **best.tested(~chosen_on),
@@ -435,7 +435,7 @@ def better_without_rows(measured: Sequence[Measured], seed: int) -> Rows:
 N_SIGNS = 2000
 
 
-def raising_rows(measured: Sequence[Measured], seed: int) -> Rows:
+def raising_rows(pass_scores: Sequence[PassScores], seed: int) -> Rows:
     """Return the rows of `raising.csv`: without how many units a measure gets better, beside what chance gives.
 
     There is a row for heads and for layers, for each kind and readout, in the highest layer that is read. Chance: if no
@@ -445,19 +445,19 @@ def raising_rows(measured: Sequence[Measured], seed: int) -> Rows:
     one-sided, by rank, and corrected for the rows of a readout (Holm).
 
     Args:
-        measured: What the passes gave.
+        pass_scores: What the passes gave.
         seed: Seed of the signs.
     """
     last: dict[str, int] = {}
-    for one in measured:
-        last[one.readout] = max(one.layer, last.get(one.readout, 0))
-    groups: dict[Any, list[Measured]] = {}
-    for one in measured:
-        if one.layer == last[one.readout]:
-            groups.setdefault(one.group, []).append(one)
+    for scores in pass_scores:
+        last[scores.readout] = max(scores.layer, last.get(scores.readout, 0))
+    groups: dict[Any, list[PassScores]] = {}
+    for scores in pass_scores:
+        if scores.layer == last[scores.readout]:
+            groups.setdefault(scores.group, []).append(scores)
     rows: Rows = []
     for (readout, is_layer, kind), members in groups.items():
-        gains = np.stack([one.measure.sign * (one.right - one.intact) for one in members])
+        gains = np.stack([scores.measure.sign * (scores.right - scores.intact) for scores in members])
         signs = np.random.default_rng(seed).choice((-1.0, 1.0), size=(N_SIGNS, gains.shape[1]))
         least = CLEAR * np.sqrt((gains**2).sum(1)) + _ROUNDING
         drawn = (signs @ gains.T > least).sum(1)
@@ -469,15 +469,15 @@ def raising_rows(measured: Sequence[Measured], seed: int) -> Rows:
             "n_chance_low": int(low), "n_chance_high": int(high), "p_value": rank_p(clear, drawn.astype(np.float64)),
         })  # fmt: skip
     for readout in last:
-        own = [row for row in rows if row["readout"] == readout]
-        for row, p_value in zip(own, holm([row["p_value"] for row in own]), strict=True):
+        readout_rows = [row for row in rows if row["readout"] == readout]
+        for row, p_value in zip(readout_rows, holm([row["p_value"] for row in readout_rows]), strict=True):
             row["p_value"] = float(p_value)
     return rows
 
 
-def measured_of(
+def pass_scores_of(
     results: Mapping[Job, NDArray[Any]], layers: Mapping[int, Sequence[int]], n: NDArray[np.int64], readout: str
-) -> list[Measured]:
+) -> list[PassScores]:
     """Return what the passes gave, a member for each layer that is read.
 
     Args:
@@ -486,10 +486,10 @@ def measured_of(
         n: Number of examples of each item, shape (n_items,).
         readout: What was read.
     """
-    intact = {job.block: found for job, found in results.items() if job.kind is None}
+    intact = {job.block: job_sums for job, job_sums in results.items() if job.kind is None}
     return [
-        Measured(job, readout, layer, found[i].astype(np.float64), intact[job.block][i].astype(np.float64), n)
-        for job, found in results.items()
+        PassScores(job, readout, layer, job_sums[i].astype(np.float64), intact[job.block][i].astype(np.float64), n)
+        for job, job_sums in results.items()
         if job.kind is not None
         for i, layer in enumerate(layers[job.block])
     ]

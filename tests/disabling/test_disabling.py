@@ -35,7 +35,7 @@ from probing.interventions.probed_task import (
     task_of_run,
     uniform_outputs,
 )
-from probing.interventions.subject import Measured, better_without_rows, effect_rows, measured_of, raising_rows
+from probing.interventions.subject import PassScores, better_without_rows, effect_rows, pass_scores_of, raising_rows
 from probing.probes.agreement import holm
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training
@@ -219,12 +219,19 @@ N = np.full(60, 10)
 
 def measured(
     effects: Mapping[tuple[int, int], float] | Mapping[tuple[int, None], float], seed: int = 0, kind: str = "mean"
-) -> list[Measured]:
+) -> list[PassScores]:
     """Return passes over 60 sentences of 10 tokens, 6 of which are right while nothing is disabled."""
     generator = np.random.default_rng(seed)
     intact = np.full(60, 6.0)
     return [
-        Measured(Job(block, head, kind), "position", 3, intact + generator.binomial(2, 0.5, 60) - 1 + 10 * e, intact, N)  # type: ignore[arg-type]
+        PassScores(
+            Job(block, head, kind),  # type: ignore[arg-type]
+            "position",
+            3,
+            intact + generator.binomial(2, 0.5, 60) - 1 + 10 * e,  # type: ignore[arg-type]
+            intact,
+            N,
+        )
         for (block, head), e in effects.items()
     ]
 
@@ -261,7 +268,7 @@ def test_heads_and_layers_and_kinds_are_corrected_and_ranked_by_themselves() -> 
 def test_the_layers_of_a_pass_are_told_apart() -> None:
     right, intact = np.array([[5.0] * 30, [4.0] * 30]), np.array([[6.0] * 30, [6.0] * 30])
     n = np.full(30, 10)
-    found = measured_of({Job(2, None, None): intact, Job(2, 1, "zero"): right}, {2: [2, 3]}, n, "position")
+    found = pass_scores_of({Job(2, None, None): intact, Job(2, 1, "zero"): right}, {2: [2, 3]}, n, "position")
     assert [(row["layer"], row["effect"]) for row in effect_rows(found)] == [
         (2, pytest.approx(-0.1)), (3, pytest.approx(-0.2)),
     ]  # fmt: skip
@@ -288,7 +295,7 @@ def test_of_a_loss_less_is_better_and_its_interval_is_that_of_a_mean() -> None:
     generator = np.random.default_rng(0)
     intact = generator.gamma(3, 8, 60)
     made = [
-        Measured(Job(1, head, "zero"), "mlm", 3, intact + 10 * of + generator.normal(0, 0.5, 60), intact, N)
+        PassScores(Job(1, head, "zero"), "mlm", 3, intact + 10 * of + generator.normal(0, 0.5, 60), intact, N)
         for head, of in ((1, 0.4), (2, 0.0), (3, -0.3))
     ]
     rows = effect_rows(made)
@@ -311,15 +318,15 @@ def test_units_without_which_a_measure_rises_are_counted_beside_what_chance_give
     assert all_rise["n_better"] == 12
     assert all_rise["p_value"] < 0.01
     # Of a loss, units without which it falls are counted.
-    losses = [Measured(one.job, "mlm", 3, one.right, one.intact, one.n) for one in some]
+    losses = [PassScores(one.job, "mlm", 3, one.right, one.intact, one.n) for one in some]
     assert raising_rows(losses, 0)[0]["n_better"] == 3
     # What changes nothing is not better, however often signs are drawn.
-    same = [Measured(Job(1, 1, "zero"), "tuned", 3, some[0].intact, some[0].intact, N)]
+    same = [PassScores(Job(1, 1, "zero"), "tuned", 3, some[0].intact, some[0].intact, N)]
     (still,) = raising_rows(same, 0)
     assert (still["n_better"], still["n_chance_high"], still["p_value"]) == (0, 0, 1)
     # Layers and kinds are counted by themselves, in the highest layer that is read, and corrected for their number.
-    others = [Measured(Job(1, None, "zero"), "position", 3, some[0].right, some[0].intact, N)]
-    below = [Measured(one.job, "position", 2, one.right, one.intact, N) for one in some]
+    others = [PassScores(Job(1, None, "zero"), "position", 3, some[0].right, some[0].intact, N)]
+    below = [PassScores(one.job, "position", 2, one.right, one.intact, N) for one in some]
     both = raising_rows([*below, *some, *others], 0)
     assert [(one["units"], one["layer"]) for one in both] == [("heads", 3), ("layers", 3)]
     assert both[0]["p_value"] >= row["p_value"]
@@ -332,7 +339,7 @@ def test_units_that_go_together_are_not_more_than_chance_gives() -> None:
         generator = np.random.default_rng(seed)
         shared = generator.normal(size=60)
         heads = [
-            Measured(Job(1, head, "zero"), "tuned", 3, intact + shared + 0.3 * generator.normal(size=60), intact, N)
+            PassScores(Job(1, head, "zero"), "tuned", 3, intact + shared + 0.3 * generator.normal(size=60), intact, N)
             for head in range(1, 31)
         ]
         (row,) = raising_rows(heads, seed)

@@ -20,10 +20,10 @@ from probing.activations import Request
 from probing.errors import RunError, UserError
 from probing.heads import accumulation
 from probing.heads import rows as means
-from probing.heads.accumulation import Attention, Batch, BlockMeasure, Kept, Measure, SumsStore, accumulate
+from probing.heads.accumulation import Attention, Batch, BatchValues, BlockMeasure, Measure, SumsStore, accumulate
 from probing.heads.parts import measurable, measure
 from probing.heads.rows import CLASSES, Sentences, class_rows, measure_rows, type_rows
-from probing.heads.subject import Subject
+from probing.heads.subject import HeadSurvey
 from probing.models import load_tokenizer, resolve_model
 from probing.statistics import ENDS, MIN_SENTENCES
 from probing.statistics.chance import percentile_interval, resampled_means, sentence_counts
@@ -154,9 +154,9 @@ class Rollout:
         mean = attention.probabilities.double().mean(1)
         self.product = (mean + torch.eye(mean.shape[-1])) / 2 @ self.product
 
-    def kept(self) -> Kept:
+    def batch_values(self) -> BatchValues:
         to_first = self.product[:, :, 0] * self.mask
-        return Kept({"labels": self.labels.sum(1)}, {"to_first": to_first}, {"sum": to_first.sum()[None]})
+        return BatchValues({"labels": self.labels.sum(1)}, {"to_first": to_first}, {"sum": to_first.sum()[None]})
 
 
 @pytest.mark.numeric
@@ -293,7 +293,7 @@ def test_the_stored_sums_are_an_entry_of_the_cache(
 def test_a_survey_of_a_model(checkpoints: dict[str, Path], sentences: list[str], tmp_path: Path, family: str) -> None:
     source = resolve_model(str(checkpoints[family]))
     request = Request(source, from_sentences("made up", sentences[:30]), (), batch_tokens=300)
-    subject = Subject.of(request, [1, 2], 0)
+    subject = HeadSurvey.of(request, [1, 2], 0)
     parts, left_out = measurable(subject, ["classes", "profile", "tokens"], by_name=True)
     assert left_out == {}
     tables, stores = measure(subject, parts, tmp_path, {"accelerator": "cpu"}, lambda message: None)

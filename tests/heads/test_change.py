@@ -139,7 +139,7 @@ def test_the_same_model_is_the_same_and_other_heads_and_sentences_are_not(
 def test_below_a_changed_block_maps_are_exactly_the_same(
     tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(change, "HELD_BYTES", 1)  # the other checkpoint is run again for each block
+    monkeypatch.setattr(change, "MAPS_BYTES", 1)  # the other checkpoint is run again for each block
     folder = tiny_model("bert")
     rows = rows_of(asked(folder), asked(tuned(folder, other_queries)), tmp_path / "c")
     for (layer, _), value in by(rows, "cosine").items():

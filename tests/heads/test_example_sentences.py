@@ -16,7 +16,7 @@ from probing.heads import ClassExample, Example, Examples, ExampleSentence, accu
 from probing.heads.accumulation import Attention, Batch, accumulate
 from probing.heads.example_sentences import MOST_TOKENS, MOST_WORDS, N_SENTENCES, cover, examples_of, maps_of_classes
 from probing.heads.rows import BLOCK, CLASSES, PATTERNS, STRIPES, Sentences, class_rows, classify, exchanged, patterns
-from probing.heads.subject import Subject
+from probing.heads.subject import HeadSurvey
 from probing.heads.syntax import WordBatch, most_attended
 from probing.models import load_tokenizer, resolve_model
 from probing.studies.attention.figures import class_examples, relation_map, write_figures
@@ -27,8 +27,8 @@ from small_data import batch_of, random_maps, tokens_of_words, treebank
 from synthetic import LIGHTNING_WARNINGS
 
 
-def subject_of(model: Path, corpus: Corpus, layers: list[int]) -> Subject:
-    return Subject.of(Request(resolve_model(str(model)), corpus, (), batch_tokens=200), layers, 0)
+def subject_of(model: Path, corpus: Corpus, layers: list[int]) -> HeadSurvey:
+    return HeadSurvey.of(Request(resolve_model(str(model)), corpus, (), batch_tokens=200), layers, 0)
 
 
 @pytest.mark.numeric

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from conftest import make_sentences
 from probing.activations import Request, load, tokens_of
 from probing.heads import accumulation, parts
-from probing.heads.accumulation import Attention, Batch, BlockMeasure, Kept, Measure, accumulate, attention_of
+from probing.heads.accumulation import Attention, Batch, BatchValues, BlockMeasure, Measure, accumulate, attention_of
 from probing.heads.parts import (
     GROUPS,
     MEASURES,
@@ -65,7 +65,7 @@ def rolled_out(batch: Batch, layers: list[Tensor]) -> tuple[Tensor, Tensor]:
     accumulator = Rollout().of_corpus(None, None)(batch)  # type: ignore[arg-type]
     for layer, maps in enumerate(layers, 1):
         accumulator.add(Attention(layer, maps, maps, None))
-    kept = accumulator.kept().by_sentence
+    kept = accumulator.batch_values().by_sentence
     return kept["sums"], kept["counts"]
 
 
@@ -247,11 +247,11 @@ def shorter(batch: Batch) -> Batch:
     return replace(batch, **short)
 
 
-def kept(measure: Measure, batch: Batch, blocks: list[Attention]) -> Kept:
+def kept(measure: Measure, batch: Batch, blocks: list[Attention]) -> BatchValues:
     accumulator = measure.of_corpus(NOTHING, NOTHING)(batch)
     for block in blocks:
         accumulator.add(block)
-    return accumulator.kept()
+    return accumulator.batch_values()
 
 
 def of_types(attention: Attention, batch: Batch) -> dict[str, Tensor]:

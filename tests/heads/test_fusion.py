@@ -95,7 +95,7 @@ def test_a_bias_of_the_gate_would_change_nothing_and_the_weights_of_a_token_sum_
 
 @pytest.mark.parametrize("kept", [0, 2**20])
 def test_a_store_has_its_layers_and_their_fusions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
-    monkeypatch.setattr(module, "KEPT_BYTES", kept)
+    monkeypatch.setattr(module, "FUSED_BYTES", kept)
     tokens = make_tokens([5, 6, 4])
     arrays = np.random.default_rng(0).standard_normal((3, tokens.n_tokens, WIDTH)).astype(np.float32)
     base = make_store(tmp_path / "store", list(arrays), tokens, shard_tokens=6, dtype="bfloat16")

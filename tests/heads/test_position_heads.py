@@ -20,10 +20,10 @@ from probing.heads.position import (
     AT_OFFSETS,
     OFFSETS,
     Agreement,
-    ToldOffsets,
+    PermutedOffsets,
     contributions_in_bases,
     mass_at_offsets,
-    told_positions,
+    permuted_positions,
 )
 from probing.heads.position_controls import (
     LEAST,
@@ -443,10 +443,10 @@ def test_told_positions_are_those_that_the_model_is_told(request_of_bert: Reques
     from dataclasses import replace
 
     told_request = replace(request_of_bert, permuted_tokens_seed=seed)
-    stores = accumulate(told_request, [ToldOffsets(seed)], tmp_path, {"accelerator": "cpu"})
-    store = stores[ToldOffsets.name]
+    stores = accumulate(told_request, [PermutedOffsets(seed)], tmp_path, {"accelerator": "cpu"})
+    store = stores[PermutedOffsets.name]
     tokens = tokens_of(request_of_bert, load_tokenizer(request_of_bert.source))
-    told = told_positions(tokens, seed)
+    told = permuted_positions(tokens, seed)
     order = reading_order(store, slice(0, tokens.n_tokens)).numpy()
     assert (told[order] == tokens.positions).all()
     assert (told[tokens.special] == tokens.positions[tokens.special]).all()

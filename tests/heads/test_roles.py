@@ -60,7 +60,7 @@ def test_links_of_a_sentence_in_several_lines_are_together(tmp_path: Path) -> No
     # A sentence whose links are left out has unlinked pairs.
     assert found.corpus.sentences == ("Soon she gave the boy a book", "He saw nothing")
     assert found.links == (Link(0, (2, 2), "theme", (5, 6)), Link(0, (2, 2), "recipient", (4, 4)))
-    assert found.left_out == (("predicate and filler less than 2 words apart", 1),)
+    assert found.excluded == (("predicate and filler less than 2 words apart", 1),)
 
 
 def test_long_fillers_and_sentences_are_left_out(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_long_fillers_and_sentences_are_left_out(tmp_path: Path) -> None:
     text = f"{GOOD}a b c d e f\t0\tx\t2-5\n{long}\t0\tx\t4\n"
     found = read_role_links(written(tmp_path, text))
     assert len(found.links) == 1
-    assert dict(found.left_out) == {"filler of more than 3 words": 1, "sentence of more than 12 words": 1}
+    assert dict(found.excluded) == {"filler of more than 3 words": 1, "sentence of more than 12 words": 1}
 
 
 def test_the_distance_is_between_the_nearest_words_and_has_a_sign() -> None:
@@ -141,7 +141,7 @@ def test_core_elements_are_read_from_the_folder_of_framenet(tmp_path: Path) -> N
     found = read_role_links(framenet(tmp_path, UNIT))
     assert found.corpus.words == (("The", "old", "man", "slowly", "left", "his", "house", "."),)
     assert found.links == (Link(0, (4, 4), "Theme", (0, 2)),)
-    assert found.left_out == (("predicate and filler less than 2 words apart", 1),)  # the source
+    assert found.excluded == (("predicate and filler less than 2 words apart", 1),)  # the source
 
 
 def test_a_folder_or_file_that_is_not_framenet_is_refused(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_core_arguments_of_a_treebank_are_subjects_and_objects() -> None:
     # Short sentences without a link have unlinked pairs to compare with.
     assert found.corpus.columns["deprel"] == (columns["deprel"][0], columns["deprel"][2])
     left_out = {"sentence of more than 12 words": 1, "predicate and filler less than 2 words apart": 2}
-    assert dict(found.left_out) == left_out
+    assert dict(found.excluded) == left_out
     with pytest.raises(UserError, match="no columns `head` and `deprel`"):
         treebank_links(Corpus("text", ("He fell.",)))
 

@@ -401,7 +401,7 @@ def store() -> Any:
 
 def test_the_states_of_a_text_are_those_of_its_own_tokens(store: ActivationStore) -> None:
     text = draw_text(store, np.array([1, 1, 0, 1, 0, 1, 0, 1], dtype=bool), 100, 0)
-    assert text.kept.tolist() == [0, 3, 5, 7]  # the second sentence has no token
+    assert text.sentence_indices.tolist() == [0, 3, 5, 7]  # the second sentence has no token
     rows = text.tokens.input_ids - 10
     assert rows.tolist() == [0, 1, 2, 8, 9, 14, 15, 16, 17, 18, 19, 21, 22, 23]
     states = text.states(2)
@@ -426,8 +426,10 @@ def test_batches_have_every_token_once(store: ActivationStore, with_padding: boo
 def test_as_many_sentences_are_drawn_as_there_is_room_for(store: ActivationStore) -> None:
     drawn = [draw_text(store, np.ones(8, dtype=bool), 12, seed) for seed in range(20)]
     assert all(7 <= text.tokens.n_tokens <= 12 for text in drawn)
-    assert {int(i) for text in drawn for i in text.kept} == {0, 2, 3, 4, 5, 6, 7}
-    assert draw_text(store, np.ones(8, dtype=bool), 12, 3).kept.tolist() == drawn[3].kept.tolist()
+    assert {int(i) for text in drawn for i in text.sentence_indices} == {0, 2, 3, 4, 5, 6, 7}
+    assert (
+        draw_text(store, np.ones(8, dtype=bool), 12, 3).sentence_indices.tolist() == drawn[3].sentence_indices.tolist()
+    )
     longest = cast(Any, np.arange(8) == 5)
     assert draw_text(store, longest, 2, 0).tokens.n_tokens == 6  # one is drawn even if it is longer
 

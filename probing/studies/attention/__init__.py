@@ -89,29 +89,29 @@ def attention(
     with quiet_libraries():
         from probing.activations.source import report_dropped_text
         from probing.heads.parts import measurable, measure, n_stages
-        from probing.studies.attention.figures import measured
+        from probing.studies.attention.figures import study_output
 
-        names, by_name = _wanted(parts, against is not None, ranked is not None, first_token == "exclude")
+        names, by_name = _part_names(parts, against is not None, ranked is not None, first_token == "exclude")
         source = call.source(tokenizer=tokenizer)
         layers, read = source.blocks(layer_numbers(layer)), _read(corpus, test_corpus, pairs, seed, call.say)
-        subject = _subject(source, layers, read, config, seed, roles, against, as_published, ranked)
-        there, left_out = measurable(subject, names, by_name)
-        call.expect(n_stages(subject, there))
-        tables, stores = measure(subject, there, call.cached, source.trainer, call.say)
+        survey = _head_survey(source, layers, read, config, seed, roles, against, as_published, ranked)
+        available_parts, lacking = measurable(survey, names, by_name)
+        call.expect(n_stages(survey, available_parts))
+        tables, stores = measure(survey, available_parts, call.cached, source.trainer, call.say)
         call.watch.end("measure")
         if not is_main_process():
             return None
-        report_dropped_text([subject.request.corpus], [subject.tokens], call.say)
-        _say_which_parts_were_left_out(left_out, call.say)
-        told = [part.name for part in there], left_out
-        return call.write(source.model, lambda folder: measured(tables, subject, stores, *told))
+        report_dropped_text([survey.request.corpus], [survey.tokens], call.say)
+        _report_missing_parts(lacking, call.say)
+        parts_and_lacks = [part.name for part in available_parts], lacking
+        return call.write(source.model, lambda folder: study_output(tables, survey, stores, *parts_and_lacks))
 
 
-def _subject(
+def _head_survey(
     source: Any, layers: Sequence[int], read: tuple[list[Any], list[Any]], config: dict[str, Any], seed: int,
     roles: str | None, against: Any, as_published: bool, run: str | None,
 ) -> Any:  # fmt: skip
-    """Return the `probing.heads.subject.Subject`: a model and its text, and what they are compared with.
+    """Return the `probing.heads.subject.HeadSurvey`: a model and its text, and what they are compared with.
 
     Args:
         source: The model.
@@ -125,11 +125,11 @@ def _subject(
         run: Folder of a run on position, if there is one.
     """
     from probing.heads.roles import read_role_links
-    from probing.heads.subject import Asked, Subject
+    from probing.heads.subject import HeadConfig, HeadSurvey
 
     corpora, splits = read
     request, *test = (source.request(text) for text in corpora)
-    asked = Asked(
+    head_config = HeadConfig(
         test=test[0] if test else None,
         splits=splits,
         roles=read_role_links(roles) if roles else None,
@@ -139,7 +139,7 @@ def _subject(
         source=source,
         without_first=config["first_token"] == "exclude",
     )
-    return Subject.of(request, layers, seed, asked)
+    return HeadSurvey.of(request, layers, seed, head_config)
 
 
 def _start_of(tuned: Tuned, config: dict[str, Any]) -> Any:
@@ -158,7 +158,9 @@ def _start_of(tuned: Tuned, config: dict[str, Any]) -> Any:
     return config["against"]
 
 
-def _wanted(parts: str | list[str], is_compared: bool, has_run: bool, without_first: bool) -> tuple[list[str], bool]:
+def _part_names(
+    parts: str | list[str], is_compared: bool, has_run: bool, without_first: bool
+) -> tuple[list[str], bool]:
     """Return the names of the parts that are wanted, and whether the user named them.
 
     Args:
@@ -186,9 +188,9 @@ def _against(model: Any, source: Any, corpus: Any, config: dict[str, Any]) -> An
     from probing.heads.subject import Checkpoint
 
     with about_option("--against"):
-        found = find_model(model, None, None if isinstance(model, str) else load_tokenizer(source.model))
-    config["against"] = found.name
-    return Checkpoint(replace(source, model=found, random_weights_seed=None).request(corpus))
+        other_model = find_model(model, None, None if isinstance(model, str) else load_tokenizer(source.model))
+    config["against"] = other_model.name
+    return Checkpoint(replace(source, model=other_model, random_weights_seed=None).request(corpus))
 
 
 def _read(corpus: Any, test_corpus: Any, pairs: str | None, seed: int, say: Any) -> tuple[list[Any], list[Any]]:
@@ -201,17 +203,17 @@ def _read(corpus: Any, test_corpus: Any, pairs: str | None, seed: int, say: Any)
 
     if pairs is None:
         return read_corpora(corpus, test_corpus, seed, say)
-    given = {"corpus": None if corpus == "builtin" else corpus, "test_corpus": test_corpus}
-    if option := next((name for name, value in given.items() if value is not None), None):
+    corpus_options = {"corpus": None if corpus == "builtin" else corpus, "test_corpus": test_corpus}
+    if option := next((name for name, value in corpus_options.items() if value is not None), None):
         raise UserError(
             f"`--pairs {pairs}` and `--{option}`: a survey reads pairs or single sentences; give one of the two."
         )
     return [read_pairs(pairs)], []
 
 
-def _say_which_parts_were_left_out(left_out: Mapping[str, str], say: Any) -> None:
-    for lack in dict.fromkeys(left_out.values()):
-        parts = [part for part, own in left_out.items() if own == lack]
+def _report_missing_parts(lacking: Mapping[str, str], say: Any) -> None:
+    for lack in dict.fromkeys(lacking.values()):
+        parts = [part for part, part_lack in lacking.items() if part_lack == lack]
         begin = f"the parts {', '.join(parts)} are left out: they need" if len(parts) > 1 else (
             f"the part {parts[0]} is left out: it needs"
         )  # fmt: skip
@@ -392,7 +394,7 @@ POSITION_NEURONS = Schema("position_neurons", "a row per position head, and per 
 ), optional=True)  # fmt: skip
 
 
-def _held(of: str, what: str) -> tuple[Column, ...]:
+def _fixed_columns(of: str, what: str) -> tuple[Column, ...]:
     """Return a measure with neurons held at their mean, beside drawn sets."""
     return (
         number(of, f"{what} in the intact model."),
@@ -408,8 +410,8 @@ POSITION_REMOVAL = Schema("position_removal", "a row per position head, ranking 
     block(), HEAD, _OFFSET,
     text("ranking", "Ranking whose first neurons are held."),
     whole("k", "Number of neurons."), text("neurons", "The neurons."),
-    *_held("contrast", "Logits by which the word at the offset stands out"),
-    *_held("word_mass", "Attention at the offset among words"),
+    *_fixed_columns("contrast", "Logits by which the word at the offset stands out"),
+    *_fixed_columns("word_mass", "Attention at the offset among words"),
 ), optional=True)  # fmt: skip
 
 SCHEMAS = (
@@ -440,33 +442,33 @@ class Attention(Study):
         "head), `change_by_layer`; with `--parts fusion`, `fusion`.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the survey."""
-        return heads.tables(made.by_name) + position_heads.tables(made.by_name)
+        return heads.tables(result.by_name) + position_heads.tables(result.by_name)
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what the survey says, a sentence for each question."""
-        is_causal = made.results.get("model", {}).get("is_causal", False)
-        lines = heads.conclusions(made.by_name) + causal_conclusions(is_causal, made.heads)
-        return lines + position_heads.conclusions(made.by_name)
+        is_causal = result.results.get("model", {}).get("is_causal", False)
+        lines = heads.conclusions(result.by_name) + causal_conclusions(is_causal, result.heads)
+        return lines + position_heads.conclusions(result.by_name)
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page."""
         from probing.page.charts import model_name
 
-        return f"attention heads of {model_name(made.config)}"
+        return f"attention heads of {model_name(result.config)}"
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return a map of all heads, example sentences of each, and the tables of the terminal."""
         from probing.studies.attention.section import survey_section
 
-        return survey_section(made, place)
+        return survey_section(result, place)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         from probing.studies.attention.section import terms_of_survey
 
-        return terms_of_survey(made)
+        return terms_of_survey(result)
 
 
 STUDY = Attention()

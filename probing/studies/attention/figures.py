@@ -12,7 +12,7 @@ from probing.activations import Request
 from probing.heads import write_examples
 from probing.heads.example_sentences import examples_of
 from probing.heads.rows import Rows
-from probing.heads.subject import Subject
+from probing.heads.subject import HeadSurvey
 from probing.results import two_decimals, without_nan
 from probing.runs.call import Measured
 from probing.tables import change
@@ -57,15 +57,17 @@ def accuracy_of_fusions(figure: Figure, rows: Sequence[Mapping[str, Any]], model
     figure.set_size_inches(max(3.4, 2.4 * len(tasks)), 2.8)
     panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
     for axes, task in zip(panels, tasks, strict=True):
-        own = [row for row in accuracies if row["task"] == task]
-        single, fused = ([row for row in own if (row["fusion"] == "layer") == is_one] for is_one in (True, False))
+        task_rows = [row for row in accuracies if row["task"] == task]
+        single, fused = (
+            [row for row in task_rows if (row["fusion"] == "layer") == is_single] for is_single in (True, False)
+        )
         fused.sort(key=lambda row: list(FUSIONS).index(row["fusion"]))
         layers = [row["layer"] for row in single]
         looks = ({"color": BLUE, "ls": "-", "marker": "o"}, {"color": ORANGE, "ls": "", "marker": "s"})
         places = (range(len(single)), range(len(single) + 1, len(single) + 1 + len(fused)))
-        for here, where, look in zip((single, fused), places, looks, strict=True):
-            values = np.array([row["value"] for row in here])
-            axes.errorbar(where, values, yerr=error_bars(here, values), ms=4, capsize=2, **joined(look, layers))
+        for shown_rows, where, look in zip((single, fused), places, looks, strict=True):
+            values = np.array([row["value"] for row in shown_rows])
+            axes.errorbar(where, values, yerr=error_bars(shown_rows, values), ms=4, capsize=2, **joined(look, layers))
         named = set(spaced_layers(layers, _LABELS))
         labels = [str(layer) if layer in named else "" for layer in layers] + [FUSIONS[row["fusion"]] for row in fused]
         axes.set_xticks([*places[0], *places[1]], labels)
@@ -128,8 +130,8 @@ def write_figures(
 def class_map(figure: Figure, rows: Sequence[Row], model: str) -> None:
     """Draw for each head the class that most of its maps have, as a letter and a shade, and the share of these maps."""
     axes = _map(figure, rows, lambda row: LETTERS[row["class"]][1], _letter)
-    there = [name for name in CLASSES if any(row["class"] == name for row in rows)]
-    legend = ", ".join(f"{LETTERS[name][0]} {name}" for name in there)
+    classes = [name for name in CLASSES if any(row["class"] == name for row in rows)]
+    legend = ", ".join(f"{LETTERS[name][0]} {name}" for name in classes)
     axes.set_title(f"{model}: class of most maps of each head, % of its maps\n{legend}", fontsize=9)
 
 
@@ -150,10 +152,12 @@ def special_tokens_by_layer(figure: Figure, rows: Sequence[Row], model: str) -> 
         "by weight x norm": (of_measure(rows, "norm_mass", SPECIAL), {"color": ORANGE, "ls": "--", "marker": "s"}),
     }
     layers = list(mass)
-    there = {name: line for name, line in lines.items() if line[0]}
-    for (name, (here, look)), shift in zip(there.items(), side_by_side(len(there), layers), strict=True):
-        values = np.array([row["value"] for row in here])
-        reach = error_bars(here, values)
+    drawn_lines = {name: line for name, line in lines.items() if line[0]}
+    for (name, (line_rows, look)), shift in zip(
+        drawn_lines.items(), side_by_side(len(drawn_lines), layers), strict=True
+    ):
+        values = np.array([row["value"] for row in line_rows])
+        reach = error_bars(line_rows, values)
         axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=name, **joined(look, layers))
     uniform = [mass[layer]["value"] / (lift[layer]["value"] or np.nan) for layer in layers]
     if np.ptp(uniform) < 1e-6:  # not so if the masks of layers differ
@@ -197,11 +201,13 @@ def change_by_layer(figure: Figure, rows: Sequence[Row], models: Sequence[str]) 
     """Draw how alike maps are in two checkpoints by layer, as the mean over heads, beside the baselines."""
     figure.set_size_inches(6.8, 3.1)
     axes = figure.add_subplot()
-    there = [(here, name, look) for *which, name, look in _LINES if (here := change.of_layers(rows, *which))]
-    layers = [row["layer"] for row in there[0][0]]
-    for (here, name, look), shift in zip(there, side_by_side(len(there), layers), strict=True):
-        values = np.array([row["value"] for row in here])
-        reach = error_bars(here, values)
+    drawn_lines = [
+        (line_rows, name, look) for *which, name, look in _LINES if (line_rows := change.of_layers(rows, *which))
+    ]
+    layers = [row["layer"] for row in drawn_lines[0][0]]
+    for (line_rows, name, look), shift in zip(drawn_lines, side_by_side(len(drawn_lines), layers), strict=True):
+        values = np.array([row["value"] for row in line_rows])
+        reach = error_bars(line_rows, values)
         axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=name, **joined(look, layers))
     name_layers(axes, layers, what="layer")
     axes.set_ylim(None, 1.02)
@@ -219,13 +225,16 @@ def class_examples(figure: Figure, examples: Examples, model: str) -> None:
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for name, axes in zip(names, panels, strict=False):  # what is left of the panels stays empty
         of, weights = examples.map_of(name)
-        one = examples.classes[name]
+        class_example = examples.classes[name]
         image = axes.imshow(weights, cmap="Greys", vmin=0, vmax=1, aspect="equal")
         marks = range(len(of.tokens))
         # A token may have a dollar sign, which is no formula.
         axes.set_xticks(marks, of.tokens, rotation=90, fontsize=8, parse_math=False)
         axes.set_yticks(marks, of.tokens, fontsize=8, parse_math=False)
-        axes.set_title(f"{name}\nhead {one.layer}-{one.head}, {one.share:.0%} of its maps", fontsize=9)
+        axes.set_title(
+            f"{name}\nhead {class_example.layer}-{class_example.head}, {class_example.share:.0%} of its maps",
+            fontsize=9,
+        )
     for axes in panels:
         axes.set_visible(False)
     figure.supylabel("from", fontsize=9)
@@ -259,13 +268,13 @@ def neuron_shares(figure: Figure, heads: Sequence[Row], neurons: Sequence[Row], 
     figure.set_size_inches(6.8, 2.9)
     panels = figure.subplots(1, len(heads), squeeze=False)[0]
     for axes, head in zip(panels, heads, strict=True):
-        own = [row for row in neurons if name_of(row) == name_of(head)][:NEURONS]
-        places = np.arange(len(own))
+        head_neurons = [row for row in neurons if name_of(row) == name_of(head)][:NEURONS]
+        places = np.arange(len(head_neurons))
         for name, colour, shift, label in (("by_query", BLUE, -0.2, "query"), ("by_key", ORANGE, 0.2, "key")):
-            shares = [100 * row[name] / row["position_part"] if row["position_part"] else 0.0 for row in own]
+            shares = [100 * row[name] / row["position_part"] if row["position_part"] else 0.0 for row in head_neurons]
             hatch = "" if name == "by_query" else "///"
             axes.barh(places + shift, shares, 0.4, color=colour, edgecolor="white", lw=0, hatch=hatch, label=label)
-        axes.set_yticks(places, [str(row["neuron"]) for row in own], fontsize=7)
+        axes.set_yticks(places, [str(row["neuron"]) for row in head_neurons], fontsize=7)
         axes.invert_yaxis()
         axes.axvline(0, color=GREY, lw=0.8)
         axes.set_title(f"head {name_of(head)}, offset {head['offset']:+d}", fontsize=9)
@@ -317,50 +326,50 @@ def _map(
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def measured(
-    tables: Mapping[str, Rows], subject: Subject, stores: Mapping[str, Any], parts: Sequence[str],
-    left_out: Mapping[str, str],
+def study_output(
+    tables: Mapping[str, Rows], survey: HeadSurvey, stores: Mapping[str, Any], parts: Sequence[str],
+    lacking: Mapping[str, str],
 ) -> Measured:  # fmt: skip
     """Return the tables with what belongs to them.
 
     Args:
         tables: Rows by the name of their table.
-        subject: Model and corpus.
+        survey: Model and corpus.
         stores: The sums of each measure, which tell of which model they were made.
         parts: Names of the parts that were measured.
-        left_out: For each part that was not, what it lacks.
+        lacking: For each part that was not, what it lacks.
     """
-    examples = examples_of(subject, stores)
-    own, tokens = subject.heads, subject.tokens
-    origin = {name: subject.entry(stores).header[name] for name in ("model", "revision", "versions")}
-    counts = count_words(tokens, subject.request.corpus)
+    examples = examples_of(survey, stores)
+    heads, tokens = survey.heads, survey.tokens
+    origin = {name: survey.entry(stores).header[name] for name in ("model", "revision", "versions")}
+    counts = count_words(tokens, survey.request.corpus)
     words = counts.as_json() if counts else {}
-    types = {"special tokens": subject.special, **subject.types}
+    types = {"special tokens": survey.special, **survey.types}
     results = {
         "cache": {
             **origin,
-            "corpus": subject.request.corpus.name,
-            "key": subject.request.key(),
+            "corpus": survey.request.corpus.name,
+            "key": survey.request.key(),
             "n_truncated": tokens.n_truncated,
             **words,
-            **subject.request.corpus.as_read,
+            **survey.request.corpus.as_read,
         },
         "parts": list(parts),
-        "left_out": dict(left_out),
-        "model": {"n_layers": own.n_layers, "n_heads": own.n_heads, "is_causal": own.is_causal},
-        "unit": subject.request.corpus.unit,
-        **({"against": _origin(subject.asked.against.request)} if subject.asked.against else {}),
-        "n_sentences": int((subject.lengths > 0).sum()),
-        "n_tokens": int(subject.measured.sum()),
+        "left_out": dict(lacking),
+        "model": {"n_layers": heads.n_layers, "n_heads": heads.n_heads, "is_causal": heads.is_causal},
+        "unit": survey.request.corpus.unit,
+        **({"against": _origin(survey.config.against.request)} if survey.config.against else {}),
+        "n_sentences": int((survey.lengths > 0).sum()),
+        "n_tokens": int(survey.is_included.sum()),
         "token_types": {
-            name: {"n_tokens": int(of.sum()), "share": float(of[subject.measured].mean())}
+            name: {"n_tokens": int(of.sum()), "share": float(of[survey.is_included].mean())}
             for name, of in types.items()
             if of.any()
         },
         "classes": {name: without_nan(row) for name, row in of_all_maps(tables).items()},
     }
-    against = subject.asked.against
-    models = [one.source.short_name for one in (subject.request, *([against.request] if against else []))]
+    against = survey.config.against
+    models = [request.source.short_name for request in (survey.request, *([against.request] if against else []))]
     return Measured(
         tables,
         results,

@@ -133,20 +133,20 @@ ABOUT_ARCS = (
 )
 
 
-def survey_section(made: Result, place: SectionPlace) -> Html:
+def survey_section(result: Result, place: SectionPlace) -> Html:
     """Return the section of a survey.
 
     Args:
-        made: The results of `attention`.
+        result: The results of `attention`.
         place: Where the section stands.
     """
-    survey, number, room = Survey(made, read_examples(made.folder)), place.number, place.room
+    survey, number, room = Survey(result, read_examples(result.folder)), place.number, place.room
     measures = head_measures(survey)
     heads = places(measures)
-    tables = made.tables()
+    tables = result.tables()
     return element(
         "section",
-        element("h2", made.study.heading(made)),
+        element("h2", result.study.heading(result)),
         element("p", _question(survey), class_="question"),
         *(element("p", sentence, class_="answer") for sentence in survey.made.conclusions()),
         *(element("p", f"The part {part} was left out: it needs {lack}.")
@@ -178,15 +178,15 @@ def _question(survey: Survey) -> str:
 def _map(survey: Survey, measures: Sequence[HeadMeasure], heads: Sequence[Place], number: int) -> Html:
     """Return the map of heads with the choice of its measure, which appears with the script."""
     links = survey.examples is not None
-    offered = [element("option", one.label, value=i) for i, one in enumerate(measures)]
+    offered = [element("option", measure.label, value=i) for i, measure in enumerate(measures)]
     choice = element("label", "Measure ", element("select", *offered, class_="by-measure"))
     press = " Press a head to see it in example sentences." if links else ""
     caption = joined(element("span", measures[0].help, class_="measure-help"), f".{press}")
     data = {
         "columns": len({head for _, head in heads}),
         "measures": [
-            {"help": one.help, "texts": [cell_of(one, place)[0] for place in heads],
-             "shades": [cell_of(one, place)[1] for place in heads]} for one in measures
+            {"help": measure.help, "texts": [cell_of(measure, place)[0] for place in heads],
+             "shades": [cell_of(measure, place)[1] for place in heads]} for measure in measures
         ],
         "told": ["\n".join([f"head {place[0]}-{place[1]}", *_phrases(measures, place)]) for place in heads],
     }  # fmt: skip
@@ -207,7 +207,7 @@ def _phrases(measures: Sequence[HeadMeasure], place: Place) -> list[str]:
 
 def _numbers(measures: Sequence[HeadMeasure], heads: Sequence[Place]) -> Html:
     """Return a table of all measures of all heads."""
-    columns = [(name, one.rows, cell) for one in measures for name, cell in one.cells.items()]
+    columns = [(name, measure.rows, cell) for measure in measures for name, cell in measure.cells.items()]
     body = [
         [f"{layer}-{head}", *(cell(rows[layer, head]) if (layer, head) in rows else "" for _, rows, cell in columns)]
         for layer, head in heads
@@ -225,24 +225,24 @@ def _examples(
     """Return the example sentences of each head, of which the page shows those that its address names."""
     assert survey.examples
     examples = survey.examples.examples
-    rows = [Row.of(one.of.words) for one in examples]
-    shared = [words_row(one.of.words, row, _words_id(number, i))
-              for i, (one, row) in enumerate(zip(examples, rows, strict=True))]  # fmt: skip
+    rows = [Row.of(example.of.words) for example in examples]
+    shared = [words_row(example.of.words, row, _words_id(number, i))
+              for i, (example, row) in enumerate(zip(examples, rows, strict=True))]  # fmt: skip
     relations = {(row["layer"], row["head"]): row for row in survey.made.head_relations}
     layers = list(survey.examples.layers)
     first = _first_shown(survey, heads)
-    made = []
+    details = []
     for place in heads:
         index, relation = (layers.index(place[0]), place[1] - 1), relations.get(place)
         # Those in which the head's relation occurs come first.
-        order = sorted(range(len(examples)), key=[not _right(one, relation) for one in examples].__getitem__)
+        order = sorted(range(len(examples)), key=[not _right(example, relation) for example in examples].__getitem__)
         figures: list[Html] = []
         for i in order:
             drawn = _sentence(examples[i], rows[i], _words_id(number, i), index, relation)
             if figures and sum(map(len, figures)) + len(drawn) > room // len(heads):
                 break
             figures.append(drawn)
-        made.append(
+        details.append(
             element(
                 "section",
                 element("h4", f"Head {place[0]}-{place[1]}"),
@@ -256,7 +256,7 @@ def _examples(
         )  # fmt: skip
     defined = element("svg", element("defs", *shared), width=0, height=0, class_="shared", aria_hidden="true")
     heading = element("h3", "Example sentences")
-    return [heading, element("p", ABOUT_ARCS), defined, element("div", *made, class_="head-details")]
+    return [heading, element("p", ABOUT_ARCS), defined, element("div", *details, class_="head-details")]
 
 
 def _facts(of_head: Mapping[str, str]) -> Html:
@@ -305,8 +305,8 @@ def _about_gold(relation: Mapping[str, Any] | None) -> str | None:
     if relation is None:
         return None
     ends = "from the word to its head" if relation["query"] == "dependent" else "from the head to the word"
-    not_found = ", at which it does not beat the offset by more than with permuted syntactic heads"
-    beats = "" if finds_relation(relation) else not_found
+    no_relation = ", at which it does not beat the offset by more than with permuted syntactic heads"
+    beats = "" if finds_relation(relation) else no_relation
     return (
         f"Dashed, below the words: the relation {relation['relation']}{beats}, {ends}, as the treebank has it; an arc "
         "above that is right is marked. "
@@ -458,7 +458,7 @@ _PARTS: Mapping[str, tuple[str, Terms]] = {
 }  # fmt: skip
 
 
-def terms_of_survey(made: Result) -> dict[str, Terms]:
+def terms_of_survey(result: Result) -> dict[str, Terms]:
     """Return the terms of a survey of heads by their titles, those of some tables where it has them."""
-    there = {title: terms for name, (title, terms) in _PARTS.items() if made.by_name[name]}
-    return {"Attention heads": ATTENTION, **there}
+    part_terms = {title: terms for name, (title, terms) in _PARTS.items() if result.by_name[name]}
+    return {"Attention heads": ATTENTION, **part_terms}

@@ -30,7 +30,7 @@ from probing.heads.change import (
 )
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
-from probing.heads.subject import Checkpoint, Subject, check_comparable
+from probing.heads.subject import Checkpoint, HeadSurvey, check_comparable
 from probing.page.charts import Line, Up, line_chart
 from probing.results import Html, count, element, without_nan
 from probing.runs import Result, framed, section_of
@@ -199,7 +199,7 @@ def of_checkpoint(name: str, source: ActivationSource, text: Text, how: How) -> 
 def _of_special(source: ActivationSource, text: Text, how: How) -> tuple[Document, ActivationStore]:
     """Measure which share of the attention of each block goes to special tokens."""
     blocks = [layer for layer in source.layers if layer > 0]
-    subject = Subject.of(source.request(text.corpora[0]), blocks, how.seed)
+    subject = HeadSurvey.of(source.request(text.corpora[0]), blocks, how.seed)
     parts = [part for part in PARTS if part.name == "tokens"]
     tables, stores = measure_heads(subject, parts, source.cache, source.trainer, source.say)
     rows = of_measure(tables["attention_layers"], "mass", SPECIAL)
@@ -307,7 +307,7 @@ def check_members(
     Raises:
         UserError: If one cannot be compared.
     """
-    heads = Subject.of(start.request(text.corpora[0]), [], 0).heads
+    heads = HeadSurvey.of(start.request(text.corpora[0]), [], 0).heads
     for name, other in others.items():
         against = Checkpoint(other.request(text.corpora[0]))
         check_comparable(start.request(text.corpora[0]), heads, against, options[name])

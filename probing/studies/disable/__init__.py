@@ -114,7 +114,7 @@ def disable(
         from probing.studies.disable.survey import others, survey
 
         asked, subject = _asked(call, made or tuned, wanted, tokenizer)
-        call.expect(1 + (POSITION in subject.wanted) + bool(others(subject)))
+        call.expect(1 + (POSITION in subject.readouts) + bool(others(subject)))
         stores = subject.read()
         call.watch.end("extract")
         if not is_main_process():
@@ -129,7 +129,7 @@ def disable(
 
 
 def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
-    """Return the `Asked` of the survey and the `probing.interventions.subject.Subject` of a configuration.
+    """Return the `Asked` of the survey and the `probing.interventions.subject.InterventionSetup` of a configuration.
 
     Args:
         call: The call of the command.
@@ -138,7 +138,7 @@ def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokeniz
         tokenizer: Tokenizer of a model that is an object.
     """
     from probing.interventions.probed_task import KINDS, UNITS
-    from probing.interventions.subject import Subject, data_of
+    from probing.interventions.subject import InterventionSetup, data_of
     from probing.studies.disable.survey import Asked, check
 
     config = call.config
@@ -170,7 +170,7 @@ def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokeniz
         _bits(config["quantise"]),
     )
     frozen = None if isinstance(made, Tuned) else _frozen(made, source)
-    subject = Subject(source, corpora, splits, split_seed, frozen, data)
+    subject = InterventionSetup(source, corpora, splits, split_seed, frozen, data)
     return _of_layers(asked, subject, config), subject
 
 

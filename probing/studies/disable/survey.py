@@ -29,18 +29,18 @@ from probing.interventions.probed_task import (
     all_jobs,
     chosen_units,
     fingerprint_of,
+    is_needed,
     opened,
     retrained,
     run_unfinished,
-    wanted,
 )
 from probing.interventions.subject import (
-    Measured,
+    InterventionSetup,
+    PassScores,
     Rows,
-    Subject,
     better_without_rows,
     effect_rows,
-    measured_of,
+    pass_scores_of,
     raising_rows,
     tested,
 )
@@ -402,7 +402,7 @@ class Found:
         return always | {name: rows for name, rows in others.items() if rows}
 
 
-def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) -> Found:
+def survey(subject: InterventionSetup, stores: Sequence[ActivationStore], asked: Asked) -> Found:
     """Disable one unit after the other, and read the later layers.
 
     Args:
@@ -417,7 +417,7 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) ->
     train = draw_text(stores[0], _is(subject.splits[0], "train"), asked.n_tokens, asked.seed, subject.n_types)
     work = _Work(subject, stores, asked, text, train)
     parts: list[_Part] = []
-    if POSITION in subject.wanted:
+    if POSITION in subject.readouts:
         with stage(f"positions read without {' and '.join(asked.units)}"):
             parts.append(work.with_weights(work.positions()))
     if others(subject):
@@ -437,9 +437,9 @@ def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) ->
     )  # fmt: skip
 
 
-def others(subject: Subject) -> list[str]:
+def others(subject: InterventionSetup) -> list[str]:
     """Return the names of what is read beside positions."""
-    return [name for name in subject.wanted if name != POSITION]
+    return [name for name in subject.readouts if name != POSITION]
 
 
 @dataclass(frozen=True)
@@ -457,7 +457,7 @@ class _Part:
     """
 
     readout: Readout
-    measured: Sequence[Measured]
+    measured: Sequence[PassScores]
     rows: Rows
     pruning: Rows
     areas: Rows
@@ -477,7 +477,7 @@ class _Work:
         train: Training sentences.
     """
 
-    subject: Subject
+    subject: InterventionSetup
     stores: Sequence[ActivationStore]
     asked: Asked
     text: Text
@@ -510,12 +510,12 @@ class _Work:
             readout = ProbeReadout(self.text, probes, self.subject.readers.device)
             results = self._run(store, readout, lambda: self.passes)
             layers = {block: probes.layers(block) for block in asked.blocks}
-            measured = measured_of(results, layers, readout.n, POSITION)
+            measured = pass_scores_of(results, layers, readout.n, POSITION)
             if asked.n_retrained:
                 last = {one.job: one.effect() for one in measured if one.layer == max(probes.weight)}
                 strongest = chosen_units(list(results), last, asked.n_retrained, asked.seed)
                 repeated = self._retrained(store, results, strongest, probes, classes)
-                measured += measured_of(repeated, layers, readout.n, RETRAINED)
+                measured += pass_scores_of(repeated, layers, readout.n, RETRAINED)
             rows = self._importance(store, readout)
         labels = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
         of_train = Probes(probes.weight, torch.from_numpy(labels.astype(np.int64)))
@@ -527,7 +527,7 @@ class _Work:
         with self._store(readout.name, {"content": fingerprint_of(*readout.content)}) as store:
             results = self._run(store, readout, cache(lambda: self._passes_over(readout.text)))
             layers = {block: readout.layers(block) for block in self.asked.blocks}
-            measured = measured_of(results, layers, readout.n, readout.name)
+            measured = pass_scores_of(results, layers, readout.n, readout.name)
             rows = self._importance(store, readout)
         if not self.asked.prune:
             return _Part(readout, measured, rows, [], [])
@@ -594,7 +594,9 @@ class _Work:
     def _run(self, store: PassStore, readout: Readout, passes: Callable[[], Passes]) -> dict[Job, Any]:
         """Return what each pass that is asked for gave."""
         asked = self.asked
-        chosen = {i + 1: job for i, job in enumerate(self.jobs) if wanted(job, asked.units, asked.kinds, asked.blocks)}
+        chosen = {
+            i + 1: job for i, job in enumerate(self.jobs) if is_needed(job, asked.units, asked.kinds, asked.blocks)
+        }
         what = "heads and layers" if readout.name == POSITION else f"heads and layers, {readout.name}"
         return run_unfinished(chosen, store, lambda job: passes().run(job, readout), what)
 
@@ -635,7 +637,7 @@ class _Work:
 
 
 def _key(
-    subject: Subject, stores: Sequence[ActivationStore], asked: Asked, readout: str, own: Mapping[str, Any]
+    subject: InterventionSetup, stores: Sequence[ActivationStore], asked: Asked, readout: str, own: Mapping[str, Any]
 ) -> dict[str, Any]:  # fmt: skip
     """Return everything that changes the results of a pass; units and kinds are not part of the key."""
     of_passes = {

@@ -74,7 +74,7 @@ class Stream:
     Args:
         neurons: Their numbers, in the order typed; none for all of the layer; None if they come from a run.
         run: The run whose ranking they come from.
-        typed: The option that names them, with its value, for messages.
+        flag_text: The option that names them, with its value, for messages.
         top: Number of neurons from the run; None for the default.
         kinds: What stands in their place.
         readouts: What is read, by the name of the option, with its data; None where there is none.
@@ -82,13 +82,13 @@ class Stream:
 
     neurons: Sequence[int] | None
     run: Run | None
-    typed: str
+    flag_text: str
     top: int | None
     kinds: Sequence[Kind]
     readouts: Mapping[str, str | None]
 
     @property
-    def own_task(self) -> str | None:
+    def task_name(self) -> str | None:
         """Name of the run's task, where it is another than position, whose default options are no others."""
         return None if self.run is None or _is_of_positions(self.run) else short_name(self.run.config)
 
@@ -109,18 +109,20 @@ class Stream:
             UserError: If nothing reads one of the layers, the run does not have it, or there are no such neurons.
         """
         is_ranked = self.neurons is None
-        there = self.run.layers if is_ranked and self.run is not None else list(range(n_layers))
-        wrong = [layer for layer in layers if layer not in there or layer == n_layers]
+        ranked_layers = self.run.layers if is_ranked and self.run is not None else list(range(n_layers))
+        wrong = [layer for layer in layers if layer not in ranked_layers or layer == n_layers]
         if wrong and not is_all:
             why = "no later layer reads them" if wrong[0] == n_layers else "the run has no ranking of them"
-            usable = ", ".join(str(layer) for layer in there if layer < n_layers)
+            usable = ", ".join(str(layer) for layer in ranked_layers if layer < n_layers)
             raise UserError(
-                f"`--layer {wrong[0]}` with `{self.typed}`: neurons of this layer cannot be changed, because {why}; "
-                f"give some of {usable}."
+                f"`--layer {wrong[0]}` with `{self.flag_text}`: neurons of this layer cannot be changed, because "
+                f"{why}; give some of {usable}."
             )
-        found = [layer for layer in layers if layer in there and layer < n_layers]
-        if not found:
-            raise UserError(f"`{self.typed}` has the last layer alone, which no later layer reads; give another run.")
+        changed_layers = [layer for layer in layers if layer in ranked_layers and layer < n_layers]
+        if not changed_layers:
+            raise UserError(
+                f"`{self.flag_text}` has the last layer alone, which no later layer reads; give another run."
+            )
         if self.neurons is not None:
             refuse([
                 problem for neuron in self.neurons for problem in out_of_range("neurons", neuron, 0, d_model - 1)
@@ -129,46 +131,48 @@ class Stream:
         top = min(TOP, most) if self.top is None else self.top
         n = top if self.neurons is None else len(self.neurons)
         if n > most:
-            option = f"`--top {n}`" if self.neurons is None else f"`{self.typed}`"
+            option = f"`--top {n}`" if self.neurons is None else f"`{self.flag_text}`"
             raise UserError(f"{option}: {n} neurons are more than half of the {d_model}; give at most {most}.")
         if self.neurons is not None or self.run is None:
-            return {layer: list(self.neurons or range(d_model)) for layer in found}
-        return {layer: [row["neuron"] for row in self.run.top(layer, top)] for layer in found}
+            return {layer: list(self.neurons or range(d_model)) for layer in changed_layers}
+        return {layer: [row["neuron"] for row in self.run.top(layer, top)] for layer in changed_layers}
 
 
-def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None:
+def stream_of(config: dict[str, Any], default_values: Mapping[str, Any]) -> Stream | None:
     """Return the neurons that are to be changed, and note in the configuration what is read because of a run.
 
     Args:
         config: The resolved configuration, which is changed.
-        usual: The defaults of the options.
+        default_values: The defaults of the options.
 
     Raises:
         UserError: If options contradict each other, or the run is not one whose neurons can be changed.
     """
-    given = [name for name in ("neurons", "from_run") if config[name] is not None]
-    if given == ["from_run"] and config["position"] and not config["interventions"]:
-        given = []  # the run's ranking is only compared with the position part
-    if not given:
+    flags = [name for name in ("neurons", "from_run") if config[name] is not None]
+    if flags == ["from_run"] and config["position"] and not config["interventions"]:
+        flags = []  # the run's ranking is only compared with the position part
+    if not flags:
         for name in _ABOUT_NEURONS:
-            if config[name] != usual[name]:
+            if config[name] != default_values[name]:
                 named = "none are named; give `--neurons` or `--from_run` too"
                 if config["from_run"] is not None:
                     named = "none are; add `--interventions`"
-                raise UserError(f"`--{name} {_as_typed(config[name])}` says how neurons are changed, and {named}.")
+                raise UserError(f"`--{name} {_flag_value(config[name])}` says how neurons are changed, and {named}.")
         return None
-    typed = f"--{given[0]} {_as_typed(config[given[0]])}"
+    flag_text = f"--{flags[0]} {_flag_value(config[flags[0]])}"
     if not config["interventions"]:
-        raise UserError(f"`{typed}` names neurons that are changed inside of the model; add `--interventions`.")
-    takes_all = _as_typed(config["neurons"]) == "all"
-    if len(given) == 2 and not takes_all:
-        raise UserError(f"`{typed}` and `--from_run {config['from_run']}` both name neurons; leave one of the two out.")
+        raise UserError(f"`{flag_text}` names neurons that are changed inside of the model; add `--interventions`.")
+    takes_all = _flag_value(config["neurons"]) == "all"
+    if len(flags) == 2 and not takes_all:
+        raise UserError(
+            f"`{flag_text}` and `--from_run {config['from_run']}` both name neurons; leave one of the two out."
+        )
     if config["dtype"] != "float32":
         raise UserError(f"`--dtype {config['dtype']}`: neurons are changed in float32 alone; leave the option out.")
     if config["first_token"] == "exclude":
         raise UserError(
-            f"`--first_token exclude` and `{typed}`: neurons are changed at every word, the first one too; leave one "
-            "of the two out."
+            f"`--first_token exclude` and `{flag_text}`: neurons are changed at every word, the first one too; leave "
+            "one of the two out."
         )
     if config["corpus"] == "-":
         raise UserError("`--corpus -`: with neurons that are changed the text is read twice; give it as a file.")
@@ -176,28 +180,28 @@ def stream_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Stream | None
         *out_of_range("tokens", config["tokens"], 1), *out_of_range("retrain", config["retrain"], 0),
         *(out_of_range("top", config["top"], 1) if config["from_run"] else []),
     ])  # fmt: skip
-    kinds = _kinds(config, usual)
+    kinds = _kinds(config, default_values)
     if takes_all and not _LEAVE_SOME.issuperset(kinds):
         raise UserError(
-            f"`--neurons all` with `--kind {_as_typed(config['kind'])}` would leave nothing of the layer; give "
+            f"`--neurons all` with `--kind {_flag_value(config['kind'])}` would leave nothing of the layer; give "
             "`--kind direction`, which takes from it what tells the position alone, or the task of `--from_run`, its "
             "control `shuffled`, or `translate`."
         )
-    run = None if config["from_run"] is None else _run_of(config, usual)
+    run = None if config["from_run"] is None else _run_of(config, default_values)
     readouts = _readouts(config, kinds, run)
     if takes_all:
-        return Stream((), run, typed, None, kinds, readouts)
+        return Stream((), run, flag_text, None, kinds, readouts)
     if run is None:
-        return Stream(_numbers(config["neurons"]), None, typed, None, kinds, readouts)
-    return Stream(None, run, typed, config["top"], kinds, readouts)
+        return Stream(_numbers(config["neurons"]), None, flag_text, None, kinds, readouts)
+    return Stream(None, run, flag_text, config["top"], kinds, readouts)
 
 
-def compared_run(config: dict[str, Any], usual: Mapping[str, Any], stream: Stream | None) -> Run | None:
+def compared_run(config: dict[str, Any], default_values: Mapping[str, Any], stream: Stream | None) -> Run | None:
     """Return the run of `fit` whose ranking is compared with the position part; None if there is none.
 
     Args:
         config: The resolved configuration, which is changed to that of the run.
-        usual: The defaults of the options.
+        default_values: The defaults of the options.
         stream: The neurons that are changed, if there are any.
 
     Raises:
@@ -205,37 +209,37 @@ def compared_run(config: dict[str, Any], usual: Mapping[str, Any], stream: Strea
     """
     if not config["position"] or config["from_run"] is None:
         return None
-    return _run_of(config, usual) if stream is None else stream.run
+    return _run_of(config, default_values) if stream is None else stream.run
 
 
-def _kinds(config: Mapping[str, Any], usual: Mapping[str, Any]) -> list[Kind]:
+def _kinds(config: Mapping[str, Any], default_values: Mapping[str, Any]) -> list[Kind]:
     """Return what stands in the place of neurons: values of other sentences of pairs alone, where there are pairs.
 
     Raises:
         UserError: If there is no such kind, there are no pairs for `interchange`, or pairs with something else.
     """
-    typed, pairs = _as_typed(config["kind"]), config["pairs"]
+    kind_text, pairs = _flag_value(config["kind"]), config["pairs"]
     if pairs is None:
-        if INTERCHANGE in typed.split(","):
+        if INTERCHANGE in kind_text.split(","):
             raise UserError(
-                f"`--kind {typed}`: neurons are exchanged between the sentences of pairs; give them as --pairs FILE, "
-                "with lines `sentence TAB counterfactual`."
+                f"`--kind {kind_text}`: neurons are exchanged between the sentences of pairs; give them as --pairs "
+                "FILE, with lines `sentence TAB counterfactual`."
             )
         return chosen("--kind", config["kind"], KINDS)
-    if typed != INTERCHANGE:
-        raise UserError(f"`--pairs {pairs}` is read by `--kind interchange` alone, and `--kind {typed}` is given.")
+    if kind_text != INTERCHANGE:
+        raise UserError(f"`--pairs {pairs}` is read by `--kind interchange` alone, and `--kind {kind_text}` is given.")
     if pairs == "-":
         raise UserError("`--pairs -`: pairs are read more than once; give them as a file.")
-    own = _read_of_pairs(pairs)
-    if config["from_run"] is None and own == TASK:
+    readout = _read_of_pairs(pairs)
+    if config["from_run"] is None and readout == TASK:
         raise UserError(
             f"`--pairs {pairs}`: the probes of a run read whole sentences; give `--from_run` too, or texts with [MASK]."
         )
-    for name, allowed in (("readouts", own), ("retrain", None)):
-        if config[name] not in (usual[name], allowed):
+    for name, allowed in (("readouts", readout), ("retrain", None)):
+        if config[name] not in (default_values[name], allowed):
             raise UserError(
-                f"`--{name} {_as_typed(config[name])}` with `--kind interchange`: pairs are read by {_READ_BY[own]} "
-                "alone; leave the option out."
+                f"`--{name} {_flag_value(config[name])}` with `--kind interchange`: pairs are read by "
+                f"{_READ_BY[readout]} alone; leave the option out."
             )
     return [INTERCHANGE]
 
@@ -256,9 +260,9 @@ def _readouts(config: dict[str, Any], kinds: Sequence[Kind], run: Run | None) ->
         UserError: If there is no such readout, or it cannot be read under one of the kinds.
     """
     is_of_positions = run is None or _is_of_positions(run)
-    if INTERCHANGE in kinds and (own := _read_of_pairs(config["pairs"])) == WORDS:
-        config["readouts"] = own
-        return {own: None}
+    if INTERCHANGE in kinds and (readout := _read_of_pairs(config["pairs"])) == WORDS:
+        config["readouts"] = readout
+        return {readout: None}
     if config["readouts"] is None:
         config["readouts"] = POSITION if is_of_positions else TASK
     if INTERCHANGE in kinds and is_of_positions:
@@ -266,47 +270,47 @@ def _readouts(config: dict[str, Any], kinds: Sequence[Kind], run: Run | None) ->
             f"`--from_run {config['from_run']}` with `--kind interchange`: tokens at the same position are exchanged, "
             "and the run predicts positions; give a run of another task, or pairs of texts with [MASK]."
         )
-    found = chosen_with_data("--readouts", config["readouts"], READOUTS_OF_RUN)
-    if TASK in found and run is None:
+    readouts = chosen_with_data("--readouts", config["readouts"], READOUTS_OF_RUN)
+    if TASK in readouts and run is None:
         raise UserError("`--readouts task` reads the classes of the task of a run; give `--from_run` too.")
-    if TASK in found and is_of_positions:
-        found = {name: data for name, data in found.items() if name != TASK} | {POSITION: None}
-    others = [name for name in (STS, WIC) if name in found]
+    if TASK in readouts and is_of_positions:
+        readouts = {name: data for name, data in readouts.items() if name != TASK} | {POSITION: None}
+    others = [name for name in (STS, WIC) if name in readouts]
     if others and "translate" in kinds:
         raise UserError(
-            f"`--readouts {others[0]}={found[others[0]]}` with `--kind translate`: words are moved from their own "
+            f"`--readouts {others[0]}={readouts[others[0]]}` with `--kind translate`: words are moved from their own "
             "class to another, and those of these sentences have none; leave one of the two out."
         )
-    return {name: found[name] for name in READOUTS_OF_RUN if name in found}
+    return {name: readouts[name] for name in READOUTS_OF_RUN if name in readouts}
 
 
 def _is_of_positions(run: Run) -> bool:
     return run.config["task"] == POSITION and not run.config["task_args"]
 
 
-def _as_typed(value: Any) -> str:
+def _flag_value(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _numbers(typed: Any) -> list[int]:
+def _numbers(neurons_text: Any) -> list[int]:
     """Return the numbers of neurons.
 
     Raises:
         UserError: If one is not a whole number, or is there twice.
     """
-    words = _as_typed(typed)
+    words = _flag_value(neurons_text)
     try:
-        found = [int(word) for word in words.split(",")]
+        numbers = [int(word) for word in words.split(",")]
     except ValueError:
         raise UserError(f"`--neurons {words}`: expected numbers of neurons, such as 18,99, or all.") from None
-    if twice := [n for n in found if found.count(n) > 1]:
+    if twice := [n for n in numbers if numbers.count(n) > 1]:
         raise UserError(f"`--neurons {words}`: neuron {twice[0]} is there twice; name each once.")
-    return found
+    return numbers
 
 
-def _run_of(config: dict[str, Any], usual: Mapping[str, Any]) -> Run:
+def _run_of(config: dict[str, Any], default_values: Mapping[str, Any]) -> Run:
     run = of_text(load_fit(config["from_run"]))
-    read_as_run(run, f"--from_run {config['from_run']}", config, usual, OF_RUN)
+    read_as_run(run, f"--from_run {config['from_run']}", config, default_values, OF_RUN)
     return run
 
 
@@ -437,7 +441,7 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
     """
     config, seed = call.config, call.config["seed"]
     with quiet_libraries():
-        from probing.studies.geometry.figures import measured
+        from probing.studies.geometry.figures import study_output
 
         split_seed = seed if stream is None else stream.split_seed(seed)
         source = call.source(seed=split_seed, tokenizer=tokenizer)
@@ -457,10 +461,10 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
         if stream is not None:
             from probing.interventions.subject import data_of
 
-            typed = layer_numbers(config["layer"])
-            ranked = stream.ranked(source.layers, typed is None, source.config.num_hidden_layers, d_model)
+            layers = layer_numbers(config["layer"])
+            ranked = stream.ranked(source.layers, layers is None, source.config.num_hidden_layers, d_model)
             data = data_of(stream.readouts)
-            task = _own_task(stream)
+            task = _task_of_stream(stream)
         call.expect(2 + sum(inside.values()) + config["position"] + 3 * config["extremes"] + 2 * (stream is not None))
         text, stores = _read(source, config)
         changing = None if stream is None else _changing(config, stream, ranked, (data, task), source, text, split_seed)
@@ -470,12 +474,12 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
             return None
 
         def measure(folder: Path) -> Measured:
-            found = _measured(folder, source, text, stores, how, inside, changing)
+            geometry_tables = _survey_model(folder, source, text, stores, how, inside, changing)
             if config["position"]:
-                found.inside.update(_of_position(stores[0], config, source.layers, compared))
+                geometry_tables.inside.update(_of_position(stores[0], config, source.layers, compared))
             if extremes is not None:
-                found.inside.update(extremes(found.survey))
-            return measured(found, stores, source.model.short_name)
+                geometry_tables.inside.update(extremes(geometry_tables.survey))
+            return study_output(geometry_tables, stores, source.model.short_name)
 
         return call.write(source.model, measure)
 
@@ -483,15 +487,15 @@ def _run(call: Call, stream: Stream | None, compared: Any, tokenizer: Any) -> Re
 def _of_position(store: Any, config: Mapping[str, Any], layers: Sequence[int], compared: Any) -> Mapping[str, Any]:
     """Return the rows of the tables of the position part."""
     from probing.studies.geometry.layers import Sampled
-    from probing.studies.geometry.position.survey import Measured, survey_position
+    from probing.studies.geometry.position.survey import PositionSample, survey_position
 
     counts = Sampled(store.tokens, config["special_tokens"], config["seed"]).counts
     ranked = {}
     if compared is not None:
         d_model = store.plan.d_model
-        there = [layer for layer in layers if layer in compared.layers]
-        ranked = {layer: [row["neuron"] for row in compared.top(layer, d_model)] for layer in there}
-    return survey_position(Measured(store, counts, config["seed"]), layers, ranked)
+        run_layers = [layer for layer in layers if layer in compared.layers]
+        ranked = {layer: [row["neuron"] for row in compared.top(layer, d_model)] for layer in run_layers}
+    return survey_position(PositionSample(store, counts, config["seed"]), layers, ranked)
 
 
 def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
@@ -508,11 +512,11 @@ def _plan(config: Mapping[str, Any], stream: Stream | None) -> Any:
     )  # fmt: skip
 
 
-def _own_task(stream: Stream) -> Any:
+def _task_of_stream(stream: Stream) -> Any:
     """Return the `probing.text.tasks.TokenTask` of the run; None if it is position, or there is no run."""
     from probing.interventions.probed_task import task_of_run
 
-    if stream.run is None or stream.own_task is None:
+    if stream.run is None or stream.task_name is None:
         return None
     return task_of_run(stream.run, f"--from_run {stream.run.folder}", TASK in stream.readouts, stream.kinds)
 
@@ -533,10 +537,10 @@ def _changing(
         split_seed: Seed of the split.
     """
     from probing.interventions.probed_task import frozen_of_run
-    from probing.interventions.subject import Subject
+    from probing.interventions.subject import InterventionSetup
     from probing.runs.places import texts_of
     from probing.studies.geometry.neurons.interchange import Couples, check_later, survey_couples, survey_words
-    from probing.studies.geometry.neurons.sets import Asked
+    from probing.studies.geometry.neurons.sets import NeuronConfig
     from probing.studies.geometry.neurons.survey import survey
 
     split_by: GroupBy = "sentence" if stream.run is None else stream.run.split_by
@@ -552,20 +556,20 @@ def _changing(
     elif stream.run is not None and config["pairs"] is None:
         later = range(min(ranked) + 1, source.config.num_hidden_layers + 1)
         frozen = frozen_of_run(stream.run, source.model, source.random_weights_seed, later, "from_run")
-    subject = Subject(whole, corpora, splits, split_seed, frozen, *reads)
-    subject.model.check_layers(stream.typed, "changes what enters a layer", source.model.name)
-    stores = subject.read()
-    asked = Asked(
+    setup = InterventionSetup(whole, corpora, splits, split_seed, frozen, *reads)
+    setup.model.check_layers(stream.flag_text, "changes what enters a layer", source.model.name)
+    stores = setup.read()
+    neuron_config = NeuronConfig(
         ranked, stream.kinds, config["at"], config["tokens"], config["draws"], config["retrain"], config["seed"],
-        stream.own_task,
+        stream.task_name,
     )  # fmt: skip
     if WORDS in stream.readouts:
-        texts, typed = read_couples(config["pairs"]), f"--pairs {config['pairs']}"
-        return lambda: survey_words(subject, stores[-1], texts, typed, asked, source.say)
+        texts, flag_text = read_couples(config["pairs"]), f"--pairs {config['pairs']}"
+        return lambda: survey_words(setup, stores[-1], texts, flag_text, neuron_config, source.say)
     if frozen is not None and config["pairs"] is not None:
         couples = Couples.read(config["pairs"])
-        return lambda: survey_couples(subject, couples, frozen, asked, source.say)
-    return lambda: survey(subject, stores, asked)
+        return lambda: survey_couples(setup, couples, frozen, neuron_config, source.say)
+    return lambda: survey(setup, stores, neuron_config)
 
 
 def _extremes(source: Any, corpus: Any, store: Any, seed: int) -> Callable[[Any], Any]:
@@ -573,7 +577,7 @@ def _extremes(source: Any, corpus: Any, store: Any, seed: int) -> Callable[[Any]
     from probing.studies.geometry.extremes.survey import measure_extremes, read_attention
 
     attentions = read_attention(source, corpus, store, seed)
-    return lambda found: measure_extremes(source, store, attentions, found.clipped, found.outliers, seed)
+    return lambda surveyed: measure_extremes(source, store, attentions, surveyed.clipped, surveyed.outliers, seed)
 
 
 def _problems(draws: int | None, components: int | None, shrinkage: float) -> list[str]:
@@ -622,11 +626,11 @@ def _read(source: Any, config: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     return corpora[0], stores
 
 
-def _measured(
+def _survey_model(
     folder: Path, source: Any, corpus: Any, stores: Any, plan: Any, inside: Mapping[str, bool],
     changing: Callable[[], Any] | None,
 ) -> Any:  # fmt: skip
-    """Survey the model, from inside too where that is asked for; return the `probing.studies.geometry.figures.Found`.
+    """Survey the model, inside too if requested; return `probing.studies.geometry.figures.GeometryTables`.
 
     Args:
         folder: The run's folder.
@@ -637,8 +641,8 @@ def _measured(
         inside: What is measured inside the model, by name.
         changing: Measures what is lost without neurons of the stream, if some are to be changed.
     """
-    from probing.studies.geometry.figures import Found
-    from probing.studies.geometry.inside.stream import Subject, measure_inside
+    from probing.studies.geometry.figures import GeometryTables
+    from probing.studies.geometry.inside.stream import StreamInputs, measure_inside
     from probing.studies.geometry.survey import survey
 
     model, seed, say = source.model, plan.seed, source.say
@@ -647,17 +651,17 @@ def _measured(
     surveyed = survey(stores[0], stores[-1], source.layers, encoder, tokenizer, plan)
     if missing := surveyed.not_applicable:
         say(f"{model.name} has no {', '.join(missing)} in the width of its hidden states: not applicable")
-    subject = Subject(
+    stream_inputs = StreamInputs(
         model, encoder, tokenizer, stores[0], corpus, surveyed.clipped, plan.special_tokens == "include",
         source.random_weights_seed is None, plan.n_draws, seed, say,
     )  # fmt: skip
-    tables = measure_inside(folder, subject, inside)
+    tables = measure_inside(folder, stream_inputs, inside)
     if changing is None:
-        return Found(surveyed, tables)
+        return GeometryTables(surveyed, tables)
     with stage("what is lost without neurons"):
-        found = changing()
-    own = {"neuron_interventions": found.interventions, "neuron_draws": found.draws}
-    return Found(surveyed, {**tables, **own}, found.summary)
+        neuron_tables = changing()
+    neuron_rows = {"neuron_interventions": neuron_tables.interventions, "neuron_draws": neuron_tables.draws}
+    return GeometryTables(surveyed, {**tables, **neuron_rows}, neuron_tables.summary)
 
 
 # The tables of what is measured inside the model.
@@ -677,47 +681,51 @@ class Geometry(Study):
         "figures/": "Mean cosine, outliers and similarity by layer, position, and what was measured inside the model.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the measurements."""
         from probing.studies.geometry.inside import inside_tables
 
-        own = [*tables.tables(made), *first_token_tables(made.first_token)]
-        own += extremes.tables(made.by_name)
-        own += position_tables(made.by_name)
-        return [*own, *inside_tables(*_inside(made)), *neuron_interventions.tables(made.neuron_interventions)]
+        rich_tables = [*tables.tables(result), *first_token_tables(result.first_token)]
+        rich_tables += extremes.tables(result.by_name)
+        rich_tables += position_tables(result.by_name)
+        return [
+            *rich_tables,
+            *inside_tables(*_inside(result)),
+            *neuron_interventions.tables(result.neuron_interventions),
+        ]
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what the measurements say, a sentence for each question."""
         from probing.studies.geometry.inside import inside_conclusions
 
-        clipped = {int(layer): neurons for layer, neurons in made.results["clipped"].items()}
-        lines = [*tables.conclusions(made, clipped), *first_token_conclusions(made.first_token)]
-        lines += extremes.conclusions(made.by_name)
-        lines += position_conclusions(made.by_name)
-        lines += inside_conclusions(*_inside(made))
-        return [*lines, *neuron_interventions.conclusions(made.neuron_interventions)]
+        clipped = {int(layer): neurons for layer, neurons in result.results["clipped"].items()}
+        lines = [*tables.conclusions(result, clipped), *first_token_conclusions(result.first_token)]
+        lines += extremes.conclusions(result.by_name)
+        lines += position_conclusions(result.by_name)
+        lines += inside_conclusions(*_inside(result))
+        return [*lines, *neuron_interventions.conclusions(result.neuron_interventions)]
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the measures of each layer, its outliers, and the measurements inside the model."""
         from probing.studies.geometry.section import geometry_section
 
-        return geometry_section(made, place.anchor)
+        return geometry_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         from probing.studies.geometry import section
         from probing.studies.geometry.section import EXTREMES, POSITION
 
-        changed = {"Changed neurons": section.CHANGED_NEURONS} if made.neuron_interventions else {}
-        if made.massive:
+        changed = {"Changed neurons": section.CHANGED_NEURONS} if result.neuron_interventions else {}
+        if result.massive:
             changed["Massive activations and attention sinks"] = EXTREMES
-        if made.position_split:
+        if result.position_split:
             changed["Position"] = POSITION
         return {self.title: section.GEOMETRY, **changed}
 
 
-def _inside(made: Result) -> list[Table]:
-    return [made.by_name[name] for name in _INSIDE]
+def _inside(result: Result) -> list[Table]:
+    return [result.by_name[name] for name in _INSIDE]
 
 
 STUDY = Geometry()

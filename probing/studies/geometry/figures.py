@@ -115,9 +115,9 @@ def mean_profile(figure: Figure, dimensions: Sequence[Row], outliers: Sequence[R
 def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
     """Draw mean cosines on the left, and measures of where they come from on the right."""
     figure.set_size_inches(8.6, 4.2)
-    left, right = figure.subplots(1, 2)
+    cosine_axes, source_axes = figure.subplots(1, 2)
     _lines(
-        left, geometry, {
+        cosine_axes, geometry, {
             "mean_cosine_one_per_sentence": (
                 "one token a sentence (95% interval)", {"color": BLUE, "ls": "-", "marker": "o"}
             ),
@@ -125,11 +125,11 @@ def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> 
             "mean_cosine_centred": ("without the mean vector", {"color": GREEN, "ls": ":", "marker": "^"}),
         },
     )  # fmt: skip
-    left.axhline(0, color="black", lw=0.6)
-    left.set_ylabel("mean cosine of two tokens")
-    left.set_title("tokens of all sentences")
+    cosine_axes.axhline(0, color="black", lw=0.6)
+    cosine_axes.set_ylabel("mean cosine of two tokens")
+    cosine_axes.set_title("tokens of all sentences")
     _lines(
-        right, geometry, {
+        source_axes, geometry, {
             "mean_energy_share": (
                 "share of the squared length in the mean vector", {"color": BLUE, "ls": "-", "marker": "o"}
             ),
@@ -139,10 +139,10 @@ def anisotropy_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> 
             "isoscore": ("IsoScore (1: all directions vary alike)", {"color": PURPLE, "ls": "--", "marker": "v"}),
         },
     )  # fmt: skip
-    right.set_ylim(0, None)
-    right.set_ylabel("share or score (0 to 1)")
-    right.set_title("sources of the mean cosine")
-    for axes in (left, right):
+    source_axes.set_ylim(0, None)
+    source_axes.set_ylabel("share or score (0 to 1)")
+    source_axes.set_title("sources of the mean cosine")
+    for axes in (cosine_axes, source_axes):
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.18), fontsize=8)
     figure.suptitle(f"{model}: how alike vectors point", x=0.01, ha="left", fontsize=10)
 
@@ -161,34 +161,34 @@ def transforms_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> 
 def smoothing_by_layer(figure: Figure, geometry: Sequence[Row], model: str) -> None:
     """Draw how similar the tokens of one sentence are, by layer."""
     figure.set_size_inches(8.6, 3.1)
-    left, right = figure.subplots(1, 2)
-    _by_transform(left, geometry, "token_similarity", ("none", "clip", "center"))
-    left.set_ylabel("mean cosine within a sentence")
-    left.set_title("token similarity")
-    _by_transform(right, geometry, "relative_distance", ("none", "clip", "center"))
-    right.set_ylabel("distance to equal rows / norm")
-    right.set_title("distance to a sentence of equal tokens")
-    for axes in (left, right):
+    similarity_axes, distance_axes = figure.subplots(1, 2)
+    _by_transform(similarity_axes, geometry, "token_similarity", ("none", "clip", "center"))
+    similarity_axes.set_ylabel("mean cosine within a sentence")
+    similarity_axes.set_title("token similarity")
+    _by_transform(distance_axes, geometry, "relative_distance", ("none", "clip", "center"))
+    distance_axes.set_ylabel("distance to equal rows / norm")
+    distance_axes.set_title("distance to a sentence of equal tokens")
+    for axes in (similarity_axes, distance_axes):
         axes.set_ylim(0, 1.03)
     figure.suptitle(f"{model}: do the tokens of a sentence become alike?", x=0.01, ha="left", fontsize=10)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
+    figure.legend(*similarity_axes.get_legend_handles_labels(), loc="outside right center")
 
 
 def explained_bars(figure: Figure, explained: Sequence[Row], outliers: Sequence[Row], model: str) -> None:
     """Draw what each source explains beyond the others, for the most frequent outliers, in layers that have them."""
     neurons = most_named([row for row in outliers if row["neuron"] in {r["neuron"] for r in explained}], 4)
     which = "include" if any(row["special_tokens"] == "include" for row in explained) else "exclude"
-    here = [row for row in explained if row["special_tokens"] == which]
+    shown_rows = [row for row in explained if row["special_tokens"] == which]
     looks = {
         "position": {"color": BLUE, "hatch": ""}, "frequency": {"color": "#f1c98b", "hatch": "//"},
         "token": {"color": "#7f9f6a", "hatch": "xx"}, "punctuation": {"color": "white", "hatch": ".."},
         "special": {"color": "#bdbdbd", "hatch": ""},
     }  # fmt: skip
     panels: list[tuple[str, list[Row]]] = [
-        (f"neuron {neuron}", [row for row in here if row["neuron"] == neuron and row["kind"] == "outlier"])
+        (f"neuron {neuron}", [row for row in shown_rows if row["neuron"] == neuron and row["kind"] == "outlier"])
         for neuron in neurons
     ]
-    panels.append(("mean of others", [row for row in here if row["kind"] == "random"]))
+    panels.append(("mean of others", [row for row in shown_rows if row["kind"] == "random"]))
     figure.set_size_inches(1.4 + 1.9 * len(panels), 2.9)
     width = 0.8 / len(looks)
     widest = max(len({row["layer"] for row in rows}) for _, rows in panels)  # bars have the same width in all panels
@@ -226,8 +226,8 @@ def _by_transform(axes: Axes, geometry: Sequence[Row], measure: str, only: Seque
     """Draw one measure by layer, a line for each transform."""
     lines = [
         (
-            here := [r for r in geometry if (r["transform"], r["measure"]) == (transform, measure)],
-            label(words, here),
+            line_rows := [r for r in geometry if (r["transform"], r["measure"]) == (transform, measure)],
+            label(words, line_rows),
             look,
         )
         for transform in only
@@ -238,8 +238,8 @@ def _by_transform(axes: Axes, geometry: Sequence[Row], measure: str, only: Seque
 
 def _draw_lines(axes: Axes, lines: Sequence[tuple[Sequence[Row], str, dict[str, Any]]], layers: Sequence[int]) -> None:
     """Draw lines over the measured layers; each line consists of its rows, its label and its look."""
-    there = [line for line in lines if line[0]]
-    for (rows, words, look), shift in zip(there, side_by_side(len(there), layers), strict=True):
+    drawn_lines = [line for line in lines if line[0]]
+    for (rows, words, look), shift in zip(drawn_lines, side_by_side(len(drawn_lines), layers), strict=True):
         _line(axes, rows, layers, shift, words, look)
     name_layers(axes, layers)
 
@@ -248,9 +248,9 @@ def _line(
     axes: Axes, rows: Sequence[Row], layers: Sequence[int], shift: float, words: str, look: dict[str, Any]
 ) -> None:
     """Draw values by layer, with intervals where the rows have them; layers without a value break the line."""
-    found = {row["layer"]: row for row in rows}
-    values = [found[k]["value"] if k in found else np.nan for k in layers]
-    reach = error_bars([found.get(k, {}) for k in layers], np.array(values))
+    by_layer = {row["layer"]: row for row in rows}
+    values = [by_layer[k]["value"] if k in by_layer else np.nan for k in layers]
+    reach = error_bars([by_layer.get(k, {}) for k in layers], np.array(values))
     axes.errorbar(np.add(layers, shift), values, yerr=reach, ms=4, capsize=2, label=words, **joined(look, layers))
 
 
@@ -265,10 +265,10 @@ def write_neuron_figures(folder: Path, rows: Sequence[Row], model: str, formats:
     """
     drawings: dict[str, Callable[[Figure], None]] = {}
     for layer in dict.fromkeys(row["changed_layer"] for row in rows):
-        here = [row for row in rows if row["changed_layer"] == layer]
+        layer_rows = [row for row in rows if row["changed_layer"] == layer]
         title = f"{model}: neurons of layer {layer} changed inside of the model"
-        drawings[f"neurons_layer_{layer}"] = lambda figure, here=here, title=title: dose_curves(  # type: ignore[misc]
-            figure, here, title
+        drawings[f"neurons_layer_{layer}"] = lambda figure, rows=layer_rows, title=title: dose_curves(  # type: ignore[misc]
+            figure, rows, title
         )
     return write_drawings(folder, drawings, formats)
 
@@ -305,11 +305,11 @@ def _dose_curve(axes: Axes, curve: Sequence[Row]) -> None:
         ("matched", "sets matched in sd", {"facecolor": "none", "edgecolor": ORANGE, "hatch": "///", "lw": 0.8}),
     )
     for source, words, look in looks:
-        there = [row for row in curve if has(row, source)]
-        if not there:
+        drawn_rows = [row for row in curve if has(row, source)]
+        if not drawn_rows:
             continue
-        at = [row["k"] for row in there]
-        low, high = ([measure.times * row[f"{source}_{end}"] for row in there] for end in ("lowest", "highest"))
+        at = [row["k"] for row in drawn_rows]
+        low, high = ([measure.times * row[f"{source}_{end}"] for row in drawn_rows] for end in ("lowest", "highest"))
         if len(at) > 1:
             axes.fill_between(at, low, high, label=words, **look)
         else:  # a band of one size
@@ -343,7 +343,7 @@ _OPTIONAL = (
 
 
 @dataclass(frozen=True)
-class Found:
+class GeometryTables:
     """A survey, and what was measured inside the model.
 
     Args:
@@ -357,21 +357,21 @@ class Found:
     neurons: Mapping[str, Any] | None = None
 
 
-def tables_of(found: Found) -> dict[str, Rows]:
+def tables_of(geometry_tables: GeometryTables) -> dict[str, Rows]:
     """Return the tables by name; those made only on request are left out if they are empty."""
-    tables = {**found.survey.tables(), **found.inside}
+    tables = {**geometry_tables.survey.tables(), **geometry_tables.inside}
     return {name: rows for name, rows in tables.items() if rows or name not in _OPTIONAL}
 
 
-def measured(found: Found, stores: Sequence[ActivationStore], model_name: str) -> Measured:
+def study_output(geometry_tables: GeometryTables, stores: Sequence[ActivationStore], model_name: str) -> Measured:
     """Return the tables with what belongs to them; a table without rows is still written, with its columns.
 
     Args:
-        found: What was measured.
+        geometry_tables: What was measured.
         stores: The activations that were measured first, those that transforms were fitted on last.
         model_name: The model's short name, for titles.
     """
-    tables = tables_of(found)
+    tables = tables_of(geometry_tables)
 
     def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
         figures = write_figures(folder, tables, model_name, formats)
@@ -383,16 +383,16 @@ def measured(found: Found, stores: Sequence[ActivationStore], model_name: str) -
     def write(folder: Path) -> list[Path]:
         paths = []
         (folder / "transforms").mkdir()
-        for kind, by_layer in found.survey.transforms.items():
+        for kind, by_layer in geometry_tables.survey.transforms.items():
             paths.append(folder / "transforms" / f"{kind}.safetensors")
             transforms.save(paths[-1], by_layer)
         return paths
 
     results = {
         "cache": {"measured": origin(stores[0]), "fitted": origin(stores[-1])},
-        "clipped": {str(layer): neurons for layer, neurons in found.survey.clipped.items()},
-        "not_applicable": found.survey.not_applicable,
-        **({"neurons": dict(found.neurons)} if found.neurons is not None else {}),
+        "clipped": {str(layer): neurons for layer, neurons in geometry_tables.survey.clipped.items()},
+        "not_applicable": geometry_tables.survey.not_applicable,
+        **({"neurons": dict(geometry_tables.neurons)} if geometry_tables.neurons is not None else {}),
     }
     return Measured(tables, results, _curves(tables), draw=draw, write=write)
 

@@ -140,22 +140,22 @@ class ClippedCosines:
 
     def __init__(self, choices: Tensor, d: int) -> None:
         self.choices, self.n = choices, 0
-        self.kept = torch.ones(d, len(choices)).scatter_(0, choices.T, 0.0)
+        self.mask = torch.ones(d, len(choices)).scatter_(0, choices.T, 0.0)
         self.totals = torch.zeros(len(choices), d, dtype=torch.float64)
 
     def update(self, vectors: Tensor) -> None:
         """Add vectors, shape (n, d); vectors of length 0 are treated as in `normalise`."""
         # Sum the squares of the neurons that remain: if they are small, subtracting the others' from the total would
         # leave only rounding errors.
-        left = (vectors.square() @ self.kept.to(vectors.dtype)).T
-        inverse = torch.where(left > torch.finfo(left.dtype).tiny, left.rsqrt(), 0.0)
+        squares = (vectors.square() @ self.mask.to(vectors.dtype)).T
+        inverse = torch.where(squares > torch.finfo(squares.dtype).tiny, squares.rsqrt(), 0.0)
         self.totals += (inverse @ vectors).double()
         self.n += len(vectors)
 
     def result(self) -> Tensor:
         """Return the mean cosine of each choice, shape (n_choices,), float64."""
-        kept = self.totals.scatter(1, self.choices, 0.0)
-        return (kept.square().sum(1) - self.n) / (self.n * (self.n - 1))
+        totals = self.totals.scatter(1, self.choices, 0.0)
+        return (totals.square().sum(1) - self.n) / (self.n * (self.n - 1))
 
 
 def isoscore(covariance: Tensor) -> float:
@@ -224,31 +224,31 @@ def cosines_of_pairs(vectors: Tensor, first: NDArray[np.int64], second: NDArray[
     return total / len(first)
 
 
-def ethayarajh(one_per_sentence: Tensor, generator: np.random.Generator) -> float:
+def ethayarajh(sentence_vectors: Tensor, generator: np.random.Generator) -> float:
     """Return the mean cosine of 1,000 pairs of one random token each of 1,000 sentences (Ethayarajh 2019, his code).
 
     Pairs are drawn with replacement, and a vector may be paired with itself. With n sentences and a mean cosine A of
     different vectors, this raises the expected result by (1 - A) / n.
 
     Args:
-        one_per_sentence: One token of each sentence, shape (n_sentences, d); at most 1,000 of them are used.
+        sentence_vectors: One token of each sentence, shape (n_sentences, d); at most 1,000 of them are used.
         generator: Generator that draws sentences and pairs.
     """
-    n = min(1000, len(one_per_sentence))
-    rows = generator.choice(len(one_per_sentence), n, replace=False)
-    return cosines_of_pairs(one_per_sentence, *rows[generator.integers(n, size=(2, 1000))])
+    n = min(1000, len(sentence_vectors))
+    rows = generator.choice(len(sentence_vectors), n, replace=False)
+    return cosines_of_pairs(sentence_vectors, *rows[generator.integers(n, size=(2, 1000))])
 
 
-def luo_kulmizev_mao(one_per_sentence: Tensor, generator: np.random.Generator) -> float:
+def luo_kulmizev_mao(sentence_vectors: Tensor, generator: np.random.Generator) -> float:
     """Return the mean cosine of 1,000 disjoint pairs of sentences, a random token of each (Luo, Kulmizev & Mao 2021).
 
     Args:
-        one_per_sentence: One token of each sentence, shape (n_sentences, d); fewer than 2,000 give fewer pairs.
+        sentence_vectors: One token of each sentence, shape (n_sentences, d); fewer than 2,000 give fewer pairs.
         generator: Generator that draws the pairs.
     """
-    n = min(1000, len(one_per_sentence) // 2)
-    rows = generator.permutation(len(one_per_sentence))
-    return cosines_of_pairs(one_per_sentence, rows[:n], rows[n : 2 * n])
+    n = min(1000, len(sentence_vectors) // 2)
+    rows = generator.permutation(len(sentence_vectors))
+    return cosines_of_pairs(sentence_vectors, rows[:n], rows[n : 2 * n])
 
 
 def timkey_van_schijndel(pool: Tensor, generator: np.random.Generator, n_pairs: int = 500_000) -> float:
@@ -459,7 +459,10 @@ def _smoothing_rows(group: Group) -> list[dict[str, Any]]:
         *([{"measure": ENERGY, "value": of_mean / energy}] if energy else []),
         *([{"measure": COSINE, "value": cosine}] if np.isfinite(cosine) else []),
         {"measure": FARTHEST, "neuron": farthest, "value": float(z[farthest])},
-        *({"measure": one.definition, "neuron": one.neuron, "value": one.value} for one in outliers_of(profile)),
+        *(
+            {"measure": outlier.definition, "neuron": outlier.neuron, "value": outlier.value}
+            for outlier in outliers_of(profile)
+        ),
     ]
 
 
@@ -499,7 +502,7 @@ class Sampled:
         return self.tokens.included if self.special_tokens == "include" else ~self.tokens.special
 
     @cached_property
-    def one_per_sentence(self) -> NDArray[np.bool_]:
+    def is_sentence_token(self) -> NDArray[np.bool_]:
         """Whether each token is the one sampled from its sentence, among those that count; shape (n_tokens,)."""
         rows = np.flatnonzero(self.counts)
         sentences, first, n = np.unique(self.tokens.sentences[rows], return_index=True, return_counts=True)
@@ -509,7 +512,7 @@ class Sampled:
     @cached_property
     def of_sentences(self) -> NDArray[np.bool_]:
         """Whether each token is sampled as one of at most `POOL_SENTENCES`, each from another sentence; (n_tokens,)."""
-        return self._marked(self._draw(np.flatnonzero(self.one_per_sentence), POOL_SENTENCES, 2))
+        return self._marked(self._draw(np.flatnonzero(self.is_sentence_token), POOL_SENTENCES, 2))
 
     @cached_property
     def pool(self) -> NDArray[np.bool_]:
@@ -561,21 +564,21 @@ def look(store: Activations, layer: int, sampled: Sampled) -> Look:
     accumulators = {name: ProfileAccumulator(d_model) for name, of in disjoint.items() if of.any()}
     units = {name: np.zeros(d_model) for name in accumulators} if first.any() else {}
     moments = CovarianceAccumulator(d_model)
-    for here, states in _shards(store, layer):
-        moments.update(states[torch.from_numpy(sampled.counts[here])])
+    for shard_rows, states in _shards(store, layer):
+        moments.update(states[torch.from_numpy(sampled.counts[shard_rows])])
         for name, accumulator in accumulators.items():
-            some = states[torch.from_numpy(disjoint[name][here])]
+            some = states[torch.from_numpy(disjoint[name][shard_rows])]
             accumulator.update(some)
             if units:
                 units[name] += normalise(some).double().sum(0).numpy()
-    found = {name: accumulator.result() for name, accumulator in accumulators.items()}
+    profile_of_group = {name: accumulator.result() for name, accumulator in accumulators.items()}
 
     def of(*names: str) -> Profile:
-        return pooled([found[name] for name in names if name in found])
+        return pooled([profile_of_group[name] for name in names if name in profile_of_group])
 
     profiles: dict[SpecialTokens, Profile] = {"include": of("words", "special")}
-    if "words" in found:
-        profiles["exclude"] = found["words"]
+    if "words" in profile_of_group:
+        profiles["exclude"] = profile_of_group["words"]
     kinds = ("words", "special") if sampled.special_tokens == "include" else ("words",)
     alone = {kind: f"first {kind}" for kind in ("words", "special")}
     groups = {"exclude": kinds, "include": (*kinds, *(alone[kind] for kind in kinds)), "only": tuple(alone.values())}
@@ -587,7 +590,7 @@ def look(store: Activations, layer: int, sampled: Sampled) -> Look:
 
 
 @dataclass(frozen=True)
-class Measured:
+class LayerMeasures:
     """Results of the second pass over a layer.
 
     Args:
@@ -611,7 +614,7 @@ def measure(
     random_choices: Sequence[Sequence[int]] = (),
     estimators: Sequence[Estimator] = (),
     distances_before: NDArray[np.float64] | None = None,
-) -> Measured:
+) -> LayerMeasures:
     """Measure a layer under each transform, in one pass.
 
     Args:
@@ -632,29 +635,29 @@ def measure(
     random = ClippedCosines(torch.tensor(random_choices), store.plan.d_model) if random_choices else None
     pools: dict[str, list[Tensor]] = {"pool": [], "of_sentences": []}
     distances, ratio = np.full(sampled.tokens.n_sentences, np.nan), MeanOverSentences()
-    for shard, (here, states) in zip(store.plan.shards, _shards(store, layer), strict=True):
-        block = _Block.of(states, here, sampled, shard.first_sentence, shard.n_sentences)
+    for shard, (shard_rows, states) in zip(store.plan.shards, _shards(store, layer), strict=True):
+        block = _Block.of(states, shard_rows, sampled, shard.first_sentence, shard.n_sentences)
         for each in measures.values():
             each.update(block)
         if random:
             random.update(block.vectors)
-        for name, kept in pools.items():
-            kept.append(states[torch.from_numpy(getattr(sampled, name)[here])])
+        for name, parts in pools.items():
+            parts.append(states[torch.from_numpy(getattr(sampled, name)[shard_rows])])
         distances[block.sentences] = now = measures["none"].last_distances.numpy()
         if distances_before is not None:
             before = distances_before[block.sentences]
             quotients = np.divide(now, before, out=np.full(len(before), np.nan), where=before > 0)
             ratio.update(torch.from_numpy(quotients), block.weights)
-    pool, of_sentences = (torch.cat(kept) for kept in pools.values())
+    pool, of_sentences = (torch.cat(parts) for parts in pools.values())
     rows = [row for name, each in measures.items() for row in _rows(layer, name, each.results(moments, pool))]
     for name in ("none", "clip") if estimators else ():
         if name in transforms:
-            found = _estimates(estimators, transforms[name], pool, of_sentences, [sampled.seed, layer])
-            rows += _rows(layer, name, found)
+            estimates = _estimates(estimators, transforms[name], pool, of_sentences, [sampled.seed, layer])
+            rows += _rows(layer, name, estimates)
     if random:
         rows += _rows(layer, "clip_random", {"mean_cosine": _range(random)})
     rows += _rows(layer, "none", {"distance_ratio": (ratio.result(), int(sampled.counts.sum()))})
-    return Measured(rows, measures["none"].cosine.result().shares, distances)
+    return LayerMeasures(rows, measures["none"].cosine.result().shares, distances)
 
 
 def _shards(store: Activations, layer: int) -> Iterator[tuple[slice, Tensor]]:
@@ -687,20 +690,20 @@ class _Block:
     types: Tensor
 
     @classmethod
-    def of(cls, states: Tensor, here: slice, sampled: Sampled, first_sentence: int, n_sentences: int) -> _Block:
-        tokens, counts = sampled.tokens, sampled.counts[here]
-        lengths = np.bincount(tokens.sentences[here][counts] - first_sentence, minlength=n_sentences)
+    def of(cls, states: Tensor, rows: slice, sampled: Sampled, first_sentence: int, n_sentences: int) -> _Block:
+        tokens, counts = sampled.tokens, sampled.counts[rows]
+        lengths = np.bincount(tokens.sentences[rows][counts] - first_sentence, minlength=n_sentences)
         some = np.flatnonzero(lengths)
         first_words = sampled.words.first_words
         types = sampled.words.types[first_words[first_sentence] : first_words[first_sentence + n_sentences]]
         followed = np.flatnonzero(types >= 0)
-        (words,) = pool_words([states], tokens.words[here], tokens.sentences[here]).hidden_states
+        (words,) = pool_words([states], tokens.words[rows], tokens.sentences[rows]).hidden_states
         return cls(
             states[torch.from_numpy(counts)],
             torch.from_numpy(lengths[some]),
             first_sentence + some,
             weights(first_sentence, n_sentences, sampled.seed)[:, torch.from_numpy(some)],
-            torch.from_numpy(sampled.one_per_sentence[here][counts]).nonzero().squeeze(1),
+            torch.from_numpy(sampled.is_sentence_token[rows][counts]).nonzero().squeeze(1),
             words[torch.from_numpy(followed)],
             torch.from_numpy(types[followed]),
         )
@@ -722,7 +725,7 @@ class _Measures:
 
     def __post_init__(self) -> None:
         d = self.transform.n_out
-        self.cosine, self.one, self.centred = (MeanCosineAccumulator(d) for _ in range(3))
+        self.cosine, self.sampled_cosine, self.centred = (MeanCosineAccumulator(d) for _ in range(3))
         self.by_sentence = {name: MeanOverSentences() for name in BY_SENTENCE}
         self.words = SelfSimilarityAccumulator(self.n_types, d)
         # If the transform centres, the centred cosines are the cosines themselves.
@@ -736,7 +739,7 @@ class _Measures:
         sums = sum_by_sentence(units, block.lengths)
         self.cosine.update(units, sums, block.lengths, block.weights)
         drawn = units[block.drawn]
-        self.one.update(drawn, drawn, torch.ones_like(block.lengths), block.weights)
+        self.sampled_cosine.update(drawn, drawn, torch.ones_like(block.lengths), block.weights)
         alike = smoothness(images, units, sums, block.lengths)
         values = (alike.token_similarity, alike.intra_sentence_similarity, alike.distance, alike.relative_distance)
         for name, value in zip(BY_SENTENCE, values, strict=True):
@@ -749,7 +752,11 @@ class _Measures:
 
     def results(self, moments: Covariance, pool: Tensor) -> dict[str, _Result]:
         """Return each measure with its interval and the number of vectors it is taken over."""
-        after, cosine, one = self.transform.moments(moments), self.cosine.result(), self.one.result()
+        after, cosine, sampled_cosine = (
+            self.transform.moments(moments),
+            self.cosine.result(),
+            self.sampled_cosine.result(),
+        )
         n = cosine.estimate.n
         centred = cosine if self.is_centred else self.centred.result()
         words = self.words.result(self.seed)
@@ -765,14 +772,14 @@ class _Measures:
         n_words = int(self.words.counts.sum())
         return {
             "mean_cosine": (cosine.estimate, n),
-            "mean_cosine_one_per_sentence": (one.estimate, one.estimate.n),
+            "mean_cosine_one_per_sentence": (sampled_cosine.estimate, sampled_cosine.estimate.n),
             "mean_cosine_centred": (centred.estimate, n),
             **{name: (_exact(value, n), n) for name, value in exact.items()},
             "partition_isotropy": (_exact(partition, n), min(PARTITION, len(pool))),
             "self_similarity": (words, n_words),
-            "self_similarity_adjusted": (_less(words, one.estimate), n_words),
+            "self_similarity_adjusted": (_less(words, sampled_cosine.estimate), n_words),
             **{name: (mean.result(), n) for name, mean in self.by_sentence.items()},
-            "intra_sentence_similarity_adjusted": (_less(intra, one.estimate), n),
+            "intra_sentence_similarity_adjusted": (_less(intra, sampled_cosine.estimate), n),
         }
 
 
@@ -792,15 +799,15 @@ def _estimates(
 ) -> dict[str, _Result]:
     """Return the published estimates of the mean cosine."""
     images, ones = transform(pool), transform(of_sentences)
-    found: dict[Estimator, _Result] = {}
+    estimates: dict[Estimator, _Result] = {}
     for name in names:
         generator = np.random.default_rng(seed)
         if name == "tvs":
-            found[name] = _exact(timkey_van_schijndel(images, generator), len(images)), len(images)
+            estimates[name] = _exact(timkey_van_schijndel(images, generator), len(images)), len(images)
         elif len(ones) >= 2:
             draw = ethayarajh if name == "e19" else luo_kulmizev_mao
-            found[name] = _exact(draw(ones, generator), len(ones)), len(ones)
-    return {f"mean_cosine_{name}": result for name, result in found.items()}
+            estimates[name] = _exact(draw(ones, generator), len(ones)), len(ones)
+    return {f"mean_cosine_{name}": result for name, result in estimates.items()}
 
 
 def _range(random: ClippedCosines) -> _Result:

@@ -49,23 +49,23 @@ def _first_token(geometry: Result) -> list[Html]:
     """Return the terminal's results on the first token of each sentence, where it is left out of all others."""
     if not geometry.first_token:
         return []
-    told = "The measures above are those of all tokens but the first one of each sentence."
-    return _as_told("The first token", first_token_tables(geometry.first_token), [
-        told, *first_token_conclusions(geometry.first_token)
+    excluded_note = "The measures above are those of all tokens but the first one of each sentence."
+    return _terminal_section("The first token", first_token_tables(geometry.first_token), [
+        excluded_note, *first_token_conclusions(geometry.first_token)
     ])  # fmt: skip
 
 
 def _position(geometry: Result) -> list[Html]:
     """Return the terminal's results on the position part, where it was measured."""
     tables = position_tables(geometry.by_name)
-    return _as_told("Position", tables, position_conclusions(geometry.by_name)) if tables else []
+    return _terminal_section("Position", tables, position_conclusions(geometry.by_name)) if tables else []
 
 
 def _extremes(geometry: Result) -> list[Html]:
     """Return the terminal's results on large values and attention sinks."""
     tables = extremes.tables(geometry.by_name)
     return (
-        _as_told("Massive activations and attention sinks", tables, extremes.conclusions(geometry.by_name))
+        _terminal_section("Massive activations and attention sinks", tables, extremes.conclusions(geometry.by_name))
         if tables
         else []
     )
@@ -73,17 +73,17 @@ def _extremes(geometry: Result) -> list[Html]:
 
 def _inside(geometry: Result) -> list[Html]:
     """Return the terminal's results on what was measured by running the model itself."""
-    measured = (
+    measurements = (
         geometry.smoothing, geometry.interventions, geometry.norms, geometry.norm_changes, geometry.path,
         geometry.first_row,
     )  # fmt: skip
     neurons = geometry.neuron_interventions
-    tables = [*inside_tables(*measured), *neuron_interventions.tables(neurons)]
-    lines = [*inside_conclusions(*measured), *neuron_interventions.conclusions(neurons)]
-    return _as_told("Inside the model", tables, lines) if tables else []
+    tables = [*inside_tables(*measurements), *neuron_interventions.tables(neurons)]
+    lines = [*inside_conclusions(*measurements), *neuron_interventions.conclusions(neurons)]
+    return _terminal_section("Inside the model", tables, lines) if tables else []
 
 
-def _as_told(heading: str, tables: Sequence[Any], lines: Sequence[str]) -> list[Html]:
+def _terminal_section(heading: str, tables: Sequence[Any], lines: Sequence[str]) -> list[Html]:
     """Return sentences and tables of the terminal under a heading."""
     shown = [element("figure", element("figcaption", t.title), as_in_terminal(t)) for t in tables]
     return [element("h3", heading), *(element("p", sentence) for sentence in lines), *shown]
@@ -93,9 +93,9 @@ def _cosines(rows: Sequence[Row]) -> Html:
     """Return the mean cosine of tokens by layer, before and after each transform."""
     lines = []
     for transform in dict.fromkeys(row["transform"] for row in rows):
-        here = sorted((row for row in rows if row["transform"] == transform), key=lambda row: row["layer"])
-        layers, values = [row["layer"] for row in here], [row["value"] for row in here]
-        lines.append(Line(label(str(transform), here), layers, values, [ends(row) for row in here]))
+        transform_rows = sorted((row for row in rows if row["transform"] == transform), key=lambda row: row["layer"])
+        layers, values = [row["layer"] for row in transform_rows], [row["value"] for row in transform_rows]
+        lines.append(Line(label(str(transform), transform_rows), layers, values, [ends(row) for row in transform_rows]))
     title = "Mean cosine of the hidden states of two tokens, by layer and transform (values below 0 are drawn at 0)"
     return element("figure", element("figcaption", title), line_chart(lines, title))
 
@@ -103,9 +103,9 @@ def _cosines(rows: Sequence[Row]) -> Html:
 def _measures(geometry: Result, transform: str) -> Html:
     rows = [row for row in geometry.geometry if row["transform"] == transform]
     measures = list(dict.fromkeys(row["measure"] for row in rows))
-    found = {(row["layer"], row["measure"]): row for row in rows}
+    by_measure = {(row["layer"], row["measure"]): row for row in rows}
     body = [
-        [layer, *(_value(found.get((layer, measure))) for measure in measures)]
+        [layer, *(_value(by_measure.get((layer, measure))) for measure in measures)]
         for layer in sorted({row["layer"] for row in rows})
     ]
     name = "without a transform" if transform == "none" else f"after {label(transform, rows)}"

@@ -24,8 +24,8 @@ from probing.statistics.moments import Definition, Outlier
 from probing.studies.geometry.inside.changed_norms import find_parameters, not_applicable, parameter_rows
 from probing.studies.geometry.layers import (
     Estimator,
+    LayerMeasures,
     Look,
-    Measured,
     Sampled,
     SpecialTokens,
     first_token_rows,
@@ -91,7 +91,7 @@ class Regressors:
         return indices
 
     @cached_property
-    def _usual(self) -> Array:
+    def _mean_columns(self) -> Array:
         """Mean of the tokens that are not special in the columns of octaves and of the most frequent tokens."""
         plain, columns = ~self.tokens.special, self.columns
         octaves, common = self._log_counts[plain].astype(np.int64), self._common_indices[self.tokens.input_ids[plain]]
@@ -116,9 +116,9 @@ class Regressors:
         x = np.zeros((n, columns["special"].stop))
         every = np.arange(n)
         x[:, 0] = 1
-        own = columns["position"]
-        positions = np.minimum(self._positions[rows], own.stop - own.start - 1)
-        x[every, own.start + positions] = 1
+        position_columns = columns["position"]
+        positions = np.minimum(self._positions[rows], position_columns.stop - position_columns.start - 1)
+        x[every, position_columns.start + positions] = 1
         special = tokens.special[rows]
         frequency, log_counts = columns["frequency"].start, self._log_counts[rows]
         x[:, frequency] = log_counts
@@ -126,7 +126,7 @@ class Regressors:
         common = self._common_indices[tokens.input_ids[rows]]
         known = np.flatnonzero(common >= 0)
         x[known, columns["token"].start + common[known]] = 1
-        x[special, frequency + 1 : columns["token"].stop] = self._usual
+        x[special, frequency + 1 : columns["token"].stop] = self._mean_columns
         x[:, columns["punctuation"].start] = self.punctuation[rows]
         special &= tokens.included[rows]
         ids = tokens.input_ids[rows][special]
@@ -161,7 +161,7 @@ class ExplainedAccumulator:
     """
 
     def __init__(self, columns: Mapping[str, slice], n_neurons: int) -> None:
-        p = max(here.stop for here in columns.values())
+        p = max(source_columns.stop for source_columns in columns.values())
         self.columns, self.n_tokens = columns, 0
         self.origin: Array | None = None
         self.xx, self.xv, self.vv = np.zeros((p, p)), np.zeros((p, n_neurons)), np.zeros(n_neurons)
@@ -194,24 +194,24 @@ class ExplainedAccumulator:
         every = np.arange(len(self.xx))
         whole, none = self._sse(every), self._sse(every[:1])
         none = np.where(none > 0, none, np.nan)
-        found = {}
-        for name, here in self.columns.items():
-            own = np.arange(here.start, here.stop)
-            without = self._sse(np.setdiff1d(every, own))
-            alone = 1 - self._sse(np.concatenate([every[:1], own])) / none
-            found[name] = alone, np.where(without > 0, (without - whole) / np.where(without > 0, without, 1), 0)
+        shares = {}
+        for name, source_columns in self.columns.items():
+            source_indices = np.arange(source_columns.start, source_columns.stop)
+            without = self._sse(np.setdiff1d(every, source_indices))
+            alone = 1 - self._sse(np.concatenate([every[:1], source_indices])) / none
+            shares[name] = alone, np.where(without > 0, (without - whole) / np.where(without > 0, without, 1), 0)
         joint = 1 - whole / none
-        return {**found, "all": (joint, joint)}
+        return {**shares, "all": (joint, joint)}
 
     def _sse(self, columns: NDArray[np.int64]) -> Array:
         """Return each neuron's residual sum of squares after a least-squares fit on some columns."""
         xx, xv = self.xx[np.ix_(columns, columns)], self.xv[columns]
         scale = np.where(xx.diagonal() > 0, xx.diagonal(), 1) ** -0.5
         values, vectors = np.linalg.eigh(scale[:, None] * xx * scale)
-        kept = values > _REPEATED * values[-1]
-        along = (vectors[:, kept].T * scale) @ xv / np.sqrt(values[kept])[:, None]
-        left = self.vv - np.square(along).sum(0)
-        return np.where(left > _ROUNDING * self.vv, left, 0)
+        selected = values > _REPEATED * values[-1]
+        along = (vectors[:, selected].T * scale) @ xv / np.sqrt(values[selected])[:, None]
+        residual = self.vv - np.square(along).sum(0)
+        return np.where(residual > _ROUNDING * self.vv, residual, 0)
 
 
 def explained_rows(
@@ -219,7 +219,7 @@ def explained_rows(
     neurons: Sequence[int],
     kinds: Sequence[str],
     special_tokens: str,
-    found: Mapping[str, tuple[Array, Array]],
+    shares: Mapping[str, tuple[Array, Array]],
     n_tokens: int,
 ) -> list[dict[str, Any]]:
     """Return a row for each neuron and source, as in `explained.csv`.
@@ -229,7 +229,7 @@ def explained_rows(
         neurons: Neurons, in the order of the shares.
         kinds: Kind of each neuron, `outlier` or `random`.
         special_tokens: Whether special tokens were used, `exclude` or `include`.
-        found: Result of `ExplainedAccumulator.result`.
+        shares: Result of `ExplainedAccumulator.result`.
         n_tokens: Number of tokens used.
     """
     return [
@@ -238,7 +238,7 @@ def explained_rows(
             "alone": float(alone[i]), "partial": float(partial[i]), "n_tokens": n_tokens,
         }
         for i, (neuron, kind) in enumerate(zip(neurons, kinds, strict=True))
-        for source, (alone, partial) in found.items()
+        for source, (alone, partial) in shares.items()
         if np.isfinite(alone[i])
     ]  # fmt: skip
 
@@ -311,14 +311,14 @@ class _Corpora:
     """The activations that a survey reads: those measured, and those on which outliers and transforms are found.
 
     Args:
-        measured_on: Activations whose geometry is measured.
+        store: Activations whose geometry is measured.
         fitted_on: Activations used to find outliers and fit transforms.
         sampled: The tokens of the first that count.
         fitted: The tokens of the second that count.
         regressors: What explains the outliers of the first.
     """
 
-    measured_on: Activations
+    store: Activations
     fitted_on: Activations
     sampled: Sampled
     fitted: Sampled
@@ -363,7 +363,7 @@ def check_tokens(tokens: Tokens, special_tokens: SpecialTokens) -> None:
 
 
 def survey(
-    measured_on: Activations,
+    store: Activations,
     fitted_on: Activations,
     layers: Sequence[int],
     encoder: nn.Module,
@@ -373,7 +373,7 @@ def survey(
     """Survey a model, a layer at a time.
 
     Args:
-        measured_on: Activations whose geometry is measured.
+        store: Activations whose geometry is measured.
         fitted_on: Activations used to find outliers and fit transforms; they may be the same.
         layers: Ascending layer numbers.
         encoder: The model, whose parameters are read.
@@ -385,34 +385,38 @@ def survey(
     by_norm = moments.by_layer_norm(
         [norm.gain for norm in norms], [norm.bias for norm in norms if norm.bias is not None]
     )
-    sampled = Sampled(measured_on.tokens, plan.special_tokens, plan.seed)
-    fitted = sampled if fitted_on is measured_on else Sampled(fitted_on.tokens, plan.special_tokens, plan.seed)
-    corpora = _Corpora(measured_on, fitted_on, sampled, fitted, _regressors(measured_on, tokenizer))
-    found: dict[int, _LayerSurvey] = {}
+    sampled = Sampled(store.tokens, plan.special_tokens, plan.seed)
+    fitted = sampled if fitted_on is store else Sampled(fitted_on.tokens, plan.special_tokens, plan.seed)
+    corpora = _Corpora(store, fitted_on, sampled, fitted, _regressors(store, tokenizer))
+    surveys: dict[int, _LayerSurvey] = {}
     with stage(f"geometry of {layers_named(layers)}", len(layers)) as advance:
         for layer in layers:
-            below = found.get(layer - 1)
-            found[layer] = _of_layer(layer, corpora, by_norm, plan, below.distances if below else None)
+            below = surveys.get(layer - 1)
+            surveys[layer] = _of_layer(layer, corpora, by_norm, plan, below.distances if below else None)
             advance(1)
-    named = [row for one in found.values() for row in one.outliers]
-    looks = [one.look for one in found.values()]
+    named = [row for layer_survey in surveys.values() for row in layer_survey.outliers]
+    looks = [layer_survey.look for layer_survey in surveys.values()]
     named += [
         row for which in ("exclude", "include") for row in _outlier_rows(_pooled(looks, which), ALL_LAYERS, which)
     ]
     named += _outlier_rows(by_norm, ALL_LAYERS, "")
-    kinds = dict.fromkeys(kind for one in found.values() for kind in one.transforms)
+    kinds = dict.fromkeys(kind for layer_survey in surveys.values() for kind in layer_survey.transforms)
     return Survey(
-        geometry=[row for one in found.values() for row in one.geometry],
+        geometry=[row for layer_survey in surveys.values() for row in layer_survey.geometry],
         outliers=named,
-        dimensions=[row for one in found.values() for row in one.dimensions],
+        dimensions=[row for layer_survey in surveys.values() for row in layer_survey.dimensions],
         parameters=parameter_rows(parameters, sorted({row["neuron"] for row in named})),
-        explained=[row for one in found.values() for row in one.explained],
-        first_token=[row for one in looks for row in first_token_rows(one.layer, one.of_first)],
+        explained=[row for layer_survey in surveys.values() for row in layer_survey.explained],
+        first_token=[row for layer_look in looks for row in first_token_rows(layer_look.layer, layer_look.of_first)],
         transforms={
-            kind: {layer: one.transforms[kind] for layer, one in found.items() if kind in one.transforms}
+            kind: {
+                layer: layer_survey.transforms[kind]
+                for layer, layer_survey in surveys.items()
+                if kind in layer_survey.transforms
+            }
             for kind in kinds
         },
-        clipped={layer: one.clipped for layer, one in found.items()},
+        clipped={layer: layer_survey.clipped for layer, layer_survey in surveys.items()},
         not_applicable=not_applicable(parameters),
     )
 
@@ -429,26 +433,26 @@ def _of_layer(
         plan: What is surveyed and how.
         below: Distances between tokens in the layer below; None if it is not surveyed.
     """
-    store, sampled, fitted = corpora.measured_on, corpora.sampled, corpora.fitted
+    store, sampled, fitted = corpora.store, corpora.sampled, corpora.fitted
     seen = look(corpora.fitted_on, layer, fitted)
-    here = look(store, layer, sampled) if fitted is not sampled else seen
+    layer_look = look(store, layer, sampled) if fitted is not sampled else seen
     named = {which: moments.outliers_of(profile) for which, profile in seen.profiles.items()}
     clipped = _clipped(plan, named, by_norm)
-    all_named = sorted({o.neuron for those in named.values() for o in those} | {o.neuron for o in by_norm})
-    transforms, d_model = _transforms(plan, seen, clipped), len(here.moments.mean)
+    all_named = sorted({o.neuron for outliers in named.values() for o in outliers} | {o.neuron for o in by_norm})
+    transforms, d_model = _transforms(plan, seen, clipped), len(layer_look.moments.mean)
     result = measure(
-        store, layer, sampled, here.moments, {"none": identity(d_model), **transforms},
+        store, layer, sampled, layer_look.moments, {"none": identity(d_model), **transforms},
         _random_choices(plan, layer, d_model, clipped, all_named), plan.estimators, below,
     )  # fmt: skip
     sizes = {kind: _size(kind, fitted, seen, plan.fitting.n_components) for kind in transforms}
     return _LayerSurvey(
         look=seen,
-        outliers=[row for which, those in named.items() for row in _outlier_rows(those, layer, which)],
+        outliers=[row for which, outliers in named.items() for row in _outlier_rows(outliers, layer, which)],
         clipped=clipped,
         transforms=transforms,
         geometry=[row | sizes.get(row["transform"], {}) for row in result.rows],
-        dimensions=_dimension_rows(here, plan.special_tokens, result),
-        explained=_explained(store, layer, corpora.regressors, all_named, _dead(here), plan.seed),
+        dimensions=_dimension_rows(layer_look, plan.special_tokens, result),
+        explained=_explained(store, layer, corpora.regressors, all_named, _dead(layer_look), plan.seed),
         distances=result.distances,
     )
 
@@ -459,8 +463,8 @@ def _dead(seen: Look) -> list[int]:
 
 def _clipped(plan: Plan, named: Mapping[SpecialTokens, Sequence[Outlier]], by_norm: Sequence[Outlier]) -> list[int]:
     """Return the neurons of a layer that are outliers by the definition of the plan, ascending."""
-    those = by_norm if plan.definition == "layer_norm" else named.get(plan.special_tokens, ())
-    return sorted(outlier.neuron for outlier in those if outlier.definition == plan.definition)
+    outliers = by_norm if plan.definition == "layer_norm" else named.get(plan.special_tokens, ())
+    return sorted(outlier.neuron for outlier in outliers if outlier.definition == plan.definition)
 
 
 def _transforms(plan: Plan, seen: Look, clipped: Sequence[int]) -> dict[str, Transform]:
@@ -489,9 +493,9 @@ def _random_choices(
     return [random_neurons(d_model, len(clipped), excluded, generator) for _ in range(plan.n_draws)]
 
 
-def _outlier_rows(those: Sequence[Outlier], layer: int | str, special_tokens: str) -> list[dict[str, Any]]:
+def _outlier_rows(outliers: Sequence[Outlier], layer: int | str, special_tokens: str) -> list[dict[str, Any]]:
     about = {"layer": layer, "special_tokens": special_tokens}
-    return [{"definition": o.definition, "neuron": o.neuron, "value": o.value, **about} for o in those]
+    return [{"definition": o.definition, "neuron": o.neuron, "value": o.value, **about} for o in outliers]
 
 
 def _pooled(looks: Sequence[Look], which: SpecialTokens) -> list[Outlier]:
@@ -503,7 +507,7 @@ def _pooled(looks: Sequence[Look], which: SpecialTokens) -> list[Outlier]:
     return moments.by_share("argmin_share", together) + moments.by_share("argmax_share", together)
 
 
-def _dimension_rows(seen: Look, special_tokens: SpecialTokens, result: Measured) -> list[dict[str, Any]]:
+def _dimension_rows(seen: Look, special_tokens: SpecialTokens, result: LayerMeasures) -> list[dict[str, Any]]:
     """Return a row for each neuron, as in `dimensions.csv`."""
     profile = seen.profiles[special_tokens]
     columns = {
@@ -535,20 +539,20 @@ def _explained(
     d_model, tokens, out = store.plan.d_model, regressors.tokens, [*named, *dead]
     others = random_neurons(d_model, min(RANDOM, d_model - len(out)), out, np.random.default_rng([seed, layer, 1]))
     neurons, columns = [*named, *others], regressors.columns
-    without = {name: here for name, here in columns.items() if name != "special"}
+    without = {name: shard_rows for name, shard_rows in columns.items() if name != "special"}
     accumulators = {
         "exclude": ExplainedAccumulator(without, len(neurons)), "include": ExplainedAccumulator(columns, len(neurons)),
     }  # fmt: skip
     for shard in store.plan.shards:
-        here = store.shard_tokens(shard)
+        shard_rows = store.shard_tokens(shard)
         values = store.read(layer, shard.index)[:, torch.tensor(neurons)].float().numpy()
-        x, plain, measured = regressors.of(here), ~tokens.special[here], tokens.included[here]
-        accumulators["include"].update(x[measured], values[measured])
+        x, plain, is_counted = regressors.of(shard_rows), ~tokens.special[shard_rows], tokens.measured[shard_rows]
+        accumulators["include"].update(x[is_counted], values[is_counted])
         accumulators["exclude"].update(x[plain], values[plain])
     kinds = ["outlier"] * len(named) + ["random"] * len(others)
     return [
         row
-        for which, found in accumulators.items()
-        if found.n_tokens
-        for row in explained_rows(layer, neurons, kinds, which, found.result(), found.n_tokens)
+        for which, accumulator in accumulators.items()
+        if accumulator.n_tokens
+        for row in explained_rows(layer, neurons, kinds, which, accumulator.result(), accumulator.n_tokens)
     ]

@@ -33,8 +33,7 @@ from probing.errors import UserError
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
 from probing.heads.position import OFFSET_HEADS, POSITION_HEADS
-from probing.heads.subject import Asked as AskedOfHeads
-from probing.heads.subject import Subject
+from probing.heads.subject import HeadConfig, HeadSurvey
 from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
 from probing.runs.finished import Asked, measure
@@ -283,8 +282,8 @@ def _of_attention(source: ActivationSource, text: Text, how: How) -> tuple[Docum
     """Measure what heads attend to: fixed offsets, special tokens, how far and how widely."""
     blocks = [layer for layer in source.layers if layer > 0]
     request, *test = (source.request(corpus) for corpus in text.corpora)
-    asked = AskedOfHeads(test=test[0] if test else None, splits=text.splits, source=source)
-    subject = Subject.of(request, blocks, how.seed, asked)
+    asked = HeadConfig(test=test[0] if test else None, splits=text.splits, source=source)
+    subject = HeadSurvey.of(request, blocks, how.seed, asked)
     if lack := OFFSET_HEADS.needs(subject):
         raise UserError(f"`--measures attention` needs {lack}.")
     parts = [*(part for part in PARTS if part.name in ("profile", "tokens")), OFFSET_HEADS]

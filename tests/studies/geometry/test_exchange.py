@@ -19,7 +19,7 @@ from probing.interventions import WORDS
 from probing.interventions.forward import Text, draw_text
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.interventions.probed_task import Frozen, ProbedTask
-from probing.interventions.subject import Subject
+from probing.interventions.subject import InterventionSetup
 from probing.models import resolve_model
 from probing.studies.geometry.neurons.interchange import (
     Couples,
@@ -34,7 +34,7 @@ from probing.studies.geometry.neurons.interchange import (
     survey_couples,
     survey_words,
 )
-from probing.studies.geometry.neurons.sets import Asked, Found
+from probing.studies.geometry.neurons.sets import NeuronConfig, NeuronTables
 from probing.studies.geometry.neurons.survey import ProbedClasses
 from probing.text import Corpus, Couple, from_words, load_corpus
 from probing.text.tasks import Labels, Task, load_task
@@ -47,15 +47,15 @@ TEXTS = ("The probe [MASK] the model.", "The token [MASK] the model.", "A neuron
 
 
 @pytest.fixture(scope="module")
-def subject(tmp_path_factory: pytest.TempPathFactory, sentences: list[str], corpus_file: Path) -> Subject:
+def subject(tmp_path_factory: pytest.TempPathFactory, sentences: list[str], corpus_file: Path) -> InterventionSetup:
     place = tmp_path_factory.mktemp("exchange")
     folder = masked_lm(place / "bert", "bert", sentences)
     source = ActivationSource.of(str(folder), None, "all", {"accelerator": "cpu"}, cache=place / "cache")
     corpus = load_corpus(str(corpus_file))
-    return Subject(source, [corpus], [["train"] * len(corpus.sentences)], 0, None, {WORDS: None})
+    return InterventionSetup(source, [corpus], [["train"] * len(corpus.sentences)], 0, None, {WORDS: None})
 
 
-def passes(subject: Subject, texts: list[str], at: Any, n_draws: int = 2) -> Exchanged:
+def passes(subject: InterventionSetup, texts: list[str], at: Any, n_draws: int = 2) -> Exchanged:
     """Return what passes over texts in pairs give."""
     readers = subject.readers
     prompts = [one for text in texts if isinstance(one := _prompt(subject, text), Prompt)]
@@ -65,20 +65,20 @@ def passes(subject: Subject, texts: list[str], at: Any, n_draws: int = 2) -> Exc
     text = MaskedText(tokens_of_prompts(prompts), encoder, subject.model.anatomy, subject.pad_token_id, 512)
     masks, words = np.array([one.mask for one in prompts]), np.array([one.answers for one in prompts])
     head = MaskedHead(model, encoder, torch.tensor([prompts[0].input_ids], device=readers.device))
-    asked = Asked({1: [3, 0, 5]}, ["interchange"], at, 1000, n_draws, 0, 0)
+    asked = NeuronConfig({1: [3, 0, 5]}, ["interchange"], at, 1000, n_draws, 0, 0)
     (store,) = subject.source.read(subject.corpora)
     ((layer, found),) = exchanged(subject, store, text, [WordOdds(text, masks, words, head)], asked, {})
     assert layer == 1
     return found
 
 
-def _prompt(subject: Subject, text: str) -> Prompt | str:
+def _prompt(subject: InterventionSetup, text: str) -> Prompt | str:
     return prompt_of(subject.tokenizer, text, ("reads", "hides"), 100)
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("at", ["words", "everywhere"])
-def test_exchange_with_the_same_sentence_changes_nothing(subject: Subject, at: str) -> None:
+def test_exchange_with_the_same_sentence_changes_nothing(subject: InterventionSetup, at: str) -> None:
     found = passes(subject, [text for text in TEXTS for _ in range(2)], at)
     assert len({float(value) for value in found.intact[0]}) == len(TEXTS)
     for sums in (found.whole, *found.chosen.values(), *found.drawn.values()):
@@ -86,7 +86,7 @@ def test_exchange_with_the_same_sentence_changes_nothing(subject: Subject, at: s
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-def test_the_sets_are_those_of_the_dose_curve_and_those_drawn_beside_each(subject: Subject) -> None:
+def test_the_sets_are_those_of_the_dose_curve_and_those_drawn_beside_each(subject: InterventionSetup) -> None:
     found = passes(subject, [*TEXTS[:2]], "words")
     assert [one.neurons for one in found.chosen] == [(), (3,), (3, 0), (3, 0, 5)]
     assert sorted((one.k, one.source, one.draw) for one in found.drawn) == sorted(
@@ -147,14 +147,16 @@ def frozen(source: ActivationSource) -> Frozen:
 
 
 @pytest.fixture(scope="module")
-def paired_subject(source: ActivationSource, frozen: Frozen, corpus_file: Path) -> Subject:
+def paired_subject(source: ActivationSource, frozen: Frozen, corpus_file: Path) -> InterventionSetup:
     corpus = load_corpus(str(corpus_file))
     splits: Any = [["train"] * len(corpus.sentences)]
-    return Subject(source, [corpus], splits, 0, frozen, {"task": None}, load_task("label", {}))
+    return InterventionSetup(source, [corpus], splits, 0, frozen, {"task": None}, load_task("label", {}))
 
 
-def surveyed(subject: Subject, couples: Couples, frozen: Frozen, neurons: list[int], at: Any = "everywhere") -> Found:
-    asked = Asked({1: neurons}, ["interchange"], at, 100_000, 3, 0, 0, "label")
+def surveyed(
+    subject: InterventionSetup, couples: Couples, frozen: Frozen, neurons: list[int], at: Any = "everywhere"
+) -> NeuronTables:
+    asked = NeuronConfig({1: neurons}, ["interchange"], at, 100_000, 3, 0, 0, "label")
     return survey_couples(subject, couples, frozen, asked, lambda line: None)
 
 
@@ -204,7 +206,7 @@ def naive(
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 @pytest.mark.parametrize("at", ["everywhere", "words"])
 def test_it_is_what_hooks_on_the_model_give(
-    at: str, paired_subject: Subject, couples: Couples, frozen: Frozen, checkpoints: dict[str, Path]
+    at: str, paired_subject: InterventionSetup, couples: Couples, frozen: Frozen, checkpoints: dict[str, Path]
 ) -> None:
     neurons = [3, 0, 11, 7, 5, 9, 1]
     found = surveyed(paired_subject, couples, frozen, neurons, at)
@@ -216,12 +218,12 @@ def test_it_is_what_hooks_on_the_model_give(
     assert rows["task_interchanged"]["value"] == pytest.approx(carried / n)
     assert rows["task"]["value"] == pytest.approx(kept / n)
     assert (rows["task"]["intact"], rows["task_interchanged"]["intact"]) == (1.0, 0.0)
-    assert (found.n_pairs, found.n_left_out) == (25, 1)
+    assert (found.n_pairs, found.n_excluded) == (25, 1)
 
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_with_all_neurons_everywhere_the_model_reads_the_counterpart(
-    paired_subject: Subject, couples: Couples, frozen: Frozen, source: ActivationSource
+    paired_subject: InterventionSetup, couples: Couples, frozen: Frozen, source: ActivationSource
 ) -> None:
     found = surveyed(paired_subject, couples, frozen, list(range(source.config.hidden_size)))
     assert {row["layer"] for row in found.interventions} == {LAST}
@@ -232,7 +234,7 @@ def test_with_all_neurons_everywhere_the_model_reads_the_counterpart(
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_each_sentence_of_a_pair_is_replaced_by_the_other_and_pairs_are_what_is_drawn_again(
-    paired_subject: Subject, couples: Couples, frozen: Frozen, source: ActivationSource
+    paired_subject: InterventionSetup, couples: Couples, frozen: Frozen, source: ActivationSource
 ) -> None:
     (store,) = source.read([couples.corpus])
     text, n_left_out = coupled(store, couples, 100_000, 0)
@@ -253,7 +255,7 @@ def test_each_sentence_of_a_pair_is_replaced_by_the_other_and_pairs_are_what_is_
 
 @pytest.mark.filterwarnings(*LIGHTNING_WARNINGS)
 def test_pairs_that_can_say_nothing_are_refused(
-    paired_subject: Subject, frozen: Frozen, source: ActivationSource, sentences: list[str], tmp_path: Path
+    paired_subject: InterventionSetup, frozen: Frozen, source: ActivationSource, sentences: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "pairs.txt"
     path.write_text(f"{sentences[0]}\t{sentences[0]} and so on\n", encoding="utf-8")
@@ -290,19 +292,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, sentences: list[str]) -
 
 
 @pytest.fixture(scope="module")
-def masked_subject(checkpoint: Path, corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def masked_subject(checkpoint: Path, corpus_file: Path, tmp_path_factory: pytest.TempPathFactory) -> InterventionSetup:
     cache = tmp_path_factory.mktemp("cache")
     source = ActivationSource.of(str(checkpoint), None, "all", {"accelerator": "cpu"}, cache=cache)
     corpus = load_corpus(str(corpus_file))
     splits: Any = [["train"] * len(corpus.sentences)]
-    return Subject(source, [corpus], splits, 0, None, {WORDS: None})
+    return InterventionSetup(source, [corpus], splits, 0, None, {WORDS: None})
 
 
 def masked_surveyed(
-    subject: Subject, couples: list[Couple], neurons: list[int], at: Any = "everywhere", said: list[str] | None = None,
-    n_tokens: int = 100_000,
-) -> Found:  # fmt: skip
-    asked = Asked({1: neurons}, ["interchange"], at, n_tokens, 3, 0, 0)
+    subject: InterventionSetup, couples: list[Couple], neurons: list[int], at: Any = "everywhere",
+    said: list[str] | None = None, n_tokens: int = 100_000,
+) -> NeuronTables:  # fmt: skip
+    asked = NeuronConfig({1: neurons}, ["interchange"], at, n_tokens, 3, 0, 0)
     say = (lambda line: None) if said is None else said.append
     return survey_words(subject, subject.source.read(subject.corpora)[0], couples, "--pairs p", asked, say)
 
@@ -349,7 +351,9 @@ def masked_naive(checkpoint: Path, couples: list[Couple], neurons: list[int], wo
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("at", ["everywhere", "words"])
-def test_it_is_what_hooks_on_the_model_and_its_head_give(at: str, masked_subject: Subject, checkpoint: Path) -> None:
+def test_it_is_what_hooks_on_the_model_and_its_head_give(
+    at: str, masked_subject: InterventionSetup, checkpoint: Path
+) -> None:
     found = masked_surveyed(masked_subject, COUPLES, NEURONS, at)
     with torch.no_grad():
         share, difference = masked_naive(checkpoint, COUPLES, NEURONS, words_alone=at == "words")
@@ -365,7 +369,7 @@ def test_it_is_what_hooks_on_the_model_and_its_head_give(at: str, masked_subject
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-def test_with_all_neurons_everywhere_the_odds_are_those_of_the_other_text(masked_subject: Subject) -> None:
+def test_with_all_neurons_everywhere_the_odds_are_those_of_the_other_text(masked_subject: InterventionSetup) -> None:
     d_model = int(masked_subject.source.config.hidden_size)
     (row,) = masked_surveyed(masked_subject, COUPLES, list(range(d_model))).interventions
     assert row["value"] == pytest.approx(1, abs=1e-5)
@@ -376,7 +380,9 @@ def test_with_all_neurons_everywhere_the_odds_are_those_of_the_other_text(masked
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-def test_neither_the_order_of_texts_nor_that_of_words_changes_what_is_carried(masked_subject: Subject) -> None:
+def test_neither_the_order_of_texts_nor_that_of_words_changes_what_is_carried(
+    masked_subject: InterventionSetup,
+) -> None:
     found = masked_surveyed(masked_subject, COUPLES, NEURONS)
     texts = [Couple(one.second, one.first, one.words) for one in COUPLES]
     words = [Couple(one.first, one.second, ANSWERS[::-1]) for one in COUPLES]
@@ -387,7 +393,7 @@ def test_neither_the_order_of_texts_nor_that_of_words_changes_what_is_carried(ma
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-def test_pairs_that_cannot_be_read_token_by_token_are_left_out_and_counted(masked_subject: Subject) -> None:
+def test_pairs_that_cannot_be_read_token_by_token_are_left_out_and_counted(masked_subject: InterventionSetup) -> None:
     others = [
         Couple("The probe [MASK] the model.", "The probe of a token [MASK] the model.", ANSWERS),
         Couple("The probe [MASK] the model.", "The [MASK] probe the model.", ANSWERS),
@@ -395,7 +401,7 @@ def test_pairs_that_cannot_be_read_token_by_token_are_left_out_and_counted(maske
     ]
     said: list[str] = []
     found = masked_surveyed(masked_subject, [*COUPLES, *others], NEURONS, said=said)
-    assert (found.n_pairs, found.n_left_out) == (len(COUPLES), 3)
+    assert (found.n_pairs, found.n_excluded) == (len(COUPLES), 3)
     n = len(COUPLES) + 3
     assert said == [
         f"1 of {n} pairs are left out: their texts differ in number of tokens",
@@ -437,7 +443,7 @@ def test_a_head_that_says_the_same_everywhere_has_nothing_to_carry(
     model.save_pretrained(folder)
     source = ActivationSource.of(str(folder), None, "all", {"accelerator": "cpu"}, cache=tmp_path / "cache")
     corpus = load_corpus(str(corpus_file))
-    constant = Subject(source, [corpus], [["train"] * len(corpus.sentences)], 0, None, {WORDS: None})
+    constant = InterventionSetup(source, [corpus], [["train"] * len(corpus.sentences)], 0, None, {WORDS: None})
     with pytest.raises(UserError, match="the same in both texts of every pair, so that nothing can be carried over"):
         masked_surveyed(constant, COUPLES, NEURONS)
 

@@ -29,7 +29,7 @@ from probing.runs import Result
 from probing.studies.attention import attention
 from probing.studies.geometry import geometry
 from probing.studies.geometry.extremes import ALL, DEFINITIONS, EXTREMES, NAMES
-from probing.studies.geometry.extremes.held import (
+from probing.studies.geometry.extremes.fixed_outliers import (
     DRAWS,
     FREQUENT,
     Inputs,
@@ -41,7 +41,7 @@ from probing.studies.geometry.extremes.held import (
     compare,
     distinct_sets,
     effects,
-    held_rows,
+    fixed_outlier_rows,
 )
 from probing.studies.geometry.extremes.survey import (
     MOST_NEURONS,
@@ -621,7 +621,7 @@ def test_an_outlier_that_a_head_reads_has_the_least_p_and_one_that_it_does_not_r
     inputs, heads = planted()
     made = compare(4, [OUTLIER], inputs, heads, sample(), seed=0)
     assert made.n_draws == NEAREST
-    block, reads, does_not = held_rows([made], seed=0)
+    block, reads, does_not = fixed_outlier_rows([made], seed=0)
     assert [row.get("head") for row in (block, reads, does_not)] == [None, 1, 2]
     assert reads["divergence_p"] == reads["divergence_scaled_p"] == 1 / (1 + NEAREST)
     assert reads["divergence"] > 5 * reads["divergence_matched_high"]
@@ -640,7 +640,7 @@ def test_neurons_that_are_no_outliers_have_no_small_p_more_often_than_chance() -
     for seed in range(60):
         inputs, heads = planted(seed)
         (neuron,) = generator.choice(np.setdiff1d(np.arange(HELD_D), OUTLIER), 1)
-        row, *_ = held_rows([compare(1, [neuron], inputs, heads, sample(), seed, without=[OUTLIER])], seed)
+        row, *_ = fixed_outlier_rows([compare(1, [neuron], inputs, heads, sample(), seed, without=[OUTLIER])], seed)
         p.append(row["divergence_p"])
     assert np.mean(np.array(p) <= 0.1) < 0.25
     assert 0.35 < np.mean(p) < 0.7
@@ -675,7 +675,7 @@ def test_the_row_of_all_blocks_is_the_mean_over_their_heads() -> None:
     inputs, heads = planted()
     chosen = {1: [OUTLIER], 2: [OUTLIER, 3]}
     several = [compare(layer, held, inputs, heads, sample(), seed=0) for layer, held in chosen.items()]
-    whole, *rows = held_rows(several, seed=0)
+    whole, *rows = fixed_outlier_rows(several, seed=0)
     assert (whole["layer"], whole["neurons"], whole["n_draws"]) == (ALL_LAYERS, f"3 {OUTLIER}", DRAWS)
     of_heads = [row for row in rows if "head" in row]
     assert len(of_heads) == 4

@@ -61,7 +61,7 @@ def store(states: np.ndarray[Any, Any], tmp_path_factory: pytest.TempPathFactory
     return make_store(tmp_path_factory.mktemp("layers") / "store", list(states), make_tokens(LENGTHS), shard_tokens=40)
 
 
-def values(result: layers.Measured) -> dict[tuple[str, str], float]:
+def values(result: layers.LayerMeasures) -> dict[tuple[str, str], float]:
     return {(row["transform"], row["measure"]): row["value"] for row in result.rows}
 
 
@@ -71,7 +71,7 @@ def mean_cosine(x: np.ndarray[Any, Any]) -> float:
     return float((units @ units.T).sum() - n) / (n * (n - 1))
 
 
-def measured(store: ActivationStore, which: Any = "exclude", **how: Any) -> layers.Measured:
+def measured(store: ActivationStore, which: Any = "exclude", **how: Any) -> layers.LayerMeasures:
     sampled = Sampled(store.tokens, which, 0)
     seen = look(store, 1, sampled)
     clip = transforms.fit_transform("clip", seen.moments, [4])
@@ -111,19 +111,19 @@ def test_measures_are_those_of_all_tokens_at_once(
 
 def test_one_token_is_drawn_of_each_sentence_that_has_some_the_same_for_every_layer(store: ActivationStore) -> None:
     sampled = Sampled(store.tokens, "exclude", 0)
-    rows = np.flatnonzero(sampled.one_per_sentence)
+    rows = np.flatnonzero(sampled.is_sentence_token)
     assert not store.tokens.special[rows].any()
     lengths = np.array(LENGTHS)
     assert store.tokens.sentences[rows].tolist() == np.flatnonzero(lengths > 2).tolist()
     # Over seeds every token of a sentence comes up.
-    drawn = [np.flatnonzero(Sampled(store.tokens, "exclude", seed).one_per_sentence)[0] for seed in range(60)]
+    drawn = [np.flatnonzero(Sampled(store.tokens, "exclude", seed).is_sentence_token)[0] for seed in range(60)]
     assert set(drawn) == {1, 2, 3}
 
 
 def test_the_mean_cosine_of_one_token_a_sentence_is_that_of_these_tokens(
     store: ActivationStore, states: np.ndarray[Any, Any]
 ) -> None:
-    drawn = Sampled(store.tokens, "exclude", 0).one_per_sentence
+    drawn = Sampled(store.tokens, "exclude", 0).is_sentence_token
     (row,) = [
         row for row in measured(store).rows
         if (row["transform"], row["measure"]) == ("none", "mean_cosine_one_per_sentence")

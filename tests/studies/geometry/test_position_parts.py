@@ -22,7 +22,7 @@ from probing.runs import Result
 from probing.runs.loading import load_run
 from probing.statistics.two_way import Design, TwoWaySums
 from probing.studies.geometry import geometry
-from probing.studies.geometry.position import SCALES, Found, position_conclusions, position_tables
+from probing.studies.geometry.position import SCALES, PositionTables, position_conclusions, position_tables
 from probing.studies.geometry.position.spectrum import Folds, oriented, overlap, principal, random_subspace, spectrum
 from probing.studies.geometry.position.survey import (
     ROTATIONS,
@@ -61,8 +61,8 @@ def test_a_helix_has_its_three_directions_and_noise_has_none(found: Tables) -> N
                     if (row["layer"], row["scale"]) == (layer, "raw")]  # fmt: skip
         assert max(held_out) == held_out[2] == 1
     assert shape(found, 3, "directions")["value"] == 0
-    split = Found(found)
-    assert [split.is_there(layer) for layer in range(4)] == [True, True, True, False]
+    split = PositionTables(found)
+    assert [split.is_above_zero(layer) for layer in range(4)] == [True, True, True, False]
 
 
 @pytest.mark.numeric
@@ -94,7 +94,7 @@ def test_it_changes_slowly_and_noise_does_not(found: Tables, tmp_path: Path) -> 
 
 @pytest.mark.numeric
 def test_coordinates_are_told_from_directions(found: Tables) -> None:
-    by_layer = Found(found)
+    by_layer = PositionTables(found)
     for scale in SCALES:
         in_neurons, turned = (by_layer.basis(layer, scale) for layer in (0, 1))
         assert in_neurons
@@ -105,12 +105,12 @@ def test_coordinates_are_told_from_directions(found: Tables) -> None:
         assert turned["half_p"] > 0.05
         assert by_layer.basis(3, scale) is None
     for layer, holds in ((0, 0.95), (1, None)):
-        first, rotated = (by_layer.held(layer, order, 3) for order in ("part", "rotated"))
+        first, rotated = (by_layer.prefix_share(layer, order, 3) for order in ("part", "rotated"))
         assert first
         assert rotated
         assert first["value"] > holds if holds else rotated["low"] - 0.05 < first["value"] < rotated["high"] + 0.05
     for order in ("fit", "eta_squared"):
-        first = by_layer.held(0, order, 3)
+        first = by_layer.prefix_share(0, order, 3)
         assert first
         assert first["value"] > 0.95
     assert {row["neuron"] for row in sorted(
@@ -123,7 +123,7 @@ def test_a_large_neuron_without_position_does_not_hold_it(tmp_path: Path) -> Non
     code = np.zeros((30, D))
     code[:, NEURONS] = 2 * helix(30)
     found = surveyed(planted(tmp_path / "store", [code], scale=30))
-    split = Found(found)
+    split = PositionTables(found)
     assert split.split(0)["value"] < 0.02 < split.split(0, scale="standardised")["value"]
     row = next(row for row in found["position_by_neuron"] if row["neuron"] == 0)
     assert abs(row["value"]) < 0.01
@@ -199,7 +199,7 @@ def test_a_part_that_is_0_in_neurons_that_do_not_vary_is_said_to_lie_in_the_othe
     assert raw.endswith("It lies in 20 of 384 neurons in layer 0, and is 0 in the others.")
     assert "of 20 neurons that vary" in raw
     assert "of 20 neurons that vary" in standardised
-    row = Found(found).basis(0)
+    row = PositionTables(found).basis(0)
     assert row
     assert (row["n_nonzero"], row["n_live"], row["n_neurons"]) == (20, 20, 384)
 
@@ -362,7 +362,7 @@ def test_halves_of_parts_are_counted_as_by_plain_loops() -> None:
 
     half, sums = plain(halves)
     assert found.half == half
-    of = {(one.order, one.k): one for one in found.held}
+    of = {(one.order, one.k): one for one in found.prefix_shares}
     rotated = []
     for draw in range(ROTATIONS):
         normal = np.random.default_rng([5, 3, draw]).standard_normal((30, 30))
@@ -384,7 +384,7 @@ def test_rankings_and_directions_are_measured_on_the_other_half() -> None:
     halves[0][0, 5], halves[0][1, 9] = 3, 4
     halves[1][0, 5], halves[1][1, 7] = 1, 1
     found = concentration(halves, np.ones(12, dtype=bool), {"fit": [[9], [9]], "eta_squared": [[9, 5], [5, 7]]}, 0)
-    held = {(one.order, one.k): one.share for one in found.held}
+    held = {(one.order, one.k): one.share for one in found.prefix_shares}
     np.testing.assert_allclose(found.by_neuron[[5, 7, 9]], [(9 / 25 + 1 / 2) / 2, 1 / 4, 16 / 50])
     assert held["fit", 1] == pytest.approx((0 + 16 / 25) / 2)
     assert ("fit", 2) not in held

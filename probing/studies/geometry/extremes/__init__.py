@@ -120,7 +120,7 @@ SINKS = Schema("sinks", "with `--extremes`, a row per block, kind of token and h
              "of the query that enters the block, a mean over queries.", "of stream", form=".1%"),
 ), optional=True)  # fmt: skip
 
-_HELD = "with the outliers held at their mean in the queries and keys of the head"
+_FIXED = "with the outliers held at their mean in the queries and keys of the head"
 
 _MATCHED = "with as many other neurons of about the same sd held"
 
@@ -136,7 +136,7 @@ HELD_OUTLIERS = Schema(
     number("sd_ratio", "Root of their variance divided by that of the matched neurons, a mean over the sets.",
            "sd ratio", form=".2f"),
     whole("n_draws", "Number of distinct matched sets."),
-    number("divergence", f"Jensen-Shannon divergence from the whole head's attention {_HELD}, in nats, a mean over "
+    number("divergence", f"Jensen-Shannon divergence from the whole head's attention {_FIXED}, in nats, a mean over "
            "queries; in rows without a head the mean over heads, each changed alone.", form=".4f"),
     number("divergence_matched", f"The same {_MATCHED}, a mean over the sets.", "matched", form=".4f"),
     number("divergence_matched_low", "The least of these sets.", form=".4f"),
@@ -149,7 +149,7 @@ HELD_OUTLIERS = Schema(
     number("divergence_p_holm", _CORRECTED, "p (Holm)", form=".2g"),
     number("special", "Attention of the whole head to special tokens, in causal models to the first token too.",
            form=".1%"),
-    number("special_held", f"The same {_HELD}.", "held", form=".1%"),
+    number("special_held", f"The same {_FIXED}.", "held", form=".1%"),
     number("special_matched", f"The same {_MATCHED}, a mean over the sets.", "matched", form=".1%"),
     number("special_matched_low", "The least of these sets.", form=".1%"),
     number("special_matched_high", "The largest of these sets.", form=".1%"),
@@ -183,30 +183,30 @@ COURSE_COLUMNS = (
 # The last of these are there where the model's output projections can be told.
 SINK_COLUMNS = ("layer", "token", "share", "mass*", "norm_mass", "value_ratio", "of_output", "of_stream")
 
-_HELD_COLUMNS = (
+_FIXED_COLUMNS = (
     "layer", "k", "divergence", "divergence_matched", "divergence_p", "divergence_scaled", "divergence_scaled_p",
     "special", "special_held", "special_matched", "special_p", "special_scaled", "special_scaled_p", "sd_ratio",
 )  # fmt: skip
 
 
-def tables(made: Tables) -> list[Any]:
+def tables(rows_by_table: Tables) -> list[Any]:
     """Return large values, where neurons are large, sinks, and heads without outliers, as rich tables."""
-    massive, course, sinks, held = (
-        _rows(made, name) for name in ("massive", "massive_course", "sinks", "held_outliers")
+    massive, course, sinks, fixed_rows = (
+        _rows(rows_by_table, name) for name in ("massive", "massive_course", "sinks", "held_outliers")
     )
-    found = [_large_table(massive)] if massive else []
+    shown = [_large_table(massive)] if massive else []
     if course:
         some = [row for name in DEFINITIONS for row in [row for row in course if row["definition"] == name][:SHOWN]]
         title = f"Neurons that are large on at least {MOST_TOKENS:.0%} of the tokens of a kind ({SHOWN} per definition)"
-        found.append(shown_table(MASSIVE_COURSE, some, title, COURSE_COLUMNS))
+        shown.append(shown_table(MASSIVE_COURSE, some, title, COURSE_COLUMNS))
     if sinks:
         rows = [row for row in sinks if not _head(row) and row["token"] != OTHER]
         names = [name for name in SINK_COLUMNS if any(name.rstrip("*") in row for row in rows)]
-        found.append(shown_table(SINKS, rows, "What attention gives to kinds of tokens, and what these add", names))
-    if held:
+        shown.append(shown_table(SINKS, rows, "What attention gives to kinds of tokens, and what these add", names))
+    if fixed_rows:
         title = "Attention of heads with outliers held at their mean in queries and keys of one head: means over heads"
-        found.append(shown_table(HELD_OUTLIERS, [row for row in held if not _head(row)], title, _HELD_COLUMNS))
-    return found
+        shown.append(shown_table(HELD_OUTLIERS, [row for row in fixed_rows if not _head(row)], title, _FIXED_COLUMNS))
+    return shown
 
 
 def quoted(token: str) -> str:
@@ -217,18 +217,22 @@ def quoted(token: str) -> str:
     return token if is_named else f"“{token}”"
 
 
-def conclusions(made: Tables) -> list[str]:
+def conclusions(rows_by_table: Tables) -> list[str]:
     """Return what was found, a sentence or two for each question."""
-    massive, sinks, held = (_rows(made, name) for name in ("massive", "sinks", "held_outliers"))
+    massive, sinks, fixed_rows = (_rows(rows_by_table, name) for name in ("massive", "sinks", "held_outliers"))
     lines = []
     if massive:
-        course = _rows(made, "massive_course")
+        course = _rows(rows_by_table, "massive_course")
         lines += [_massive_sentence(massive, course), *_deviation_sentences(massive, course)]
-    return [*lines, *([_sink_sentence(sinks)] if sinks else []), *([_held_sentence(held)] if held else [])]
+    return [
+        *lines,
+        *([_sink_sentence(sinks)] if sinks else []),
+        *([_fixed_outliers_sentence(fixed_rows)] if fixed_rows else []),
+    ]
 
 
-def _rows(made: Tables, name: str) -> Sequence[Row]:
-    return made.get(name, ())
+def _rows(rows_by_table: Tables, name: str) -> Sequence[Row]:
+    return rows_by_table.get(name, ())
 
 
 def _head(row: Row) -> Any:
@@ -246,19 +250,22 @@ def _large_table(massive: Sequence[Row]) -> Any:
     )
     for heading in ("layer", "median", "largest", "on", "x median", "massive", "of token", "of neuron"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for own, token, neuron in zip(*(of_all(massive, name) for name in DEFINITIONS), strict=True):
+    for layer_row, token, neuron in zip(*(of_all(massive, name) for name in DEFINITIONS), strict=True):
         table.add_row(
-            str(own["layer"]), f"{own['median']:.3g}", f"{own['largest_magnitude']:.1f}", where_largest(massive, own),
-            _times(own), f"{own['count']:,}", f"{token['value_share']:.1e}", f"{neuron['value_share']:.1e}",
+            str(layer_row["layer"]), f"{layer_row['median']:.3g}", f"{layer_row['largest_magnitude']:.1f}",
+            where_largest(massive, layer_row),
+            _times(layer_row), f"{layer_row['count']:,}", f"{token['value_share']:.1e}", f"{neuron['value_share']:.1e}",
         )  # fmt: skip
     return table
 
 
 def where_largest(massive: Sequence[Row], of_layer: Row) -> str:
     """Return the kind of token that the largest value of a layer is on; empty if no definition calls it large."""
-    own = of_layer["layer"], of_layer["largest_magnitude"]
-    here = (row for row in massive if (row["layer"], row["largest_magnitude"]) == own and row["token"] != ALL)
-    return next((row["token"] for row in here), "")
+    largest_of_layer = of_layer["layer"], of_layer["largest_magnitude"]
+    largest_rows = (
+        row for row in massive if (row["layer"], row["largest_magnitude"]) == largest_of_layer and row["token"] != ALL
+    )
+    return next((row["token"] for row in largest_rows), "")
 
 
 def _times(row: Row) -> str:
@@ -270,15 +277,15 @@ def _massive_sentence(massive: Sequence[Row], course: Sequence[Row]) -> str:
     """Return a sentence on massive activations as Sun et al. define them."""
     layers = of_all(massive, "massive")
     what = f"above {ABSOLUTE:g} and {RELATIVE:,.0f} times the median magnitude of the layer (Sun et al. 2024)"
-    there = [row for row in layers if row["count"]]
-    if not there:
+    large_layers = [row for row in layers if row["count"]]
+    if not large_layers:
         top = max(layers, key=lambda row: row["largest_magnitude"])
         on = in_brackets(f"on {quoted(token)}" if (token := where_largest(massive, top)) else "")
         return (
             f"No value is massive, {what}: the largest is {top['largest_magnitude']:.1f} in layer {top['layer']}{on}, "
             f"{_times(top)} times the median there."
         )
-    top = max(there, key=lambda row: row["largest_magnitude"])
+    top = max(large_layers, key=lambda row: row["largest_magnitude"])
     steady = [row for row in course if row["definition"] == "massive"]
     neurons = sorted(
         {row["neuron"] for row in massive if row["definition"] == "massive" and row.get("neuron") is not None}
@@ -287,7 +294,7 @@ def _massive_sentence(massive: Sequence[Row], course: Sequence[Row]) -> str:
     return (
         f"{count(top['count'], 'token')} of layer {top['layer']} {'has' if top['count'] == 1 else 'have'} massive "
         f"values, {what}, up to {top['largest_magnitude']:,.0f}, {_times(top)} times the median; such values are in "
-        f"{count(len(there), 'layer')} and {count(len(neurons), 'neuron')}. "
+        f"{count(len(large_layers), 'layer')} and {count(len(neurons), 'neuron')}. "
         + (f"On most tokens of a kind: {where}." if steady else "No neuron is massive on most tokens of a kind.")
     )
 
@@ -331,30 +338,30 @@ def strongest_sink(sinks: Sequence[Row]) -> Row:
 def _sink_sentence(sinks: Sequence[Row]) -> str:
     """Return a sentence on the strongest sink, and on all blocks together."""
     top = strongest_sink(sinks)
-    said = (
+    sentence = (
         f"The strongest sink is {top['token']} in block {top['layer']}: {top['share']:.1%} of the tokens get "
         f"{top['mass']:.1%} of the attention{in_brackets(interval(top, 'mass', ' to ', '.1%'))}, where uniform "
         f"attention would give {top['uniform']:.1%}"
     )
     if "norm_mass" in top:
-        said += f", and by the norm of what is added {top['norm_mass']:.1%}"
+        sentence += f", and by the norm of what is added {top['norm_mass']:.1%}"
     if "value_ratio" in top:
-        said += f": the norm of its values is {top['value_ratio']:.2f} times that of ordinary tokens"
+        sentence += f": the norm of its values is {top['value_ratio']:.2f} times that of ordinary tokens"
     if "of_output" in top:
         stream = f" and {top['of_stream']:.1%} of that of the stream" if "of_stream" in top else ""
-        said += f", and what it adds has {top['of_output']:.1%} of the norm of the attention's output{stream}"
-    return f"{said}."
+        sentence += f", and what it adds has {top['of_output']:.1%} of the norm of the attention's output{stream}"
+    return f"{sentence}."
 
 
-def _held_sentence(held: Sequence[Row]) -> str:
+def _fixed_outliers_sentence(fixed_rows: Sequence[Row]) -> str:
     """Return what heads attend to without outliers, beside matched neurons."""
-    heads, row = [row for row in held if _head(row)], held[0]
+    heads, row = [row for row in fixed_rows if _head(row)], fixed_rows[0]
     where = "all blocks that outliers enter" if row["layer"] == ALL_LAYERS else f"block {row['layer']}"
     parts = []
     for name, what in (("divergence", "the divergence"), ("special", "attention to special tokens")):
         parts.append(f"{what} in {sum(row[f'{name}_p_holm'] <= ALPHA for row in heads)}")
     reach = len(heads) / (1 + max(row["n_draws"] for row in heads))
-    said = (
+    sentence = (
         f"With the outliers held at their mean in its queries and keys, the attention of a head changes by a Jensen-"
         f"Shannon divergence of {row['divergence']:.4f} nats, a mean over the heads of {where}; with as many other "
         f"neurons of about the same sd by {row['divergence_matched']:.4f} ({row['divergence_matched_low']:.4f} to "
@@ -367,8 +374,8 @@ def _held_sentence(held: Sequence[Row]) -> str:
         f"beside matched neurons and corrected for their number (Holm), {listed(parts)} have p <= {ALPHA:g}"
     )
     if reach > ALPHA:
-        said += f"; with these draws the least possible is {min(reach, 1):.2g}"
-    return f"{said}."
+        sentence += f"; with these draws the least possible is {min(reach, 1):.2g}"
+    return f"{sentence}."
 
 
 # Most kinds of tokens that are drawn.
@@ -388,12 +395,12 @@ def write_extremes_figures(
         model: Model name for the titles.
         formats: Formats of the files.
     """
-    made = {}
+    drawings = {}
     if massive := tables.get("massive"):
-        made["massive"] = partial(_draw_massive, massive, model)
+        drawings["massive"] = partial(_draw_massive, massive, model)
     if sinks := tables.get("sinks"):
-        made["sinks"] = partial(_draw_sinks, sinks, tables.get("held_outliers", ()), model)
-    return write_drawings(folder, made, formats)
+        drawings["sinks"] = partial(_draw_sinks, sinks, tables.get("held_outliers", ()), model)
+    return write_drawings(folder, drawings, formats)
 
 
 def _draw_massive(massive: Sequence[Row], model: str, figure: Figure) -> None:
@@ -421,8 +428,8 @@ def _draw_largest(axes: Axes, massive: Sequence[Row], layers: Sequence[int]) -> 
     by_kind: dict[str, dict[int, float]] = {}
     for row in massive:
         if row["token"] != ALL and row.get("neuron") is None:
-            here = by_kind.setdefault(row["token"], {})
-            here[row["layer"]] = max(here.get(row["layer"], 0.0), row["largest_magnitude"])
+            by_layer = by_kind.setdefault(row["token"], {})
+            by_layer[row["layer"]] = max(by_layer.get(row["layer"], 0.0), row["largest_magnitude"])
     kinds = sorted(by_kind, key=lambda kind: -max(by_kind[kind].values()))[:DRAWN]
     for kind, (colour, mark) in zip(kinds, _LOOKS, strict=False):
         values = [by_kind[kind].get(layer, np.nan) for layer in layers]
@@ -436,11 +443,11 @@ def _draw_largest(axes: Axes, massive: Sequence[Row], layers: Sequence[int]) -> 
     axes.set_title("largest value on each kind of token")
 
 
-def _draw_sinks(sinks: Sequence[Row], held: Sequence[Row], model: str, figure: Figure) -> None:
+def _draw_sinks(sinks: Sequence[Row], fixed_rows: Sequence[Row], model: str, figure: Figure) -> None:
     """Draw what each kind of token gets and adds, by block, and the attention of heads without outliers."""
     blocks = [row for row in sinks if not row.get("head") and row["token"] != OTHER]
     layers = list(dict.fromkeys(row["layer"] for row in sinks))
-    of_blocks = [row for row in held if not row.get("head") and row["layer"] != "all"]
+    of_blocks = [row for row in fixed_rows if not row.get("head") and row["layer"] != "all"]
     panels = [("mass", "attention (dotted: uniform)"), ("of_output", "share of the attention's output")]
     panels = [(name, title) for name, title in panels if any(name in row for row in blocks)]
     n = len(panels) + bool(of_blocks)
@@ -461,13 +468,13 @@ def _draw_sinks(sinks: Sequence[Row], held: Sequence[Row], model: str, figure: F
         axes.set_ylim(0, None)
         axes.set_title(title, fontsize=9)
     if of_blocks:
-        _draw_held(grid[-1], of_blocks)
+        _draw_fixed_outliers(grid[-1], of_blocks)
     _finish(grid, layers, "block")
     figure.suptitle(f"{model}: attention sinks" + (", and heads without outliers" if of_blocks else ""),
                     x=0.01, ha="left", fontsize=10)  # fmt: skip
 
 
-def _draw_held(axes: Axes, rows: Sequence[Row]) -> None:
+def _draw_fixed_outliers(axes: Axes, rows: Sequence[Row]) -> None:
     x = [row["layer"] for row in rows]
     low, high = ([row[f"divergence_matched_{end}"] for row in rows] for end in ("low", "high"))
     axes.vlines(x, low, high, color=GREY, lw=5, alpha=0.5, label="matched neurons")

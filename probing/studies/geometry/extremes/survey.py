@@ -15,7 +15,15 @@ from probing.activations import Request, load, tokens_of
 from probing.activations.source import ActivationSource
 from probing.data.examples import Activations
 from probing.errors import UserError, as_clause
-from probing.heads.accumulation import Accumulator, Attention, AttentionReader, Batch, Kept, SumsStore, accumulate
+from probing.heads.accumulation import (
+    Accumulator,
+    Attention,
+    AttentionReader,
+    Batch,
+    BatchValues,
+    SumsStore,
+    accumulate,
+)
 from probing.heads.rows import Means, Sentences
 from probing.heads.subject import Attended, fingerprint_of, members_of
 from probing.interventions.model_output import draw_sentences
@@ -28,7 +36,7 @@ from probing.runtime.trainer import to_float64
 from probing.statistics.moments import ROWS
 from probing.studies.geometry.extremes import ABSOLUTE, ALL, DEFINITIONS, DEVIATIONS, OTHER, RELATIVE, Definition
 from probing.studies.geometry.extremes import MOST_TOKENS as MOST_MASSIVE_TOKENS
-from probing.studies.geometry.extremes.held import (
+from probing.studies.geometry.extremes.fixed_outliers import (
     TOKENS,
     Compared,
     Inputs,
@@ -38,7 +46,7 @@ from probing.studies.geometry.extremes.held import (
     as_sinks,
     by_text,
     compare,
-    held_rows,
+    fixed_outlier_rows,
 )
 from probing.text import Corpus
 from probing.text.tokens import Tokens
@@ -97,8 +105,8 @@ def large_values(store: Activations, layer: int, kinds: Kinds) -> Large:
         values, of = states.double(), kinds.of_tokens[rows]
         members = torch.nn.functional.one_hot(torch.from_numpy(of), n_kinds).double().T
         for kind in np.unique(of).tolist():
-            here = values[torch.from_numpy(of == kind)].abs().amax(0).numpy()
-            largest[kind] = np.maximum(largest[kind], here)
+            magnitudes = values[torch.from_numpy(of == kind)].abs().amax(0).numpy()
+            largest[kind] = np.maximum(largest[kind], magnitudes)
         for name, is_large in _large(values, median, mean, sd).items():
             counts[name] += (members @ is_large.double()).numpy().astype(np.int64)
             tokens[name] += (members @ is_large.any(1).double()).numpy().astype(np.int64)
@@ -138,11 +146,11 @@ def median_magnitude(shards: Shards) -> float:
     for upper, lower in halves():
         for chosen, counters in low.items():
             counters += np.bincount(lower[upper == chosen], minlength=len(counters))
-    found = [
+    patterns = [
         chosen << _HALF | int(np.searchsorted(low[chosen].cumsum(), rank - (ends - high)[chosen], side="right"))
         for rank, chosen in zip(middle, bins, strict=True)
     ]
-    return float(np.array(found, dtype=np.uint32).view(np.float32).astype(np.float64).mean())
+    return float(np.array(patterns, dtype=np.uint32).view(np.float32).astype(np.float64).mean())
 
 
 def _moments(shards: Shards, d_model: int) -> tuple[Tensor, Tensor]:
@@ -157,28 +165,28 @@ def _moments(shards: Shards, d_model: int) -> tuple[Tensor, Tensor]:
     return mean, torch.where(sd > _DEAD * mean.abs(), sd, torch.inf)
 
 
-def massive_rows(found: Large, kinds: Kinds) -> Rows:
+def massive_rows(large: Large, kinds: Kinds) -> Rows:
     """Return the rows of `massive.csv` of a layer.
 
     For each definition there is a row for all tokens and for each kind that has a large value, without a neuron, and a
     row for each of the first neurons on that kind, by their share of its tokens and then by magnitude.
     """
     return [
-        {"layer": found.layer, "definition": name, **row, "median": found.median}
+        {"layer": large.layer, "definition": name, **row, "median": large.median}
         for name in DEFINITIONS
-        for row in _rows_of(found, name, kinds)
+        for row in _rows_of(large, name, kinds)
     ]
 
 
-def _rows_of(found: Large, name: Definition, kinds: Kinds) -> Iterator[dict[str, Any]]:
-    counts, tokens, n_of = found.counts[name], found.tokens[name], kinds.counts
-    yield _row(ALL, int(tokens.sum()), int(n_of.sum())) | _over_neurons(counts, found.largest, n_of)
+def _rows_of(large: Large, name: Definition, kinds: Kinds) -> Iterator[dict[str, Any]]:
+    counts, tokens, n_of = large.counts[name], large.tokens[name], kinds.counts
+    yield _row(ALL, int(tokens.sum()), int(n_of.sum())) | _over_neurons(counts, large.largest, n_of)
     for kind in np.flatnonzero(tokens).tolist():
-        here, n, token = slice(kind, kind + 1), int(n_of[kind]), kinds.names[kind]
-        yield _row(token, int(tokens[kind]), n) | _over_neurons(counts[here], found.largest[here], n_of[here])
-        for neuron in np.lexsort((-found.largest[kind], -counts[kind]))[:MOST_NEURONS].tolist():
+        of_kind, n, token = slice(kind, kind + 1), int(n_of[kind]), kinds.names[kind]
+        yield _row(token, int(tokens[kind]), n) | _over_neurons(counts[of_kind], large.largest[of_kind], n_of[of_kind])
+        for neuron in np.lexsort((-large.largest[kind], -counts[kind]))[:MOST_NEURONS].tolist():
             if count := int(counts[kind, neuron]):
-                largest = float(found.largest[kind, neuron])
+                largest = float(large.largest[kind, neuron])
                 yield _row(token, count, n) | {"neuron": neuron, "largest_magnitude": largest}
 
 
@@ -204,17 +212,17 @@ def course_rows(layers: Sequence[Large], kinds: Kinds) -> Rows:
         layers: The layers that were measured, ascending.
         kinds: The kinds of tokens.
     """
-    there: dict[tuple[Definition, int, int], list[int]] = {}
-    for i, found in enumerate(layers):
+    layers_of_neuron: dict[tuple[Definition, int, int], list[int]] = {}
+    for i, large in enumerate(layers):
         for name in DEFINITIONS:
-            shares = found.counts[name] / kinds.counts[:, None]
+            shares = large.counts[name] / kinds.counts[:, None]
             often = (kinds.counts >= LEAST_TOKENS)[:, None]
             for kind, neuron in np.argwhere((shares >= MOST_MASSIVE_TOKENS) & often).tolist():
-                there.setdefault((name, kind, neuron), []).append(i)
+                layers_of_neuron.setdefault((name, kind, neuron), []).append(i)
     rows = []
-    for (name, kind, neuron), at in there.items():
+    for (name, kind, neuron), at in layers_of_neuron.items():
         first, last = _longest(at)
-        reach = [float(found.largest[kind, neuron]) for found in layers]
+        reach = [float(large.largest[kind, neuron]) for large in layers]
         top = int(np.argmax(reach))
         median = layers[top].median
         rows.append({
@@ -316,30 +324,32 @@ class _Added:
 
     def __init__(self, batch: Batch, types: Tensor) -> None:
         self.batch, self.types = batch, types
-        self.found: dict[str, list[Tensor]] = {}
+        self.stacked: dict[str, list[Tensor]] = {}
 
     def add(self, attention: Attention) -> None:
         for name, values in added(attention, self.batch, self.types).items():
-            self.found.setdefault(name, []).append(values)
+            self.stacked.setdefault(name, []).append(values)
 
-    def kept(self) -> Kept:
-        by_query = torch.stack(self.found.pop("by_query"), dim=2)
-        return Kept({name: torch.stack(values, dim=1) for name, values in self.found.items()}, {"added": by_query})
+    def batch_values(self) -> BatchValues:
+        by_query = torch.stack(self.stacked.pop("by_query"), dim=2)
+        return BatchValues(
+            {name: torch.stack(values, dim=1) for name, values in self.stacked.items()}, {"added": by_query}
+        )
 
 
-def stream_norms(store: Activations, layer: int, kept: Sequence[int]) -> NDArray[np.float64]:
+def stream_norms(store: Activations, layer: int, sentences: Sequence[int]) -> NDArray[np.float64]:
     """Return the norms of the hidden states of some sentences, shape (n_tokens of these,).
 
     Args:
         store: Hidden states of the corpus.
         layer: Number of the layer.
-        kept: Indices of the sentences in the corpus, ascending.
+        sentences: Indices of the sentences in the corpus, ascending.
     """
-    chosen, found = np.isin(store.tokens.sentences, list(kept)), []
+    chosen, norms = np.isin(store.tokens.sentences, list(sentences)), []
     for shard in store.plan.shards:
         states = store.read(layer, shard.index)[torch.from_numpy(chosen[store.shard_tokens(shard)])]
-        found.append(states.double().norm(dim=1).numpy())
-    return np.concatenate(found)
+        norms.append(states.double().norm(dim=1).numpy())
+    return np.concatenate(norms)
 
 
 @dataclass(frozen=True)
@@ -414,10 +424,10 @@ class Sums:
         """Return the mean norm of f(x) on a kind of token, and its ratio to that on tokens that are no sinks."""
         if norms is None:
             return {}
-        found = {"value_norm": float(norms[head, kind])}
+        columns = {"value_norm": float(norms[head, kind])}
         if OTHER in self.kinds.names and (others := norms[head, self.kinds.names.index(OTHER)]) > 0:
-            found["value_ratio"] = found["value_norm"] / float(others)
-        return found
+            columns["value_ratio"] = columns["value_norm"] / float(others)
+        return columns
 
     @staticmethod
     def _of(store: SumsStore) -> dict[str, NDArray[np.float64]]:
@@ -432,9 +442,9 @@ def _of_norms(
     return {"added": sentences.means(sums, lengths), "of_output": sentences.means(sums, output)}
 
 
-def _cells(found: Mapping[str, Means], head: int, kind: int) -> dict[str, float]:
+def _cells(means_of_columns: Mapping[str, Means], head: int, kind: int) -> dict[str, float]:
     cells: dict[str, float] = {}
-    for name, means in found.items():
+    for name, means in means_of_columns.items():
         row = means.row(head, kind)
         cells |= {name: row["value"], f"{name}_low": row["low"], f"{name}_high": row["high"]}
     return cells
@@ -451,14 +461,14 @@ class Attentions:
 
     Args:
         request: Model and sample.
-        kept: Indices of its sentences in the corpus, ascending.
+        sentences: Indices of its sentences in the corpus, ascending.
         reader: The structure of the model.
         kinds: The kind of each of its tokens.
         stores: The sums of each measure.
     """
 
     request: Request
-    kept: Sequence[int]
+    sentences: Sequence[int]
     reader: AttentionReader
     kinds: Kinds
     stores: Mapping[str, SumsStore]
@@ -473,8 +483,8 @@ def read_attention(source: ActivationSource, corpus: Corpus, store: Activations,
         store: Its hidden states.
         seed: Seed of the draw of sentences.
     """
-    _, kept = draw_sentences(store.tokens, MOST_TOKENS, seed)
-    request = source.request(corpus if len(kept) == store.tokens.n_sentences else corpus.subset(kept))
+    _, sentences = draw_sentences(store.tokens, MOST_TOKENS, seed)
+    request = source.request(corpus if len(sentences) == store.tokens.n_sentences else corpus.subset(sentences))
     tokenizer = load_tokenizer(source.model)
     with stage("attention to special tokens"):
         encoder, pad_token_id = load(request)
@@ -490,7 +500,7 @@ def read_attention(source: ActivationSource, corpus: Corpus, store: Activations,
         else:
             measures.append(Added(kinds.members))
         stores = accumulate(request, measures, source.cache, source.trainer, source.say)
-    return Attentions(request, kept, reader, kinds, stores)
+    return Attentions(request, sentences, reader, kinds, stores)
 
 
 def measure_extremes(
@@ -509,23 +519,25 @@ def measure_extremes(
     """
     kinds = by_text(store.tokens, load_tokenizer(source.model))
     with stage(f"large values of {layers_named(source.layers)}", len(source.layers)) as advance:
-        found = []
+        large_layers = []
         for layer in source.layers:
-            found.append(large_values(store, layer, kinds))
+            large_layers.append(large_values(store, layer, kinds))
             advance(1)
     tables = {
-        "massive": [row for one in found for row in massive_rows(one, kinds)],
-        "massive_course": course_rows(found, kinds),
+        "massive": [row for large in large_layers for row in massive_rows(large, kinds)],
+        "massive_course": course_rows(large_layers, kinds),
     }
     with stage("heads without outliers in queries and keys"):
         if attentions is None:
             return tables
         named = {layer: (chosen, _named(others, layer)) for layer, chosen in outliers.items()}
-        held = _held(source, store, attentions, named, seed)
+        fixed_rows = _fixed_outlier_rows(source, store, attentions, named, seed)
     blocks = [layer for layer in source.layers if layer > 0]
-    stream = {block: stream_norms(store, block - 1, attentions.kept) for block in blocks if block - 1 in source.layers}
+    stream = {
+        block: stream_norms(store, block - 1, attentions.sentences) for block in blocks if block - 1 in source.layers
+    }
     sums = Sums(attentions.stores["attended"], attentions.stores.get("added"), attentions.kinds, stream)
-    return {**tables, "sinks": sums.rows(blocks, seed), "held_outliers": held}
+    return {**tables, "sinks": sums.rows(blocks, seed), "held_outliers": fixed_rows}
 
 
 def _named(rows: Rows, layer: int) -> set[int]:
@@ -533,7 +545,7 @@ def _named(rows: Rows, layer: int) -> set[int]:
     return {row["neuron"] for row in rows if row["layer"] in (layer, ALL_LAYERS)}
 
 
-def _held(
+def _fixed_outlier_rows(
     source: ActivationSource, store: Activations, attentions: Attentions,
     outliers: Mapping[int, tuple[Sequence[int], Collection[int]]], seed: int,
 ) -> Rows:  # fmt: skip
@@ -548,8 +560,8 @@ def _held(
     """
     n_layers, d_model = attentions.reader.heads.n_layers, store.plan.d_model
     chosen = {
-        layer + 1: (list(held), named) for layer, (held, named) in outliers.items()
-        if held and layer < n_layers and len(held) + len({*held, *named}) <= d_model
+        layer + 1: (list(fixed), named) for layer, (fixed, named) in outliers.items()
+        if fixed and layer < n_layers and len(fixed) + len({*fixed, *named}) <= d_model
     }  # fmt: skip
     if not chosen:
         source.say("--extremes holds no outliers in queries and keys: no layer that a block reads has any")
@@ -562,18 +574,18 @@ def _held(
         return []
     compared: list[Compared] = []
     with counted("", len(chosen)) as advance:
-        for block, (held, named) in chosen.items():
+        for block, (fixed, named) in chosen.items():
             heads = query_keys[block - 1]
             inputs = Inputs.of(store, block - 1, heads, sample)
-            one = compare(block, held, inputs, heads, sample, seed, named)
-            if agrees(one.effects, mass[block - 1]):
-                compared.append(one)
+            comparison = compare(block, fixed, inputs, heads, sample, seed, named)
+            if agrees(comparison.effects, mass[block - 1]):
+                compared.append(comparison)
             else:
                 source.say(
                     f"--extremes leaves out block {block}: its attention is not that of its queries and keys alone"
                 )
             advance(1)
-    return held_rows(compared, seed) if compared else []
+    return fixed_outlier_rows(compared, seed) if compared else []
 
 
 def _sample(attentions: Attentions, corpus: Tokens, seed: int) -> tuple[Sample, Any]:
@@ -586,7 +598,7 @@ def _sample(attentions: Attentions, corpus: Tokens, seed: int) -> tuple[Sample, 
     """
     store, is_causal = attentions.stores["attended"], attentions.reader.heads.is_causal
     drawn, chosen = draw_sentences(store.tokens, TOKENS, seed)
-    starts = corpus.offsets[np.array(attentions.kept)[chosen]]
+    starts = corpus.offsets[np.array(attentions.sentences)[chosen]]
     rows = np.repeat(starts, drawn.lengths) + drawn.positions
     special = drawn.special | ((drawn.positions == 0) & is_causal)
     # The first type that `Attended` sums is that of all special tokens.

@@ -114,11 +114,15 @@ def path_table(path: Sequence[Row]) -> Any:
         table.add_column(heading, justify="right")
     for neuron in followed(path):
         for tokens, words in TOKENS.items():
-            if found := course(path, neuron, tokens):
-                ends = (found.beyond[0], found.beyond[-1], found.end) if found.beyond else (None, None, None)
+            if neuron_course := course(path, neuron, tokens):
+                ends = (
+                    (neuron_course.beyond[0], neuron_course.beyond[-1], neuron_course.end)
+                    if neuron_course.beyond
+                    else (None, None, None)
+                )
                 first, last, end = (_short(row) if row else "" for row in ends)
-                farthest = f"{found.top['deviations']:+.1f} at {_short(found.top)}"
-                places = f"{len(found.beyond)} of {found.n_sites}"
+                farthest = f"{neuron_course.top['deviations']:+.1f} at {_short(neuron_course.top)}"
+                places = f"{len(neuron_course.beyond)} of {neuron_course.n_sites}"
                 row = _of_row(path, neuron) if tokens == "first" else ""
                 table.add_row(str(neuron), words, row, places, first, last, farthest, end)
     return table
@@ -143,7 +147,9 @@ def path_conclusions(path: Sequence[Row]) -> list[str]:
     groups = {"the first token": "first", "words": "words"}
     for neuron in followed(path):
         parts = [
-            f"on {words} {_said(found)}" for words, name in groups.items() if (found := course(path, neuron, name))
+            f"on {words} {_course_clause(neuron_course)}"
+            for words, name in groups.items()
+            if (neuron_course := course(path, neuron, name))
         ]
         row = _of_row(path, neuron)
         start = f"Neuron {neuron}{in_brackets(row and f'{row} sd in the embedding of the first position')}"
@@ -158,23 +164,23 @@ def path_conclusions(path: Sequence[Row]) -> list[str]:
 def _of_row(path: Sequence[Row], neuron: int) -> str:
     """Return how far a neuron is from the others in the position embedding of the first token; empty without one."""
     at = (neuron, "position", "first")
-    found = [row["deviations"] for row in path if (row["neuron"], row["site"], row["tokens"]) == at]
-    return f"{found[0]:+.1f}" if found else ""
+    deviations = [row["deviations"] for row in path if (row["neuron"], row["site"], row["tokens"]) == at]
+    return f"{deviations[0]:+.1f}" if deviations else ""
 
 
-def _said(found: Course) -> str:
+def _course_clause(neuron_course: Course) -> str:
     """Return a course as a clause of a sentence."""
-    top = found.top["deviations"]
-    if not found.beyond:
-        return f"it is nowhere beyond 5 sd (at most {top:+.1f}, at {_site(found.top)})"
-    first, last = found.beyond[0], found.beyond[-1]
-    where = f"at {_site(first)}" if found.n_between == 1 else f"from {_site(first)} to {_site(last)}"
-    if len(found.beyond) < found.n_between:
-        where = f"at {len(found.beyond)} of the {found.n_between} places {where}"
-    said = f"it is beyond 5 sd {where} (up to {top:+.1f})"
-    if found.end is not None:
-        said += f" and falls below at {_site(found.end)} ({found.end['deviations']:+.1f})"
-    return said
+    top = neuron_course.top["deviations"]
+    if not neuron_course.beyond:
+        return f"it is nowhere beyond 5 sd (at most {top:+.1f}, at {_site(neuron_course.top)})"
+    first, last = neuron_course.beyond[0], neuron_course.beyond[-1]
+    where = f"at {_site(first)}" if neuron_course.n_between == 1 else f"from {_site(first)} to {_site(last)}"
+    if len(neuron_course.beyond) < neuron_course.n_between:
+        where = f"at {len(neuron_course.beyond)} of the {neuron_course.n_between} places {where}"
+    clause = f"it is beyond 5 sd {where} (up to {top:+.1f})"
+    if neuron_course.end is not None:
+        clause += f" and falls below at {_site(neuron_course.end)} ({neuron_course.end['deviations']:+.1f})"
+    return clause
 
 
 def _site(row: Row) -> str:
@@ -186,19 +192,19 @@ def draw_path(figure: Figure, path: Sequence[Row], model: str) -> None:
     neurons = followed(path)
     figure.set_size_inches(9.6, 5.2)
     for axes, (tokens, words) in zip(figure.subplots(2, 1, sharex=True, sharey=True), TOKENS.items(), strict=True):
-        here = [row for row in path if row["tokens"] == tokens]
-        stream = sorted({row["step"] for row in here if row["term"] == "no"})
-        random = [[abs(r["deviations"]) for r in here if (r["step"], r["kind"]) == (k, "random")] for k in stream]
+        group_rows = [row for row in path if row["tokens"] == tokens]
+        stream = sorted({row["step"] for row in group_rows if row["term"] == "no"})
+        random = [[abs(r["deviations"]) for r in group_rows if (r["step"], r["kind"]) == (k, "random")] for k in stream]
         if all(random) and stream:
             reach = [max(values) for values in random]
             axes.fill_between(stream, [-r for r in reach], reach, color="#d9d9d9", lw=0, label="random neurons")
         for (colour, mark), neuron in zip(_LOOKS, neurons, strict=False):
-            rows = [row for row in here if row["neuron"] == neuron]
+            rows = [row for row in group_rows if row["neuron"] == neuron]
             for term, look in (("no", {"ls": "-", "mfc": colour}), ("yes", {"ls": "", "mfc": "white"})):
-                those = [row for row in rows if row["term"] == term]
+                line_rows = [row for row in rows if row["term"] == term]
                 axes.plot(
-                    [row["step"] for row in those], [row["deviations"] for row in those], marker=mark, ms=4, c=colour,
-                    lw=1, label=f"neuron {neuron}" if term == "no" else None, **look,
+                    [row["step"] for row in line_rows], [row["deviations"] for row in line_rows], marker=mark, ms=4,
+                    c=colour, lw=1, label=f"neuron {neuron}" if term == "no" else None, **look,
                 )  # fmt: skip
         for limit in (-MEAN_DEVIATIONS, MEAN_DEVIATIONS):
             axes.axhline(limit, color="black", lw=0.7, ls="--")
@@ -237,10 +243,10 @@ WHERE = {"inside": "zeroed inside the model", "after": "clipped after it"}
 
 def by_block(smoothing: Sequence[Row]) -> dict[int, dict[str, Row]]:
     """Return the rows of `smoothing.csv` by block and measure."""
-    found: dict[int, dict[str, Row]] = {}
+    by_measure: dict[int, dict[str, Row]] = {}
     for row in smoothing:
-        found.setdefault(row["layer"], {})[row["measure"]] = row
-    return found
+        by_measure.setdefault(row["layer"], {})[row["measure"]] = row
+    return by_measure
 
 
 def smoothing_table(smoothing: Sequence[Row]) -> Any:
@@ -251,7 +257,7 @@ def smoothing_table(smoothing: Sequence[Row]) -> Any:
         "closest",
     )  # fmt: skip
     for layer, row in by_block(smoothing).items():
-        value = {name: found["value"] for name, found in row.items()}
+        value = {name: measure_row["value"] for name, measure_row in row.items()}
         table.add_row(
             str(layer),
             f"{value['distance_ratio']:.3f}",
@@ -273,7 +279,7 @@ def smoothing_conclusion(smoothing: Sequence[Row]) -> str:
     """Return a sentence on whether tokens become similar, and on what the bound says about it."""
     blocks = by_block(smoothing)
     n = max(row["share_within_bound"]["n_sentences"] for row in blocks.values())
-    held = all(row["share_within_bound_per_matrix"]["value"] == 1 for row in blocks.values())
+    is_bounded = all(row["share_within_bound_per_matrix"]["value"] == 1 for row in blocks.values())
     above = max(row["share_sigma_product_above_1"]["value"] for row in blocks.values())
     low, high = (end(row["bound_per_matrix"]["value"] for row in blocks.values()) for end in (min, max))
     least = min(blocks, key=lambda layer: blocks[layer]["distance_ratio"]["value"])
@@ -281,8 +287,8 @@ def smoothing_conclusion(smoothing: Sequence[Row]) -> str:
     return (
         f"Tokens of a sentence become most similar in block {least}: it reduces their distance to {ratio:.2f} of what "
         f"entered it, on average, and reduces it at all in {falls:.0%} of {n} sentences. Theorem 2 "
-        f"{'holds on all' if held else 'IS VIOLATED on some'} of them and allows blocks to multiply the distance by "
-        f"{low:,.0f} to {high:,.0f}; only below 1 would it predict that tokens become alike. "
+        f"{'holds on all' if is_bounded else 'IS VIOLATED on some'} of them and allows blocks to multiply the distance "
+        f"by {low:,.0f} to {high:,.0f}; only below 1 would it predict that tokens become alike. "
         f"sigma_1 sigma_2 is above 1 in {f'up to {above:.0%} of sentences' if above else 'no sentence'}."
     )
 
@@ -292,35 +298,35 @@ def draw_smoothing(figure: Figure, smoothing: Sequence[Row], model: str) -> None
     blocks = by_block(smoothing)
     layers = sorted(blocks)
     figure.set_size_inches(10.2, 3.5)
-    left, middle, right = figure.subplots(1, 3)
-    measured = [blocks[k]["distance_ratio"] for k in layers]
-    ends = [[abs(row["value"] - row[end]) for row in measured] for end in ("low", "high")]
-    left.errorbar(
-        layers, [row["value"] for row in measured], yerr=ends, c=BLUE, marker="o", ms=4, capsize=2,
+    ratio_axes, bound_axes, deviation_axes = figure.subplots(1, 3)
+    ratio_rows = [blocks[k]["distance_ratio"] for k in layers]
+    ends = [[abs(row["value"] - row[end]) for row in ratio_rows] for end in ("low", "high")]
+    ratio_axes.errorbar(
+        layers, [row["value"] for row in ratio_rows], yerr=ends, c=BLUE, marker="o", ms=4, capsize=2,
         label="measured (mean, 95% interval)", **joined({"ls": "-"}, layers),
     )  # fmt: skip
-    left.set_ylim(0, None)
-    left.set_ylabel("distance to equal rows,\nafter / before")
-    left.set_title("what happens")
+    ratio_axes.set_ylim(0, None)
+    ratio_axes.set_ylabel("distance to equal rows,\nafter / before")
+    ratio_axes.set_title("what happens")
     looks: dict[str, tuple[str, dict[str, Any]]] = {
         "bound": ("with gains and slope", {"color": PURPLE, "ls": "-.", "marker": "v"}),
         "bound_published": ("as published", {"color": GREY, "ls": ":", "marker": "x"}),
         "bound_per_matrix": ("with each matrix's own norm", {"color": ORANGE, "ls": "--", "marker": "s"}),
     }
     for name, (label, look) in looks.items():
-        middle.plot(layers, [blocks[k][name]["value"] for k in layers], ms=4, label=label, **joined(look, layers))
-    middle.set_yscale("log")
-    middle.set_ylim(0.5, None)
-    middle.set_ylabel("upper bound of after / before\n(log scale)")
-    middle.set_title("what the theorem allows")
+        bound_axes.plot(layers, [blocks[k][name]["value"] for k in layers], ms=4, label=label, **joined(look, layers))
+    bound_axes.set_yscale("log")
+    bound_axes.set_ylim(0.5, None)
+    bound_axes.set_ylabel("upper bound of after / before\n(log scale)")
+    bound_axes.set_title("what the theorem allows")
     at = {q: [blocks[k][f"sigma_product_q{q}"]["value"] for k in layers] for q in (5, 25, 50, 75, 95)}
-    right.vlines(layers, at[5], at[95], color=GREY, lw=1.2, label="5% to 95% of sentences")
-    right.vlines(layers, at[25], at[75], color=BLUE, lw=7, label="25% to 75%")
-    right.plot(layers, at[50], "_", color="black", ms=9, label="median")
-    right.set_ylim(0, max(1.05, 1.05 * max(at[95])))
-    right.set_ylabel("σ₁ σ₂")
-    right.set_title("least sd of tokens entering LayerNorms")
-    for axes in (left, middle, right):
+    deviation_axes.vlines(layers, at[5], at[95], color=GREY, lw=1.2, label="5% to 95% of sentences")
+    deviation_axes.vlines(layers, at[25], at[75], color=BLUE, lw=7, label="25% to 75%")
+    deviation_axes.plot(layers, at[50], "_", color="black", ms=9, label="median")
+    deviation_axes.set_ylim(0, max(1.05, 1.05 * max(at[95])))
+    deviation_axes.set_ylabel("σ₁ σ₂")
+    deviation_axes.set_title("least sd of tokens entering LayerNorms")
+    for axes in (ratio_axes, bound_axes, deviation_axes):
         axes.axhline(1, color="black", lw=0.6)
         name_layers(axes, layers, most=9, what="block")
         axes.legend(loc="upper left", bbox_to_anchor=(-0.1, -0.2), fontsize=8)
@@ -388,15 +394,15 @@ def draw_interventions(figure: Figure, rows: Sequence[Row], model: str) -> None:
     figure.set_size_inches(1.4 + 3.1 * len(measures), 3.2)
     for axes, measure in zip(figure.subplots(1, len(measures), squeeze=False)[0], measures, strict=True):
         for x, where in enumerate(WHERE):
-            here = [row for row in rows if (row["measure"], row["where"]) == (measure, where)]
+            panel_rows = [row for row in rows if (row["measure"], row["where"]) == (measure, where)]
             looks = (("random", "x", GREY, 0.0), ("largest_gain", "D", ORANGE, 0.14), ("outliers", "o", BLUE, -0.14))
             for kind, mark, colour, shift in looks:
-                those = [row for row in here if row["kind"] == kind]
-                effects = [row["effect"] for row in those]
+                kind_rows = [row for row in panel_rows if row["kind"] == kind]
+                effects = [row["effect"] for row in kind_rows]
                 label = {"random": "random others", "largest_gain": "largest other gains", "outliers": "outliers"}[kind]
-                reach = error_bars(those, np.array(effects), "effect")
+                reach = error_bars(kind_rows, np.array(effects), "effect")
                 axes.errorbar(
-                    [x + shift] * len(those), effects, yerr=None if kind == "random" else reach, ls="", marker=mark,
+                    [x + shift] * len(kind_rows), effects, yerr=None if kind == "random" else reach, ls="", marker=mark,
                     ms=5, c=colour, capsize=3, label=label if x == 0 else None,
                 )  # fmt: skip
         intact = next(row for row in rows if (row["measure"], row["kind"]) == (measure, "intact"))
@@ -441,10 +447,14 @@ def inside_conclusions(
     first_row: Sequence[Row] = (),
 ) -> list[str]:
     """Return what was found, a sentence for each question that was asked."""
-    made = [(smoothing_conclusion, smoothing), (interventions_conclusion, interventions), (terms_conclusion, norms)]
-    said = [conclude(rows) for conclude, rows in made if rows]
-    said += changes_conclusions(norm_changes) if norm_changes else []
-    return said + (path_conclusions(path) if path else []) + first_row_conclusions(first_row)
+    conclusion_rows = [
+        (smoothing_conclusion, smoothing),
+        (interventions_conclusion, interventions),
+        (terms_conclusion, norms),
+    ]
+    sentences = [conclude(rows) for conclude, rows in conclusion_rows if rows]
+    sentences += changes_conclusions(norm_changes) if norm_changes else []
+    return sentences + (path_conclusions(path) if path else []) + first_row_conclusions(first_row)
 
 
 def write_inside_figures(
@@ -462,12 +472,12 @@ def write_inside_figures(
         "smoothing_bound": (draw_smoothing, "smoothing"), "interventions": (draw_interventions, "interventions"),
         "norms": (draw_terms, "norms"), "norm_changes": (draw_changes, "norm_changes"), "path": (draw_path, "path"),
     }  # fmt: skip
-    made = {
+    draw_by_name = {
         name: partial(_draw, draw, rows, model)
         for name, (draw, table) in drawings.items()
         if (rows := tables.get(table))
     }
-    return write_drawings(folder, made, formats)
+    return write_drawings(folder, draw_by_name, formats)
 
 
 def _draw(draw: Drawing, rows: Sequence[Row], model: str, figure: Figure) -> None:

@@ -91,9 +91,9 @@ def see_layers(
         if not last.numel():
             d_model = states[0].shape[-1]
             last, sums = torch.empty(tokens.n_tokens, d_model), torch.zeros(len(layers), d_model, dtype=torch.float64)
-        here = batch.mask & torch.from_numpy(counts)[batch.rows]
+        is_counted = batch.mask & torch.from_numpy(counts)[batch.rows]
         for layer, state in states.items():
-            sums[layer] += state.cpu()[here].double().sum(0)
+            sums[layer] += state.cpu()[is_counted].double().sum(0)
         last[batch.rows[batch.mask]] = states[anatomy.n_layers].float().cpu()[batch.mask]
     return Seen(last, np.stack([deviations_of(mean) for mean in (sums / counts.sum()).numpy()]))
 
@@ -136,7 +136,7 @@ def change_norms(
         (more than 5); `percentile` is the percentage of random draws that reduce this distance less, and `p_value` is
         by rank. All other rows are as in `interventions.csv`.
     """
-    named = sorted({neuron for those in outliers.values() for neuron in those})
+    named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
     say("the intact model")
     intact, before = read()
     reads: dict[Condition, SentenceSums] = {}
@@ -149,7 +149,7 @@ def change_norms(
         with replaced(modules, condition.neurons, ordinary):
             reads[condition], deviations[condition] = read()
         give_back_memory()
-    pairs = [(layer, neuron) for layer, those in sorted(outliers.items()) for neuron in those]
+    pairs = [(layer, neuron) for layer, neurons in sorted(outliers.items()) for neuron in neurons]
     rows = [row for pair in pairs for row in deviation_rows(*pair, before, deviations, n_tokens)]
     return rows + effect_rows(intact, reads)
 
@@ -172,15 +172,17 @@ def deviation_rows(
     intact = float(before[layer, neuron])
     about = {"measure": "deviations", "layer": layer, "neuron": neuron, "n_tokens": n_tokens}
     rows: list[dict[str, Any]] = [about | {"where": "", "kind": "intact"} | _deviation(intact)]
-    found = {condition: float(values[layer, neuron]) for condition, values in after.items()}
-    for condition, value in found.items():
+    condition_values = {condition: float(values[layer, neuron]) for condition, values in after.items()}
+    for condition, value in condition_values.items():
         row: dict[str, Any] = about | {"where": condition.where, "kind": condition.kind} | _deviation(value)
         row |= {"effect": value - intact, "neurons": " ".join(map(str, condition.neurons))}
         if condition.kind == "random":
             row["draw"] = condition.draw
         else:
             random = [
-                abs(other) for one, other in found.items() if (one.where, one.kind) == (condition.where, "random")
+                abs(other)
+                for other_condition, other in condition_values.items()
+                if (other_condition.where, other_condition.kind) == (condition.where, "random")
             ]
             row |= among(abs(value), random, harm=-1)
         rows.append(row)
@@ -242,7 +244,7 @@ def change_first_row(
     Returns:
         Rows of `first_row.csv`; its columns are those of `norm_changes.csv`.
     """
-    named = sorted({neuron for those in outliers.values() for neuron in those})
+    named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
     say("the intact model")
     before = read()
     generator = np.random.default_rng([seed, 4])
@@ -256,7 +258,7 @@ def change_first_row(
         say(f"the first position's row without its {words}")
         with ordinary_row(table, first_row, condition.neurons):
             after[condition] = read()
-    pairs = [(layer, neuron) for layer, those in sorted(outliers.items()) for neuron in those]
+    pairs = [(layer, neuron) for layer, neurons in sorted(outliers.items()) for neuron in neurons]
     rows = [row for pair in pairs for row in deviation_rows(*pair, before, after, n_tokens)]
     return [{name: cell for name, cell in row.items() if name in FIRST_ROW.types} for row in rows]
 
@@ -267,17 +269,17 @@ def first_row_conclusions(rows: Rows) -> list[str]:
     if not intact:
         return []
 
-    def left(kind: str) -> list[int]:
+    def n_beyond(kind: str) -> list[int]:
         draws: dict[Any, int] = {}
         for row in rows:
             if row["kind"] == kind and (row["layer"], row["neuron"]) in intact:
                 draws[row.get("draw")] = draws.get(row.get("draw"), 0) + (row["outlier"] == "yes")
         return list(draws.values())
 
-    (own,), random = left("outliers"), left("random")
+    (n_outliers,), random = n_beyond("outliers"), n_beyond("random")
     beside = f"; with random neurons instead {min(random)} to {max(random)}" if random else ""
     return [
-        f"With the outliers' entries in the position table's first row set to the mean of later rows, {own} of "
+        f"With the outliers' entries in the position table's first row set to the mean of later rows, {n_outliers} of "
         f"{len(intact)} outliers of layers are still beyond {MEAN_DEVIATIONS:g} sd{beside}."
     ]
 
@@ -356,9 +358,12 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
     table, words, segments = anatomy.position_table, word_table(encoder), list[tuple[nn.Module, Any]]()
     if table is not None:
         handles.append(table.register_forward_hook(lambda _, args, out: rows.append(vectors_in(out))))
-    others = [one for one in encoder.modules() if isinstance(one, nn.Embedding) and one not in (table, words)]
+    others = [
+        module for module in encoder.modules() if isinstance(module, nn.Embedding) and module not in (table, words)
+    ]
     handles += [
-        one.register_forward_hook(lambda module, _, out: segments.append((module, vectors_in(out)))) for one in others
+        module.register_forward_hook(lambda embedder, _, out: segments.append((embedder, vectors_in(out))))
+        for module in others
     ]
     try:
         inputs = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
@@ -368,7 +373,7 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
             handle.remove()
     of_layer = _layers_of(calls, output.states)
     embedding: Any = words.weight
-    found = [
+    block_norms = [
         Norm(name, _values(norms[name], "weight"), _values(norms[name], "bias"), of_layer.get(name))
         for name in dict.fromkeys(name for name, _, _ in calls)
     ]
@@ -379,7 +384,7 @@ def find_parameters(encoder: nn.Module, anatomy: Anatomy) -> Parameters:
         weight,
         0 if weight is None else _first_row(weight, rows[0].float().cpu()),
         embedding.detach().float().mean(0).cpu() if embedding.shape[1] == d_model else None,
-        tuple(found),
+        tuple(block_norms),
         next((_values(module, "weight") for module, out in segments if _tells_segments(out, d_model)), None),
     )
 
@@ -395,9 +400,9 @@ def _noting(name: str, calls: list[tuple[str, Tensor, Tensor]]) -> Callable[...,
 
     def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         # What a model pads by itself (Longformer) is not handed out.
-        given, made = (vectors_of_tokens(one, _LENGTH) for one in (vectors_received(args, kwargs), out))
-        if given is not None and made is not None:
-            calls.append((name, given, made))
+        inputs, outputs = (vectors_of_tokens(values, _LENGTH) for values in (vectors_received(args, kwargs), out))
+        if inputs is not None and outputs is not None:
+            calls.append((name, inputs, outputs))
 
     return note
 
@@ -410,13 +415,13 @@ def _values(module: nn.Module, name: str) -> Any:
 
 def _layers_of(calls: Sequence[tuple[str, Tensor, Tensor]], states: Sequence[Tensor]) -> dict[str, int]:
     """Return, for each norm that produces or reads a layer's hidden state, the first such layer's number."""
-    found: dict[str, int] = {}
+    norm_layers: dict[str, int] = {}
     for layer, state in enumerate(states):
         makers = [name for name, _, out in calls if out.shape == state.shape and torch.equal(out, state)]
-        readers = [name for name, given, _ in calls if given.shape == state.shape and torch.equal(given, state)]
+        readers = [name for name, inputs, _ in calls if inputs.shape == state.shape and torch.equal(inputs, state)]
         for name in (makers or readers)[:1]:
-            found.setdefault(name, layer)
-    return found
+            norm_layers.setdefault(name, layer)
+    return norm_layers
 
 
 def _first_row(table: Tensor, rows: Tensor) -> int:
@@ -449,7 +454,7 @@ def not_applicable(parameters: Parameters) -> list[str]:
         "LayerNorm": bool(parameters.norms),
         "LayerNorm bias": any(norm.bias is not None for norm in parameters.norms),
     }
-    return [name for name, is_there in kinds.items() if not is_there]
+    return [name for name, exists in kinds.items() if not exists]
 
 
 def _vectors(parameters: Parameters) -> Iterator[tuple[Tensor, dict[str, Any]]]:
@@ -534,11 +539,11 @@ def smoothing(
     with (folder / "smoothing_sentences.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*SMOOTHING_SENTENCES.types], lineterminator="\n")
         writer.writeheader()
-        measured = measure(
+        batches = measure(
             encoder, blocks, of_blocks, store.tokens, store.plan, pad_token_id, anatomy.padding_is_neutral
         )
         with counted("", n_shards) as advance:
-            for sentences in measured:
+            for sentences in batches:
                 summary.update(sentences)
                 writer.writerows(sentences.rows())
                 advance(1)
@@ -594,9 +599,9 @@ def interventions(
     chosen = conditions(neurons, gains, n_draws, seed)
     reader: MaskedWords | Position | None = masked_words(source, model, encoder, tokenizer, store, seed, say)
     if reader is None:
-        tokens, kept = draw_sentences(store.tokens, PROBE_TOKENS, seed)
+        tokens, sentences = draw_sentences(store.tokens, PROBE_TOKENS, seed)
         reader = position_reader(
-            lambda: last_hidden_states(encoder, anatomy, tokens, pad_token_id), tokens, corpus.subset(kept),
+            lambda: last_hidden_states(encoder, anatomy, tokens, pad_token_id), tokens, corpus.subset(sentences),
             "--interventions", source.name, seed,
         )  # fmt: skip
     return intervene(modules, chosen, reader, note)

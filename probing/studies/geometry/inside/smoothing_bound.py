@@ -119,10 +119,10 @@ def distance_to_equal_rows(states: Tensor, mask: Tensor) -> Tensor:
         states: Hidden states, shape (batch, sequence, d_model).
         mask: Which entries are tokens, shape (batch, sequence).
     """
-    kept = mask[..., None]
-    wide = states.double() * kept
-    means = wide.sum(1, keepdim=True) / kept.sum(1, keepdim=True)
-    return ((wide - means) * kept).square().sum((1, 2)).sqrt()
+    mask_column = mask[..., None]
+    wide = states.double() * mask_column
+    means = wide.sum(1, keepdim=True) / mask_column.sum(1, keepdim=True)
+    return ((wide - means) * mask_column).square().sum((1, 2)).sqrt()
 
 
 def least_deviation(entering: Tensor, mask: Tensor, eps: float) -> Tensor:
@@ -167,8 +167,8 @@ def attention_reach(states: Tensor, attention: Tensor, mask: Tensor, eigenvalues
     wide, before, roots = states.double(), distance_to_equal_rows(states, mask), eigenvalues.sqrt()
     after = torch.stack([distance_to_equal_rows(head.double() @ wide, mask) for head in attention.unbind(1)], 1)
     limits = roots * before[:, None]
-    there = roots > _ROUNDING  # below, what is left of d_M is rounding
-    return torch.where(there & (limits > 0), after / limits, 0.0).amax(1)
+    is_resolved = roots > _ROUNDING  # below, what is left of d_M is rounding
+    return torch.where(is_resolved & (limits > 0), after / limits, 0.0).amax(1)
 
 
 @dataclass(frozen=True)
@@ -200,11 +200,11 @@ def bounds(of_block: Constants, sigma_1: Tensor, sigma_2: Tensor, eigenvalues: T
     s, gains = of_block.largest, of_block.gain_1 * of_block.gain_2
     roots, product = eigenvalues.sqrt(), sigma_1 * sigma_2
     attention = 1 + roots @ of_block.value_output.to(roots)
-    one_for_all = 1 + roots.amax(1) * of_block.n_heads * s
+    shared_factor = 1 + roots.amax(1) * of_block.n_heads * s
     return Bounds(
         attention,
-        (1 + s**2) * one_for_all / product,
-        (1 + of_block.slope * s**2) * one_for_all * gains / product,
+        (1 + s**2) * shared_factor / product,
+        (1 + of_block.slope * s**2) * shared_factor * gains / product,
         (1 + of_block.slope * of_block.first * of_block.second) * attention * gains / product,
     )
 
@@ -289,20 +289,20 @@ def _measure_batch(
         for handle in handles:
             handle.remove()
     distances = [distance_to_equal_rows(on_float64_device(state), mask) for state in states]
-    found = []
+    block_values = []
     for layer, (block, of_block) in enumerate(zip(blocks, of_blocks, strict=True)):
         # Blocks that share their parameters call the same LayerNorms, one after the other.
         sigma_1, sigma_2 = (deviations[norm].pop(0) for norm in (block.norm_1, block.norm_2))
         attention, state = on_float64_device(attentions[layer]), on_float64_device(states[layer])
         eigenvalues = attention_eigenvalues(attention, mask)
         v = bounds(of_block, sigma_1, sigma_2, eigenvalues)
-        found.append(
+        block_values.append(
             torch.stack([
                 sigma_1, sigma_2, eigenvalues.amax(1), v.attention_factor, distances[layer], distances[layer + 1],
                 v.published, v.corrected, v.per_matrix, attention_reach(state, attention, mask, eigenvalues),
             ])
         )  # fmt: skip
-    return torch.stack(found).cpu().numpy()
+    return torch.stack(block_values).cpu().numpy()
 
 
 class Summary:
@@ -329,7 +329,7 @@ class Summary:
             with np.errstate(divide="ignore", invalid="ignore"):  # a single token has both distances 0
                 ratio = named["distance_after"] / named["distance_before"]
             norms = of_block.gain_1 * of_block.gain_2 / product
-            measured = {
+            measures = {
                 **{name: named[name] for name in ("sigma_1", "sigma_2")},
                 "sigma_product": product,
                 "share_sigma_product_above_1": _share(product > 1, product),
@@ -344,7 +344,7 @@ class Summary:
                 "share_within_bound": _share(ratio <= named["bound"] * (1 + _ROUNDING), ratio),
                 "share_within_bound_per_matrix": _share(ratio <= named["bound_per_matrix"] * (1 + _ROUNDING), ratio),
             }
-            for name, of_sentences in measured.items():
+            for name, of_sentences in measures.items():
                 mean = self.means[block].setdefault(name, MeanOverSentences())
                 mean.update(torch.from_numpy(of_sentences), drawn)
             self.closest[block] = np.fmax(self.closest[block], np.fmax.reduce(ratio / named["bound_per_matrix"]))
@@ -357,10 +357,10 @@ class Summary:
         rows: list[dict[str, Any]] = []
         for layer, (of_block, means) in enumerate(zip(self.of_blocks, self.means, strict=True), start=1):
             for name, mean in means.items():
-                found = mean.result()
+                estimate = mean.result()
                 rows.append({
-                    "layer": layer, "measure": name, "value": found.value, "low": found.low, "high": found.high,
-                    "n_sentences": found.n,
+                    "layer": layer, "measure": name, "value": estimate.value, "low": estimate.low,
+                    "high": estimate.high, "n_sentences": estimate.n,
                 })  # fmt: skip
             fixed = {
                 "largest_share_of_bound": float(self.closest[layer - 1]),
@@ -491,7 +491,7 @@ def _draw_neuron(axes: Axes, rows: Sequence[Row]) -> None:
 
 def changes_tables(changes: Sequence[Row]) -> list[Any]:
     """Return what is left of outliers, and of each measure of the output, as rich tables."""
-    return [_left_table(changes), *(_effects_table(rows) for rows in _by_measure(changes).values())]
+    return [_remaining_table(changes), *(_effects_table(rows) for rows in _by_measure(changes).values())]
 
 
 def _by_measure(changes: Sequence[Row]) -> dict[str, list[Row]]:
@@ -501,18 +501,18 @@ def _by_measure(changes: Sequence[Row]) -> dict[str, list[Row]]:
 
 def _pairs(changes: Sequence[Row]) -> dict[tuple[int, int], list[Row]]:
     """Return the rows on the distance of outliers, by layer and neuron."""
-    found: dict[tuple[int, int], list[Row]] = {}
+    pair_rows: dict[tuple[int, int], list[Row]] = {}
     for row in changes:
         if row["measure"] == "deviations":
-            found.setdefault((row["layer"], row["neuron"]), []).append(row)
-    return found
+            pair_rows.setdefault((row["layer"], row["neuron"]), []).append(row)
+    return pair_rows
 
 
 def _of(rows: Sequence[Row], where: str, kind: str) -> list[Row]:
     return [row for row in rows if (row["where"], row["kind"]) == (where, kind)]
 
 
-def _left_table(changes: Sequence[Row]) -> Any:
+def _remaining_table(changes: Sequence[Row]) -> Any:
     table = _table(
         "Outliers in sd where their gains and biases are ordinary (with those of random neurons instead)",
         "layer", "neuron", "intact", *PLACES.values(), "p",
@@ -520,9 +520,9 @@ def _left_table(changes: Sequence[Row]) -> Any:
     for (layer, neuron), rows in _pairs(changes).items():
         cells = []
         for where in PLACES:
-            (left,), random = _of(rows, where, "outliers"), [row["value"] for row in _of(rows, where, "random")]
+            (outlier_row,), random = _of(rows, where, "outliers"), [row["value"] for row in _of(rows, where, "random")]
             others = f"{min(random):+.1f} to {max(random):+.1f}" if random else ""
-            cells.append(f"{left['value']:+.1f}{in_brackets(others)}")
+            cells.append(f"{outlier_row['value']:+.1f}{in_brackets(others)}")
         p = [row["p_value"] for row in _of(rows, "both", "outliers") if "p_value" in row]
         (intact,) = _of(rows, "", "intact")
         table.add_row(str(layer), str(neuron), f"{intact['value']:+.1f}", *cells, f"{p[0]:.2g}" if p else "")
@@ -535,7 +535,10 @@ def _effects_table(rows: Sequence[Row]) -> Any:
         "random others", "worse than", "p",
     )  # fmt: skip
     for where, words in PLACES.items():
-        (row,), random = _of(rows, where, "outliers"), [one["effect"] for one in _of(rows, where, "random")]
+        (row,), random = (
+            _of(rows, where, "outliers"),
+            [random_row["effect"] for random_row in _of(rows, where, "random")],
+        )
         table.add_row(
             words, f"{row['effect']:+.3f}", interval(row, "effect", " to ", "+.3f"),
             *((f"{min(random):+.3f} to {max(random):+.3f}", f"{row['percentile']:.0f}%", f"{row['p_value']:.2g}")
@@ -552,24 +555,24 @@ def changes_conclusions(changes: Sequence[Row]) -> list[str]:
     """Return a sentence on what is left of the outliers, and one for each measure of the model's output."""
     pairs, sentences = _pairs(changes), []
     n_before = sum(_of(rows, "", "intact")[0]["outlier"] == "yes" for rows in pairs.values())
-    left = []
+    remaining = []
     for where, words in PLACES.items():
         n = sum(_of(rows, where, "outliers")[0]["outlier"] == "yes" for rows in pairs.values())
         random = [sum(row["outlier"] == "yes" for row in _of(rows, where, "random")) for rows in pairs.values()]
         draws = len(_of(next(iter(pairs.values())), where, "random"))
         beside = f"with random neurons instead {sum(random) / draws:.1f}" if draws else ""
-        left.append(f"in {words} {n}{in_brackets(beside)}")
+        remaining.append(f"in {words} {n}{in_brackets(beside)}")
     sentences.append(
         f"Above the embeddings, {n_before} outliers are more than 5 sd from the other neurons of their layer. With the "
-        f"gain and the bias that others have on average, this many are left: {listed(left)}."
+        f"gain and the bias that others have on average, this many are left: {listed(remaining)}."
     )
     for rows in _by_measure(changes).values():
         parts = []
         for where, words in PLACES.items():
             (row,) = _of(rows, where, "outliers")
             among = f"worse than {row['percentile']:.0f}% of random draws" if "percentile" in row else ""
-            said = in_brackets(interval(row, "effect", " to ", "+.3f"), among)
-            parts.append(f"in {words} by {row['effect']:+.3f}{said}")
+            bracket = in_brackets(interval(row, "effect", " to ", "+.3f"), among)
+            parts.append(f"in {words} by {row['effect']:+.3f}{bracket}")
         sentences.append(f"{_title(rows)}: ordinary gains and biases of the outliers change it {listed(parts)}.")
     return sentences
 
@@ -578,7 +581,7 @@ def draw_changes(figure: Figure, changes: Sequence[Row], model: str) -> None:
     """Draw what is left of outliers, and the effects on the model's output, among those of random neurons."""
     measures, pairs = _by_measure(changes), _pairs(changes)
     figure.set_size_inches(1.8 + 2.9 * (1 + len(measures)), 3.3)
-    left, *panels = figure.subplots(1, 1 + len(measures), squeeze=False)[0]
+    distance_axes, *panels = figure.subplots(1, 1 + len(measures), squeeze=False)[0]
     places = ["", *PLACES]
     for i, rows in enumerate(pairs.values()):
         lines = {
@@ -590,16 +593,16 @@ def draw_changes(figure: Figure, changes: Sequence[Row], model: str) -> None:
         for kind, values in lines.items():
             look = {"c": GREY, "ls": ":", "lw": 0.8} if kind == "random" else {"c": BLUE, "marker": "o", "ms": 3}
             words = {"random": "random neurons (mean of draws)", "outliers": "outliers"}[kind]
-            left.plot(range(len(places)), values, **look, label=words if i == 0 else None)
-    left.axhline(MEAN_DEVIATIONS, color=PURPLE, lw=0.8, ls="--", label="5 sd")
-    left.set_xticks(range(len(places)), ["intact", *PLACES])
-    left.set_ylim(0, None)
-    left.set_ylabel("sd from the other neurons")
-    left.set_title("distance of each outlier", fontsize=9)
+            distance_axes.plot(range(len(places)), values, **look, label=words if i == 0 else None)
+    distance_axes.axhline(MEAN_DEVIATIONS, color=PURPLE, lw=0.8, ls="--", label="5 sd")
+    distance_axes.set_xticks(range(len(places)), ["intact", *PLACES])
+    distance_axes.set_ylim(0, None)
+    distance_axes.set_ylabel("sd from the other neurons")
+    distance_axes.set_title("distance of each outlier", fontsize=9)
     for axes, rows in zip(panels, measures.values(), strict=True):
         _draw_effects(axes, rows)
     figure.suptitle(f"{model}: gains and biases of outliers set to those of others", x=0.01, ha="left", fontsize=10)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.legend(*distance_axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
 def _draw_effects(axes: Axes, rows: Sequence[Row]) -> None:

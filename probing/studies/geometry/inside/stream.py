@@ -105,32 +105,32 @@ def norm_means(
         counts: Which tokens count, shape (n_tokens,).
         pad_token_id: Token id that fills a batch.
     """
-    norm_at = {one.tap: one.norm for one in norms}
+    norm_at = {norm.tap: norm.norm for norm in norms}
     zeros = torch.zeros(norms[0].norm.gain.shape, dtype=torch.float64)
     sums: dict[tuple[Tap, str], Tensor] = {}
-    here = torch.empty(0, dtype=torch.bool)
+    is_counted = torch.empty(0, dtype=torch.bool)
 
     def see(tap: Tap, value: Tensor) -> None:
-        wide = value[here.to(value.device)].cpu().double()
+        wide = value[is_counted.to(value.device)].cpu().double()
         if tap.side == "made":
             sums[tap, "output"] = sums.get((tap, "output"), zeros) + wide.sum(0)
         elif tap in norm_at:
             for name, part in zip(("scaled", "centring"), norm_at[tap].parts(wide), strict=True):
                 sums[tap, name] = sums.get((tap, name), torch.zeros(part.shape[-1], dtype=torch.float64)) + part.sum(0)
 
-    modules = [one.tap.module for one in norms]
+    modules = [norm.tap.module for norm in norms]
     for batch in run_watched(encoder, anatomy, modules, see, tokens, pad_token_id):
-        here = batch.mask & torch.from_numpy(counts)[batch.rows]
+        is_counted = batch.mask & torch.from_numpy(counts)[batch.rows]
     n = int(counts.sum())
     return [
         NormMeans(
-            one,
-            (sums[Tap(one.tap.block, one.tap.module, one.tap.call, "made"), "output"] / n).numpy(),
-            (sums[one.tap, "scaled"] / n).numpy(),
-            float(sums[one.tap, "centring"] / n),
+            norm,
+            (sums[Tap(norm.tap.block, norm.tap.module, norm.tap.call, "made"), "output"] / n).numpy(),
+            (sums[norm.tap, "scaled"] / n).numpy(),
+            float(sums[norm.tap, "centring"] / n),
             n,
         )
-        for one in norms
+        for norm in norms
     ]
 
 
@@ -143,7 +143,7 @@ def norm_rows(means: Sequence[NormMeans], outliers: Sequence[int], others: Seque
         others: Other neurons.
     """
     kinds = [(neuron, "outlier") for neuron in outliers] + [(neuron, "random") for neuron in others]
-    return [_row(one, neuron, kind, outliers) for one in means for neuron, kind in kinds]
+    return [_row(norm, neuron, kind, outliers) for norm in means for neuron, kind in kinds]
 
 
 def _row(means: NormMeans, k: int, kind: str, outliers: Sequence[int]) -> dict[str, Any]:
@@ -195,23 +195,25 @@ def path_means(
     """
     index = {site.tap: i for i, site in enumerate(sites)}
     sums: dict[str, dict[int, Tensor]] = {name: {} for name in groups}
-    here: dict[str, Tensor] = {}
+    batch_masks: dict[str, Tensor] = {}
     shape = (0, 0)
 
     def see(tap: Tap, value: Tensor) -> None:
         if tap in index:
             rows = value.expand(*shape, value.shape[-1])  # positions are the same in all sentences
-            for name, those in here.items():
-                added = rows[those.to(rows.device)].cpu().double().sum(0)
+            for name, mask in batch_masks.items():
+                added = rows[mask.to(rows.device)].cpu().double().sum(0)
                 sums[name][index[tap]] = sums[name].get(index[tap], torch.zeros_like(added)) + added
 
     modules = [site.tap.module for site in sites]
     for batch in run_watched(encoder, anatomy, modules, see, tokens, pad_token_id):
         shape = tuple(batch.mask.shape)  # type: ignore[assignment]
-        here = {name: batch.mask & torch.from_numpy(those)[batch.rows] for name, those in groups.items()}
+        batch_masks = {
+            name: batch.mask & torch.from_numpy(is_in_group)[batch.rows] for name, is_in_group in groups.items()
+        }
     return {
-        name: torch.stack([sums[name][i] for i in range(len(sites))]).numpy() / max(1, int(those.sum()))
-        for name, those in groups.items()
+        name: torch.stack([sums[name][i] for i in range(len(sites))]).numpy() / max(1, int(is_in_group.sum()))
+        for name, is_in_group in groups.items()
     }
 
 
@@ -259,7 +261,7 @@ ROW_TOKENS = 5_000
 
 
 @dataclass(frozen=True)
-class Subject:
+class StreamInputs:
     """A model whose norms and residual stream are measured, and the text that it reads.
 
     Args:
@@ -346,34 +348,34 @@ def check(source: ModelSource, norms: bool, path: bool) -> None:
         path_of(encoder, anatomy, pad_token_id, source.name)
 
 
-def measure_inside(folder: Path, subject: Subject, inside: Mapping[str, bool]) -> dict[str, Rows]:
+def measure_inside(folder: Path, inputs: StreamInputs, inside: Mapping[str, bool]) -> dict[str, Rows]:
     """Return the rows of the tables that are made by running the model, by name.
 
     Args:
         folder: The run's folder, where the terms of each sentence are written.
-        subject: The model and its text.
+        inputs: The model and its text.
         inside: Which of `smoothing`, `interventions`, `norms` and `path` are asked for.
     """
-    of, found = subject, dict[str, Rows]()
+    of, tables = inputs, dict[str, Rows]()
     if inside["smoothing"]:
         with stage("bound of smoothing"):
-            found["smoothing"] = smoothing(folder, of.source.name, of.encoder, of.tokenizer, of.store, of.seed, of.say)
+            tables["smoothing"] = smoothing(folder, of.source.name, of.encoder, of.tokenizer, of.store, of.seed, of.say)
     if inside["interventions"]:
         with stage("interventions on outliers"):
-            found["interventions"] = interventions(
+            tables["interventions"] = interventions(
                 of.source, of.encoder, of.tokenizer, of.store, of.corpus, of.outliers, of.is_trained,
                 of.n_draws, of.seed, of.say,
             )  # fmt: skip
     if inside["norms"]:
         with stage("terms of the norms"):
-            found["norms"], found["norm_changes"] = measure_norms(subject)
+            tables["norms"], tables["norm_changes"] = measure_norms(inputs)
     if inside["path"]:
         with stage("path of outliers through the blocks"):
-            found["path"], found["first_row"] = measure_path(subject), measure_first_row(subject)
-    return found
+            tables["path"], tables["first_row"] = measure_path(inputs), measure_first_row(inputs)
+    return tables
 
 
-def measure_norms(subject: Subject) -> tuple[Rows, Rows]:
+def measure_norms(inputs: StreamInputs) -> tuple[Rows, Rows]:
     """Measure the terms of outliers in norms, and what is left when outliers have average gains and biases.
 
     Returns:
@@ -382,40 +384,43 @@ def measure_norms(subject: Subject) -> tuple[Rows, Rows]:
     Raises:
         UserError: If the norms cannot be told, or there are too few sentences for a position probe.
     """
-    outliers = {layer: list(those) for layer, those in subject.outliers.items() if layer and those}
-    named = sorted({neuron for those in outliers.values() for neuron in those})
+    outliers = {layer: list(neurons) for layer, neurons in inputs.outliers.items() if layer and neurons}
+    named = sorted({neuron for neurons in outliers.values() for neuron in neurons})
     if not named:
-        subject.say("--norms: no outlier dimension was found above the embeddings, so there is none to split")
+        inputs.say("--norms: no outlier dimension was found above the embeddings, so there is none to split")
         return [], []
-    source, encoder = subject.source, subject.encoder
-    has_mask = subject.is_trained and subject.tokenizer.mask_token_id is not None
+    source, encoder = inputs.source, inputs.encoder
+    has_mask = inputs.is_trained and inputs.tokenizer.mask_token_id is not None
     model = load_masked_lm(source) if has_mask else None
     if model is not None:
         encoder = model.base_model  # type: ignore[assignment]
-    anatomy = examine(encoder, subject.pad_token_id)
-    norms = norms_of(encoder, anatomy, subject.pad_token_id, source.name)
+    anatomy = examine(encoder, inputs.pad_token_id)
+    norms = norms_of(encoder, anatomy, inputs.pad_token_id, source.name)
     d_model = len(norms[0].norm.gain)
     if 2 * len(named) > d_model:
-        subject.say(f"--norms does not apply: the {len(named)} outliers are more than half of the neurons")
+        inputs.say(f"--norms does not apply: the {len(named)} outliers are more than half of the neurons")
         return [], []
-    tokens, kept = draw_sentences(subject.store.tokens, PROBE_TOKENS, subject.seed)
-    counts = subject.counts(tokens)
-    means = norm_means(encoder, anatomy, norms, tokens, counts, subject.pad_token_id)
-    terms = norm_rows(means, named, _others(d_model, named, subject.seed))
-    intact = see_layers(encoder, anatomy, tokens, counts, subject.pad_token_id)
+    tokens, sentences = draw_sentences(inputs.store.tokens, PROBE_TOKENS, inputs.seed)
+    counts = inputs.counts(tokens)
+    means = norm_means(encoder, anatomy, norms, tokens, counts, inputs.pad_token_id)
+    terms = norm_rows(means, named, _others(d_model, named, inputs.seed))
+    intact = see_layers(encoder, anatomy, tokens, counts, inputs.pad_token_id)
     position = position_reader(
-        lambda: intact.last, tokens, subject.corpus.subset(kept), "--norms", source.name, subject.seed
+        lambda: intact.last, tokens, inputs.corpus.subset(sentences), "--norms", source.name, inputs.seed
     )
-    words = masked_words(source, model, encoder, subject.tokenizer, subject.store, subject.seed, subject.say)
+    words = masked_words(source, model, encoder, inputs.tokenizer, inputs.store, inputs.seed, inputs.say)
 
     def read() -> tuple[SentenceSums, NDArray[np.float64]]:
-        seen = see_layers(encoder, anatomy, tokens, counts, subject.pad_token_id)
+        seen = see_layers(encoder, anatomy, tokens, counts, inputs.pad_token_id)
         reads = [position.of(seen.last), *(words([()]) if words else [])]
-        sums, n_tokens = ({k: v for one in reads for k, v in part(one).items()} for part in _PARTS)
+        sums, n_tokens = ({k: v for sums_read in reads for k, v in part(sums_read).items()} for part in _PARTS)
         return SentenceSums(sums, n_tokens), seen.deviations
 
-    modules = {n: [encoder.get_submodule(one.name) for one in norms if one.number == n] for n in PLACES["both"]}
-    chosen = chosen_conditions(named, d_model, subject.n_draws, subject.seed)
+    modules = {
+        n: [encoder.get_submodule(layer_norm.name) for layer_norm in norms if layer_norm.number == n]
+        for n in PLACES["both"]
+    }
+    chosen = chosen_conditions(named, d_model, inputs.n_draws, inputs.seed)
     changes = change_norms(modules, outliers, chosen, read, int(counts.sum()), note)
     return terms, changes
 
@@ -423,7 +428,7 @@ def measure_norms(subject: Subject) -> tuple[Rows, Rows]:
 _PARTS: tuple[Callable[[SentenceSums], dict[str, Any]], ...] = (lambda read: read.sums, lambda read: read.n_tokens)
 
 
-def measure_path(subject: Subject) -> Rows:
+def measure_path(inputs: StreamInputs) -> Rows:
     """Follow the outliers of layers and of the position table's first row along the residual stream.
 
     Returns:
@@ -432,41 +437,41 @@ def measure_path(subject: Subject) -> Rows:
     Raises:
         UserError: If the terms of the residual stream cannot be told.
     """
-    encoder, pad_token_id = subject.encoder, subject.pad_token_id
+    encoder, pad_token_id = inputs.encoder, inputs.pad_token_id
     anatomy = examine(encoder, pad_token_id)
-    sites = path_of(encoder, anatomy, pad_token_id, subject.source.name)
-    tokens, _ = draw_sentences(subject.store.tokens, PROBE_TOKENS, subject.seed)
+    sites = path_of(encoder, anatomy, pad_token_id, inputs.source.name)
+    tokens, _ = draw_sentences(inputs.store.tokens, PROBE_TOKENS, inputs.seed)
     groups = groups_of(tokens)
     means = path_means(encoder, anatomy, sites, tokens, groups, pad_token_id)
-    kinds = _kinds(sites, means[FIRST], subject.outliers)
+    kinds = _kinds(sites, means[FIRST], inputs.outliers)
     if not kinds:
-        subject.say("--path: neither the first position nor any layer has an outlier to follow")
+        inputs.say("--path: neither the first position nor any layer has an outlier to follow")
         return []
-    others = _others(means[FIRST].shape[1], list(kinds), subject.seed)
+    others = _others(means[FIRST].shape[1], list(kinds), inputs.seed)
     return path_rows(sites, means, groups, {**kinds, **dict.fromkeys(others, "random")})
 
 
-def measure_first_row(subject: Subject) -> Rows:
+def measure_first_row(inputs: StreamInputs) -> Rows:
     """Measure which outliers of layers are left after the position table's first row loses its outliers.
 
     Returns:
         Rows of `first_row.csv`; empty if there are no outliers, too many of them, or no table of positions.
     """
-    outliers = {layer: list(those) for layer, those in subject.outliers.items() if layer and those}
-    named = {neuron for those in outliers.values() for neuron in those}
-    encoder, pad_token_id = subject.encoder, subject.pad_token_id
+    outliers = {layer: list(neurons) for layer, neurons in inputs.outliers.items() if layer and neurons}
+    named = {neuron for neurons in outliers.values() for neuron in neurons}
+    encoder, pad_token_id = inputs.encoder, inputs.pad_token_id
     anatomy = examine(encoder, pad_token_id)
     parameters, table = find_parameters(encoder, anatomy), anatomy.position_table
     if not named or table is None or parameters.position_table is None:
         return []
     if 2 * len(named) > parameters.position_table.shape[1]:
         return []
-    tokens, _ = draw_sentences(subject.store.tokens, ROW_TOKENS, subject.seed)
-    counts = subject.counts(tokens)
+    tokens, _ = draw_sentences(inputs.store.tokens, ROW_TOKENS, inputs.seed)
+    counts = inputs.counts(tokens)
     return change_first_row(
         table, parameters.first_row, outliers,
         lambda: see_layers(encoder, anatomy, tokens, counts, pad_token_id).deviations,
-        subject.n_draws, subject.seed, int(counts.sum()), note,
+        inputs.n_draws, inputs.seed, int(counts.sum()), note,
     )  # fmt: skip
 
 
@@ -474,7 +479,7 @@ def _kinds(sites: Sequence[Site], first: NDArray[np.float64], outliers: Mapping[
     """Return the neurons that are followed, ascending, each with what it is an outlier of."""
     rows = [first[i] for i, site in enumerate(sites) if site.name == "position"]
     of_row = {int(k) for row in rows for k in np.flatnonzero(np.abs(deviations_of(row)) > MEAN_DEVIATIONS)}
-    of_layers = {neuron for those in outliers.values() for neuron in those}
+    of_layers = {neuron for neurons in outliers.values() for neuron in neurons}
     both = {(True, True): "both", (True, False): "first_row", (False, True): "layers"}
     return {k: both[k in of_row, k in of_layers] for k in sorted(of_row | of_layers)}
 

@@ -162,10 +162,10 @@ def conclusions(rows: Sequence[Row]) -> list[str]:
     lines = [_conclusion(group) for group in groups_of(rows)]
     most = max(rows, key=lambda row: row["n"], default=None)
     few = few_sentences(most["n"]) if most and not ends(most) else None
-    return [*lines, *_told_apart(rows), *([few] if few else [])]
+    return [*lines, *_pair_baseline_lines(rows), *([few] if few else [])]
 
 
-def _told_apart(rows: Sequence[Row]) -> list[str]:
+def _pair_baseline_lines(rows: Sequence[Row]) -> list[str]:
     """Return how far the intact model tells the texts of pairs apart, where two words are read: shares are of that.
 
     It is said not to be shown to be more than chance where the exact 95% interval of the share of pairs that differ as
@@ -173,13 +173,13 @@ def _told_apart(rows: Sequence[Row]) -> list[str]:
     """
     if (row := next((row for row in rows if row["readout"] == WORDS), None)) is None:
         return []
-    n, as_given = row["n"], row["n_as_given"]
+    n, n_as_ordered = row["n"], row["n_as_given"]
     chance = ": not shown to be more than by chance, so do not read the shares as of what the file is about"
-    if binomial_interval(as_given, n)[0] > 0.5:
+    if binomial_interval(n_as_ordered, n)[0] > 0.5:
         chance = ""
     return [
         f"In the intact model, the log odds of the two words differ by {row['difference']:.2g} nats between the texts "
-        f"of a pair, in {as_given} of {n} pairs as the file has it{chance}."
+        f"of a pair, in {n_as_ordered} of {n} pairs as the file has it{chance}."
     ]
 
 
@@ -187,14 +187,14 @@ def _conclusion(rows: Sequence[Row]) -> str:
     largest = [curve[-1] for curve in readouts_of(rows)]
     first = max(rows, key=lambda row: row["k"])
     what = f"Layer {first['changed_layer']}, {_count(first['k'])} {kind_of(first)}"
-    return f"{what}: {'; '.join(_told_beside(row) for row in largest)}."
+    return f"{what}: {'; '.join(_readout_clause(row) for row in largest)}."
 
 
 def _count(k: int) -> str:
     return f"{k} neuron{'s' * (k != 1)}"
 
 
-def _told_beside(row: Row) -> str:
+def _readout_clause(row: Row) -> str:
     measure = measure_of(row["readout"])
     form = f"+.{measure.digits}f"
     between = in_brackets(interval(row, between=" to ", form=form, times=measure.times))
@@ -206,5 +206,5 @@ def _told_beside(row: Row) -> str:
     beside += [f"all neurons {effect}" for effect in _of_whole(row)]
     return (
         f"{name_of(row)} from {row['intact']:.3f} to {row['value']:.3f} "
-        f"({measure.times * row['effect']:{form}} {measure.unit}{between}{''.join(f'; {one}' for one in beside)})"
+        f"({measure.times * row['effect']:{form}} {measure.unit}{between}{''.join(f'; {text}' for text in beside)})"
     )

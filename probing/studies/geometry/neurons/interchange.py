@@ -23,17 +23,17 @@ from probing.interventions.forward import Padded, ReadableText, padded_batches
 from probing.interventions.frozen_probes import ProbeReadout, Probes, at_tokens, means, standing_for
 from probing.interventions.model_output import MaskedHead, MaskedText, Prompt, WordOdds, prompt_of, tokens_of_prompts
 from probing.interventions.probed_task import Frozen, fingerprint_of, opened, run_unfinished
-from probing.interventions.subject import Subject
+from probing.interventions.subject import InterventionSetup
 from probing.models import check_ids, length_limits
 from probing.runs.predictions import labelled_tokens
 from probing.studies.geometry.neurons.sets import (
     DRAWN,
-    Asked,
-    Found,
     Kind,
     Line,
+    NeuronConfig,
     NeuronPasses,
     NeuronSet,
+    NeuronTables,
     Read,
     Rows,
     Sums,
@@ -99,9 +99,14 @@ class Exchanged:
             measure: Returns the measure of each pair, shape (n_lines, n_pairs), of what a pass gave.
         """
         items = np.arange(len(lines[0].n) if lines else 0)
-        chosen, drawn = ({one: measure(sums) for one, sums in own.items()} for own in (self.chosen, self.drawn))
+        chosen, drawn = (
+            {neuron_set: measure(sums) for neuron_set, sums in layer_sums.items()}
+            for layer_sums in (self.chosen, self.drawn)
+        )
         interventions, draws = effect_rows(chosen, drawn, lines, items)
-        most = {(line.readout, line.layer): own for line, own in zip(lines, measure(self.whole), strict=True)}
+        most = {
+            (line.readout, line.layer): layer_sums for line, layer_sums in zip(lines, measure(self.whole), strict=True)
+        }
         n = {(line.readout, line.layer): line.n.sum() for line in lines}
         for row in interventions:
             key = row["readout"], row["layer"]
@@ -110,47 +115,54 @@ class Exchanged:
 
 
 def exchanged(
-    subject: Subject, store: ActivationStore, text: ReadableText, reads: Sequence[Read], asked: Asked,
+    setup: InterventionSetup, store: ActivationStore, text: ReadableText, reads: Sequence[Read], config: NeuronConfig,
     settings: Mapping[str, Any],
 ) -> Iterator[tuple[int, Exchanged]]:  # fmt: skip
     """Exchange sets of neurons between the sentences of pairs; yield what each layer's passes gave.
 
     Args:
-        subject: The model.
+        setup: The model.
         store: Activations by the model, whose plan the passes have.
         text: The sentences, in pairs.
         reads: What reads them.
-        asked: What is asked.
+        config: What is changed and read.
         settings: What determines the results beside the tokens, the model and what is asked.
     """
     tokens = text.tokens
     # Values of special tokens are exchanged `everywhere` alone, and count for the spread of neurons there alone.
-    changed = torch.from_numpy(changed_tokens(tokens, asked.at))
+    changed = torch.from_numpy(changed_tokens(tokens, config.at))
     none = torch.full((tokens.n_tokens,), -1)
-    values = {layer: Values(text.states(layer), tokens.sentences, none, 1, none) for layer in asked.ranked}
+    values = {layer: Values(text.states(layer), tokens.sentences, none, 1, none) for layer in config.ranked}
     partner = torch.from_numpy(partner_of(tokens))
     passes = NeuronPasses(
-        subject.readers, text, values.__getitem__, True, asked.at, store.plan.batch_tokens, asked.seed, drawn=partner
+        setup.readers, text, values.__getitem__, True, config.at, store.plan.batch_tokens, config.seed, drawn=partner
     )
     sets: list[NeuronSet] = []
-    for layer, ranked in asked.ranked.items():
+    for layer, ranked in config.ranked.items():
         chosen = chosen_sets(layer, ranked, [_KIND], passes.d_model)
         sd = values[layer].states[changed].double().std(0, correction=0).numpy()
-        sets += [*chosen, *drawn_sets(chosen, sd, asked.n_draws, asked.seed), _whole(layer, passes.d_model)]
+        sets += [*chosen, *drawn_sets(chosen, sd, config.n_draws, config.seed), _whole(layer, passes.d_model)]
     files = dict(enumerate(dict.fromkeys(sets), start=1))
-    own = {
-        "format": FORMAT, "seed": asked.seed, "at": asked.at,
+    key = {
+        "format": FORMAT, "seed": config.seed, "at": config.at,
         "tokens": fingerprint_of(tokens.input_ids, tokens.lengths, tokens.words),
-        "sets": [[one.layer, one.source, one.draw, *one.neurons] for one in files.values()], **settings,
+        "sets": [[entry.layer, entry.source, entry.draw, *entry.neurons] for entry in files.values()], **settings,
     }  # fmt: skip
-    with opened(subject.source, {**store.plan.key, "interchange": own}, store, tokens, len(files)) as kept:
-        results = run_unfinished(files, kept, lambda one: passes.run(one, reads), "interchanged neurons")
-    for layer, ranked in asked.ranked.items():
-        here = {one: np.asarray(sums, dtype=np.float64) for one, sums in results.items() if one.layer == layer}
+    with opened(setup.source, {**store.plan.key, "interchange": key}, store, tokens, len(files)) as pass_store:
+        results = run_unfinished(
+            files, pass_store, lambda neuron_set: passes.run(neuron_set, reads), "interchanged neurons"
+        )
+    for layer, ranked in config.ranked.items():
+        layer_results = {
+            neuron_set: np.asarray(sums, dtype=np.float64)
+            for neuron_set, sums in results.items()
+            if neuron_set.layer == layer
+        }
         chosen = chosen_sets(layer, ranked, [_KIND], passes.d_model)
         yield layer, Exchanged(
-            here[chosen[0]], here[_whole(layer, passes.d_model)], {one: here[one] for one in chosen},
-            {one: sums for one, sums in here.items() if one.source in DRAWN},
+            layer_results[chosen[0]], layer_results[_whole(layer, passes.d_model)],
+            {neuron_set: layer_results[neuron_set] for neuron_set in chosen},
+            {neuron_set: sums for neuron_set, sums in layer_results.items() if neuron_set.source in DRAWN},
         )  # fmt: skip
 
 
@@ -163,12 +175,12 @@ class Couples:
     """Pairs of sentences, each sentence once.
 
     Args:
-        typed: The option that names them, with its value, for messages.
+        flag_text: The option that names them, with its value, for messages.
         corpus: The sentences.
         couples: Index of both sentences of each pair, shape (n_pairs, 2).
     """
 
-    typed: str
+    flag_text: str
     corpus: Corpus
     couples: NDArray[np.int64]
 
@@ -179,7 +191,7 @@ class Couples:
         Raises:
             UserError: If it cannot be read, or a line is not a pair of different sentences.
         """
-        pairs = [(one.first, one.second) for one in read_couples(file)]
+        pairs = [(couple.first, couple.second) for couple in read_couples(file)]
         index = {text: i for i, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
         couples = np.array([[index[text] for text in pair] for pair in pairs], dtype=np.int64)
         return cls(f"--pairs {file}", Corpus(file, tuple(index)), couples)
@@ -202,7 +214,7 @@ class CoupledText:
         """Row of each token in the store's table of tokens, shape (n_tokens,)."""
         whole = self.store.tokens
         return np.concatenate([
-            np.arange(whole.offsets[one], whole.offsets[one + 1]) for one in self.couples.ravel()
+            np.arange(whole.offsets[sentence], whole.offsets[sentence + 1]) for sentence in self.couples.ravel()
         ])  # fmt: skip
 
     @cached_property
@@ -227,7 +239,7 @@ class CoupledText:
         return whole[torch.from_numpy(self.of_store)]
 
 
-def check_later(frozen: Frozen | None, layers: Iterable[int], typed: str) -> None:
+def check_later(frozen: Frozen | None, layers: Iterable[int], flag_text: str) -> None:
     """Refuse a run that has no probe above a layer whose neurons are exchanged.
 
     Raises:
@@ -236,7 +248,8 @@ def check_later(frozen: Frozen | None, layers: Iterable[int], typed: str) -> Non
     last = max(frozen.weight, default=0) if frozen else 0
     if wrong := [layer for layer in layers if layer >= last]:
         raise UserError(
-            f"`{typed}` has no probe of a layer above {wrong[0]}, whose neurons are exchanged; give a run with more."
+            f"`{flag_text}` has no probe of a layer above {wrong[0]}, whose neurons are exchanged; give a run with "
+            "more."
         )
 
 
@@ -256,12 +269,12 @@ def coupled(store: ActivationStore, couples: Couples, at_most: int, seed: int) -
     is_aligned = (lengths[:, 0] == lengths[:, 1]) & (lengths[:, 0] > 0)
     if not is_aligned.any():
         raise UserError(
-            f"`{couples.typed}`: no pair has as many tokens in one sentence as in the other, so that no token has a "
-            "counterpart; give sentences that differ in words of as many pieces."
+            f"`{couples.flag_text}`: no pair has as many tokens in one sentence as in the other, so that no token has "
+            "a counterpart; give sentences that differ in words of as many pieces."
         )
     aligned = np.flatnonzero(is_aligned)
-    kept = aligned[draw_pairs(lengths[aligned].sum(1), at_most, seed)]
-    return CoupledText(store, couples.couples[kept]), int((~is_aligned).sum())
+    selected = aligned[draw_pairs(lengths[aligned].sum(1), at_most, seed)]
+    return CoupledText(store, couples.couples[selected]), int((~is_aligned).sum())
 
 
 def read_differently(
@@ -286,48 +299,48 @@ def read_differently(
     is_example = at_tokens(task, tokens, labels) >= 0
     counts = is_example & is_example[partner]
     stands = standing_for(task, tokens)
-    found = {}
-    for layer, one in weight.items():
+    readings = {}
+    for layer, probe_weight in weight.items():
         states = text.states(layer)
         vectors = states if stands is None else means(states, torch.from_numpy(stands), len(states))
-        read = (vectors @ one.T).argmax(1).numpy().astype(np.int32)
+        read = (vectors @ probe_weight.T).argmax(1).numpy().astype(np.int32)
         differs = counts & (read != read[partner])
-        found[layer] = np.where(differs, read, -1), np.where(differs, read[partner], -1)
-    return found
+        readings[layer] = np.where(differs, read, -1), np.where(differs, read[partner], -1)
+    return readings
 
 
 def survey_couples(
-    subject: Subject, couples: Couples, frozen: Frozen, asked: Asked, say: Callable[[str], None]
-) -> Found:
+    setup: InterventionSetup, couples: Couples, frozen: Frozen, config: NeuronConfig, say: Callable[[str], None]
+) -> NeuronTables:
     """Exchange sets of neurons between the sentences of pairs, and read the later layers by the probes of a run.
 
     Both directions of a pair count, and intervals are over pairs.
 
     Args:
-        subject: The model, with the task of the run.
+        setup: The model, with the task of the run.
         couples: The pairs.
         frozen: The run's probes.
-        asked: What is asked.
+        config: What is changed and read.
         say: Called with one-line messages.
 
     Raises:
         UserError: If the sentences have no counterparts, or are read alike.
     """
-    (store,) = subject.source.read([couples.corpus])
-    text, n_left_out = coupled(store, couples, asked.n_tokens, asked.seed)
-    if n_left_out:
-        say(f"{n_left_out} of {len(couples.couples)} pairs are left out: their sentences differ in number of tokens")
-    task = subject.own.task
+    (store,) = setup.source.read([couples.corpus])
+    text, n_excluded = coupled(store, couples, config.n_tokens, config.seed)
+    if n_excluded:
+        say(f"{n_excluded} of {len(couples.couples)} pairs are left out: their sentences differ in number of tokens")
+    task = setup.main_task.task
     classes = read_differently(text, task, frozen.weight)
-    first = min(asked.ranked)
-    if not any((own >= 0).any() for layer, (own, _) in classes.items() if layer > first):
+    first = min(config.ranked)
+    if not any((first_class >= 0).any() for layer, (first_class, _) in classes.items() if layer > first):
         raise UserError(
-            f"`{couples.typed}`: the run's probes of later layers read both sentences of every pair alike, so that "
+            f"`{couples.flag_text}`: the run's probes of later layers read both sentences of every pair alike, so that "
             "nothing can be carried over; give pairs that differ in what the run predicts."
         )
     stands = standing_for(task, text.tokens)
     of_examples = None if stands is None else torch.from_numpy(stands)
-    device = subject.readers.device
+    device = setup.readers.device
     reads = [
         ProbeReadout(text, Probes({layer: frozen.weight[layer]}, torch.from_numpy(labels), of_examples), device, name)
         for layer in frozen.weight
@@ -339,13 +352,15 @@ def survey_couples(
     }  # fmt: skip
     interventions: Rows = []
     draws: Rows = []
-    for layer, found in exchanged(subject, store, text, reads, asked, settings):
-        lines = [Line(read.name, one, by_pair(read.n), {}) for read in reads for one in read.layers(layer + 1)]
-        for table, more in zip((interventions, draws), found.rows(lines, by_pair), strict=True):
+    for layer, exchange in exchanged(setup, store, text, reads, config, settings):
+        lines = [
+            Line(read.name, read_layer, by_pair(read.n), {}) for read in reads for read_layer in read.layers(layer + 1)
+        ]
+        for table, more in zip((interventions, draws), exchange.rows(lines, by_pair), strict=True):
             table += more
     for row in (*interventions, *draws):
-        row["task"] = asked.task_name
-    return Found(interventions, draws, text, text, (), {TASK: "run"}, None, len(text.couples), n_left_out)
+        row["task"] = config.task_name
+    return NeuronTables(interventions, draws, text, text, (), {TASK: "run"}, None, len(text.couples), n_excluded)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -356,49 +371,49 @@ Floats = NDArray[np.float64]
 
 
 def survey_words(
-    subject: Subject, store: ActivationStore, couples: Sequence[Couple], typed: str, asked: Asked,
+    setup: InterventionSetup, store: ActivationStore, couples: Sequence[Couple], flag_text: str, config: NeuronConfig,
     say: Callable[[str], None],
-) -> Found:  # fmt: skip
+) -> NeuronTables:  # fmt: skip
     """Exchange sets of neurons between the texts of pairs, and read two words at their masks by the model's own head.
 
     Both directions of a pair count, and intervals are over pairs.
 
     Args:
-        subject: The model, with its head.
+        setup: The model, with its head.
         store: Activations by the model.
         couples: The pairs, with words.
-        typed: The option that names them, with its value, for messages.
-        asked: What is asked.
+        flag_text: The option that names them, with its value, for messages.
+        config: What is changed and read.
         say: Called with one-line messages.
 
     Raises:
         UserError: If the model cannot be asked about any pair, or finds both words as likely in all texts.
     """
-    prompts = aligned_prompts(subject, couples, typed, say)
-    n_left_out = len(couples) - len(prompts)
+    prompts = aligned_prompts(setup, couples, flag_text, say)
+    n_excluded = len(couples) - len(prompts)
     lengths = np.array([2 * len(first.input_ids) for first, _ in prompts])
-    both = [one for i in draw_pairs(lengths, asked.n_tokens, asked.seed) for one in prompts[i]]
-    readout = _readout(subject, both, store.plan.batch_tokens)
+    both = [prompt for i in draw_pairs(lengths, config.n_tokens, config.seed) for prompt in prompts[i]]
+    readout = _readout(setup, both, store.plan.batch_tokens)
     differences = readout.intact()[::2] - readout.intact()[1::2]
     if not differences.any():
         raise UserError(
-            f"`{typed}`: the log odds of the two words are the same in both texts of every pair, so that nothing can "
-            "be carried over; give texts that differ in what they say of the mask."
+            f"`{flag_text}`: the log odds of the two words are the same in both texts of every pair, so that nothing "
+            "can be carried over; give texts that differ in what they say of the mask."
         )
     of_intact = {"difference": float(np.abs(differences).mean()), "n_as_given": int((differences > 0).sum())}
     interventions: Rows = []
     draws: Rows = []
     settings = {"words": fingerprint_of(readout.masks, readout.words)}
-    for layer, found in exchanged(subject, store, readout.text, [readout], asked, settings):
-        intact = found.intact[0]
+    for layer, exchange in exchanged(setup, store, readout.text, [readout], config, settings):
+        intact = exchange.intact[0]
         n = 2 * np.abs(intact[::2] - intact[1::2])
         lines = [Line(readout.name, read, n, {}) for read in readout.layers(layer + 1)]
-        for table, more in zip((interventions, draws), found.rows(lines, partial(carried, intact)), strict=True):
+        for table, more in zip((interventions, draws), exchange.rows(lines, partial(carried, intact)), strict=True):
             table += more
     for row in interventions:
         row |= of_intact
     text = readout.text
-    return Found(interventions, draws, text, text, (), {}, None, len(differences), n_left_out)
+    return NeuronTables(interventions, draws, text, text, (), {}, None, len(differences), n_excluded)
 
 
 def carried(intact: Floats, odds: Floats) -> Floats:
@@ -417,44 +432,46 @@ def carried(intact: Floats, odds: Floats) -> Floats:
 
 
 def aligned_prompts(
-    subject: Subject, couples: Sequence[Couple], typed: str, say: Callable[[str], None]
+    setup: InterventionSetup, couples: Sequence[Couple], flag_text: str, say: Callable[[str], None]
 ) -> list[tuple[Prompt, Prompt]]:
     """Return the pairs whose texts can be read token by token, and say why others are left out.
 
     Raises:
         UserError: If none is left.
     """
-    source, tokenizer = subject.source.model, subject.tokenizer
+    source, tokenizer = setup.source.model, setup.tokenizer
     longest = length_limits(source, tokenizer)[1]
-    kept: list[tuple[Prompt, Prompt]] = []
-    left_out: Counter[str] = Counter()
-    for one in couples:
-        assert one.words is not None  # the reader of the file gives words to all pairs or to none
-        first, second = (prompt_of(tokenizer, text, one.words, longest) for text in (one.first, one.second))
+    aligned: list[tuple[Prompt, Prompt]] = []
+    excluded: Counter[str] = Counter()
+    for couple in couples:
+        assert couple.words is not None  # the reader of the file gives words to all pairs or to none
+        first, second = (prompt_of(tokenizer, text, couple.words, longest) for text in (couple.first, couple.second))
         if isinstance(first, str) or isinstance(second, str):
-            left_out[first if isinstance(first, str) else str(second)] += 1
+            excluded[first if isinstance(first, str) else str(second)] += 1
         elif len(first.input_ids) != len(second.input_ids):
-            left_out["their texts differ in number of tokens"] += 1
+            excluded["their texts differ in number of tokens"] += 1
         elif first.mask != second.mask or first.answers != second.answers:
-            left_out["the mask is not the same token, or the words not the same pieces, in both texts"] += 1
+            excluded["the mask is not the same token, or the words not the same pieces, in both texts"] += 1
         else:
-            kept.append((first, second))
-    for reason, n in left_out.items():
+            aligned.append((first, second))
+    for reason, n in excluded.items():
         say(f"{n} of {len(couples)} pairs are left out: {reason}")
-    if not kept:
-        said = "; ".join(f"{reason}: {n}" for reason, n in left_out.items())
-        raise UserError(f"`{typed}` has no pair between whose texts neurons can be exchanged ({said}); give others.")
-    check_ids(source, tokenizer, tokens_of_prompts([one for pair in kept for one in pair]).input_ids)
-    return kept
+    if not aligned:
+        reasons = "; ".join(f"{reason}: {n}" for reason, n in excluded.items())
+        raise UserError(
+            f"`{flag_text}` has no pair between whose texts neurons can be exchanged ({reasons}); give others."
+        )
+    check_ids(source, tokenizer, tokens_of_prompts([prompt for pair in aligned for prompt in pair]).input_ids)
+    return aligned
 
 
-def _readout(subject: Subject, prompts: Sequence[Prompt], batch_tokens: int) -> WordOdds:
+def _readout(setup: InterventionSetup, prompts: Sequence[Prompt], batch_tokens: int) -> WordOdds:
     """Return the readout of two words at the masks of texts."""
-    model, encoder = subject.masked_lm, subject.model.encoder
+    model, encoder = setup.masked_lm, setup.model.encoder
     assert model is not None  # there is something at masks to read
-    device = subject.readers.device
+    device = setup.readers.device
     tokens = tokens_of_prompts(prompts)
-    text = MaskedText(tokens, encoder, subject.model.anatomy, subject.pad_token_id, batch_tokens)
+    text = MaskedText(tokens, encoder, setup.model.anatomy, setup.pad_token_id, batch_tokens)
     first = torch.tensor([prompts[0].input_ids], device=device)
-    masks, words = np.array([one.mask for one in prompts]), np.array([one.answers for one in prompts])
+    masks, words = np.array([prompt.mask for prompt in prompts]), np.array([prompt.answers for prompt in prompts])
     return WordOdds(text, masks, words, MaskedHead(model, encoder, first))

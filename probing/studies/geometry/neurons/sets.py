@@ -98,16 +98,16 @@ def drawn_sets(chosen: Sequence[NeuronSet], sd: NDArray[np.float64], n_draws: in
         n_draws: Number of sets of either source.
         seed: Seed of the draws.
     """
-    for one in chosen:
-        if n_draws and 0 < one.k < len(sd):
-            generator = np.random.default_rng([seed, one.layer, one.k])
+    for neuron_set in chosen:
+        if n_draws and 0 < neuron_set.k < len(sd):
+            generator = np.random.default_rng([seed, neuron_set.layer, neuron_set.k])
             drawn: dict[Source, NDArray[np.int64]] = {
-                "random": random_sets(len(sd), one.k, generator, n_draws),
-                "matched": matched_sets(sd, np.array(one.neurons, dtype=np.int64), generator, n_draws),
+                "random": random_sets(len(sd), neuron_set.k, generator, n_draws),
+                "matched": matched_sets(sd, np.array(neuron_set.neurons, dtype=np.int64), generator, n_draws),
             }
             for source, sets in drawn.items():
                 for draw, neurons in enumerate(sets.tolist(), start=1):
-                    yield NeuronSet(one.layer, one.kind, tuple(neurons), source, draw)
+                    yield NeuronSet(neuron_set.layer, neuron_set.kind, tuple(neurons), source, draw)
 
 
 Rows = list[dict[str, Any]]
@@ -153,30 +153,31 @@ def effect_rows(
         lines: What each line is.
         part: Index of each item that drawn sets are read on.
     """
-    (intact,) = (sums for one, sums in results.items() if not one.k)
+    (intact,) = (sums for neuron_set, sums in results.items() if not neuron_set.k)
     rows: Rows = []
     draws: Rows = []
-    for one, sums in results.items():
-        if not one.k:
+    for neuron_set, sums in results.items():
+        if not neuron_set.k:
             continue
         others = {
-            source: [sums for other, sums in drawn.items() if _is_beside(other, one, source)] for source in DRAWN
+            source: [sums for other, sums in drawn.items() if _is_comparable(other, neuron_set, source)]
+            for source in DRAWN
         }  # fmt: skip
         for i, line in enumerate(lines):
             if not (total := line.n.sum()):
                 continue
             named = {
-                "changed_layer": one.layer, "kind": one.kind, "k": one.k, "readout": line.readout, "layer": line.layer,
-                **line.named,
+                "changed_layer": neuron_set.layer, "kind": neuron_set.kind, "k": neuron_set.k, "readout": line.readout,
+                "layer": line.layer, **line.named,
             }  # fmt: skip
-            own = tested(sums[i], intact[i], line.n, line.measure.is_share)
-            own.pop("p_value")
+            test_columns = tested(sums[i], intact[i], line.n, line.measure.is_share)
+            test_columns.pop("p_value")
             values = {"intact": float(intact[i].sum() / total), "value": float(sums[i].sum() / total)}
-            row = {**named, "neurons": " ".join(map(str, one.neurons)), **values, **own}
+            row = {**named, "neurons": " ".join(map(str, neuron_set.neurons)), **values, **test_columns}
             on_part = _effect(sums[i][part], intact[i][part], line.n[part])
             draws.append({**named, "set": "chosen", "draw": 0, "effect": on_part})
-            for source, found in others.items():
-                effects = [_effect(other[i], intact[i][part], line.n[part]) for other in found]
+            for source, drawn_sums in others.items():
+                effects = [_effect(other[i], intact[i][part], line.n[part]) for other in drawn_sums]
                 draws += [
                     {**named, "set": source, "draw": draw, "effect": effect}
                     for draw, effect in enumerate(effects, start=1)
@@ -186,8 +187,12 @@ def effect_rows(
     return rows, draws
 
 
-def _is_beside(other: NeuronSet, one: NeuronSet, source: Source) -> bool:
-    return other.source == source and (other.layer, other.kind, other.k) == (one.layer, one.kind, one.k)
+def _is_comparable(other: NeuronSet, neuron_set: NeuronSet, source: Source) -> bool:
+    return other.source == source and (other.layer, other.kind, other.k) == (
+        neuron_set.layer,
+        neuron_set.kind,
+        neuron_set.k,
+    )
 
 
 def _effect(sums: Sums, intact: Sums, n: NDArray[Any]) -> float:
@@ -277,17 +282,19 @@ class Values:
             seed: Seed of the permutations of classes.
             stands: The row of the token that stands for each token's example, shape (n_tokens,), if examples are means.
         """
-        tokens, there = train.tokens, changed_tokens(train.tokens, at)
+        tokens, is_changed = train.tokens, changed_tokens(train.tokens, at)
         codes = LabelCodes.of_classes(torch.from_numpy(np.bincount(labels[labels >= 0], minlength=n_classes)))
         shuffled = shuffled_labels(labels, tokens, codes, seed)
-        of_tokens, of_others = (torch.from_numpy(given[there].astype(np.int64)) for given in (labels, shuffled))
-        states = train.states(layer)[torch.from_numpy(there)]
+        of_tokens, of_others = (
+            torch.from_numpy(token_labels[is_changed].astype(np.int64)) for token_labels in (labels, shuffled)
+        )
+        states = train.states(layer)[torch.from_numpy(is_changed)]
         if stands is not None:
             # A token that stands for others is a word, so that it is among those that are kept.
-            index = torch.from_numpy(np.cumsum(there) - 1)
-            own = stands[torch.from_numpy(there)]
-            stands = torch.where(own >= 0, index[own.clamp_min(0)], -1)
-        return cls(states, tokens.sentences[there], of_tokens, n_classes, of_others, stands)
+            index = torch.from_numpy(np.cumsum(is_changed) - 1)
+            replacements = stands[torch.from_numpy(is_changed)]
+            stands = torch.where(replacements >= 0, index[replacements.clamp_min(0)], -1)
+        return cls(states, tokens.sentences[is_changed], of_tokens, n_classes, of_others, stands)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -323,9 +330,11 @@ class Values:
         Args:
             neurons: The neurons.
         """
-        vectors, there = self.vectors(neurons).double(), self.labels >= 0
-        sizes = self.labels[there].bincount(minlength=self.n_classes)
-        sums = vectors.new_zeros(self.n_classes, len(neurons)).index_add_(0, self.labels[there], vectors[there])
+        vectors, is_labelled = self.vectors(neurons).double(), self.labels >= 0
+        sizes = self.labels[is_labelled].bincount(minlength=self.n_classes)
+        sums = vectors.new_zeros(self.n_classes, len(neurons)).index_add_(
+            0, self.labels[is_labelled], vectors[is_labelled]
+        )
         return sums / sizes[:, None]
 
     def replace(self, kind: Kind, neurons: Sequence[int], drawn: Tensor, moves: Moves | None = None) -> Replace:
@@ -346,18 +355,18 @@ class Values:
         """
         columns = list(neurons)
         if not columns:
-            return lambda here, rows: here
+            return lambda states, rows: states
         if kind == "zero":
-            return lambda here, rows: torch.zeros_like(here)
+            return lambda states, rows: torch.zeros_like(states)
         if kind == "mean":
             mean = self.mean[columns]
-            return lambda here, rows: mean.to(here).expand_as(here)
+            return lambda states, rows: mean.to(states).expand_as(states)
         if kind in ("resample", "interchange"):
             bank = self.states[:, columns]
-            return lambda here, rows: bank[drawn[rows.cpu()]].to(here)
+            return lambda states, rows: bank[drawn[rows.cpu()]].to(states)
         if kind in ("direction", "shuffled"):
             eraser = self.eraser(columns, self.labels if kind == "direction" else self.shuffled)
-            return lambda here, rows: eraser.apply(here.cpu()).to(here)
+            return lambda states, rows: eraser.apply(states.cpu()).to(states)
         if kind == "translate" and moves is not None:
             return _translation(self.class_means(columns), moves)
         raise ValueError(f"{kind} replaces no neurons")
@@ -371,11 +380,13 @@ def _translation(class_means: Tensor, moves: Moves) -> Replace:
         moves: The two classes of each token of the text.
     """
 
-    def translate(here: Tensor, rows: Tensor) -> Tensor:
+    def translate(states: Tensor, rows: Tensor) -> Tensor:
         source, target = moves.source[rows.cpu()], moves.target[rows.cpu()]
         moved = (source >= 0)[:, None]
         shift = class_means[target.clamp_min(0)] - class_means[source.clamp_min(0)]
-        return torch.where(moved, here.cpu().double() + torch.where(moved, shift, 0.0), here.cpu().double()).to(here)
+        return torch.where(moved, states.cpu().double() + torch.where(moved, shift, 0.0), states.cpu().double()).to(
+            states
+        )
 
     return translate
 
@@ -423,11 +434,11 @@ class NeuronsChanged:
         """Return the changed hidden states of the layer; the given ones stay as they are."""
         if not len(self.neurons):
             return states
-        there, columns = batch.mask & self.where.to(batch.mask.device)[batch.rows], list(self.neurons)
-        sentence, token = there.nonzero(as_tuple=True)
+        is_changed, columns = batch.mask & self.where.to(batch.mask.device)[batch.rows], list(self.neurons)
+        sentence, token = is_changed.nonzero(as_tuple=True)
         at = (sentence[:, None], token[:, None], torch.tensor(columns, device=states.device))
         changed = states.clone()
-        changed[at] = self.replace(states[at], batch.rows[there])
+        changed[at] = self.replace(states[at], batch.rows[is_changed])
         return changed
 
 
@@ -468,36 +479,38 @@ class NeuronPasses:
         self.tokens = text.tokens
         self.d_model = int(readers.model.encoder.config.hidden_size)  # type: ignore[union-attr,arg-type]
         self.where = torch.from_numpy(changed_tokens(text.tokens, at))
-        own = text.tokens.sentences
+        sentences = text.tokens.sentences
         # For each token of the text, the training token whose values replace its own.
         self.drawn = cache(
-            lambda layer: torch.from_numpy(draw_others(own, values(layer).sentences, is_train, seed))
+            lambda layer: torch.from_numpy(draw_others(sentences, values(layer).sentences, is_train, seed))
             if drawn is None else drawn
         )  # fmt: skip
 
-    def change(self, one: NeuronSet) -> NeuronsChanged:
+    def change(self, neuron_set: NeuronSet) -> NeuronsChanged:
         """Return the change of the model that replaces the values of these neurons."""
-        replace = self.values(one.layer).replace(one.kind, one.neurons, self.drawn(one.layer), self.moves)
-        return NeuronsChanged(one.layer, one.neurons, replace, self.where)
+        replace = self.values(neuron_set.layer).replace(
+            neuron_set.kind, neuron_set.neurons, self.drawn(neuron_set.layer), self.moves
+        )
+        return NeuronsChanged(neuron_set.layer, neuron_set.neurons, replace, self.where)
 
-    def run(self, one: NeuronSet, reads: Sequence[Read]) -> Tensor:
+    def run(self, neuron_set: NeuronSet, reads: Sequence[Read]) -> Tensor:
         """Return the results of all readouts of this text, stacked, shape (n_rows, n_items)."""
-        change = self.change(one)
-        needed = [read.layers(one.layer + 1) for read in reads]
+        change = self.change(neuron_set)
+        needed = [read.layers(neuron_set.layer + 1) for read in reads]
         readings = [read.begin(layers) for read, layers in zip(reads, needed, strict=True)]
         every = sorted({layer for layers in needed for layer in layers})
 
         def take(model: LaterBlocks, batch: Padded, beside: Any, states: Tensor) -> None:
-            found: Mapping[int, Tensor] = change.later(model, batch, beside, states, every)
+            layer_states: Mapping[int, Tensor] = change.later(model, batch, beside, states, every)
             for reading in readings:
-                reading.take(found, batch)
+                reading.take(layer_states, batch)
 
-        self.forward.over(one.layer, take)
+        self.forward.over(neuron_set.layer, take)
         return torch.cat([reading.sums().double() for reading in readings])
 
-    def states(self, one: NeuronSet, layers: Sequence[int]) -> dict[int, Tensor]:
+    def states(self, neuron_set: NeuronSet, layers: Sequence[int]) -> dict[int, Tensor]:
         """Return the hidden states of some layers while neurons are changed, shape (n_tokens, d_model), float32."""
-        return self.forward.states(self.change(one), layers)
+        return self.forward.states(self.change(neuron_set), layers)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -506,8 +519,8 @@ class NeuronPasses:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked.
+class NeuronConfig:
+    """Which neurons are changed, how, and what is read.
 
     Args:
         ranked: The neurons that are changed, in their order, by layer.
@@ -531,8 +544,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was found.
+class NeuronTables:
+    """The rows of both tables, and what was read for them.
 
     Args:
         interventions: Rows of `neuron_interventions.csv`.
@@ -543,7 +556,7 @@ class Found:
         read: What probes read, and of whose training they are: `run`, or `here` where they were trained for it.
         erased: The task whose classes were erased, or between which examples were moved; None if there was none.
         n_pairs: Number of pairs between whose sentences neurons were exchanged; 0 if they were not.
-        n_left_out: Number of pairs whose sentences cannot be read token by token.
+        n_excluded: Number of pairs whose sentences cannot be read token by token.
     """
 
     interventions: Rows
@@ -554,7 +567,7 @@ class Found:
     read: Mapping[str, str]
     erased: str | None
     n_pairs: int = 0
-    n_left_out: int = 0
+    n_excluded: int = 0
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -562,6 +575,6 @@ class Found:
         return {
             "n_sentences": self.text.tokens.n_sentences, "n_tokens": self.text.tokens.n_tokens,
             "n_drawn_sentences": self.part.tokens.n_sentences, "n_drawn_tokens": self.part.tokens.n_tokens,
-            "position_heads": [vars(one) for one in self.heads], "probes": dict(self.read), "classes_of": self.erased,
-            **({"n_pairs": self.n_pairs, "n_left_out": self.n_left_out} if self.n_pairs else {}),
+            "position_heads": [vars(head) for head in self.heads], "probes": dict(self.read), "classes_of": self.erased,
+            **({"n_pairs": self.n_pairs, "n_left_out": self.n_excluded} if self.n_pairs else {}),
         }  # fmt: skip

@@ -28,17 +28,17 @@ from probing.interventions.probed_task import (
     retrained,
     run_unfinished,
 )
-from probing.interventions.subject import Subject
+from probing.interventions.subject import InterventionSetup
 from probing.models.attention_heads import find_query_keys
 from probing.studies.geometry.neurons.sets import (
     DRAWN,
-    Asked,
-    Found,
     Kind,
     Line,
     Moves,
+    NeuronConfig,
     NeuronPasses,
     NeuronSet,
+    NeuronTables,
     Rows,
     Values,
     chosen_sets,
@@ -113,8 +113,8 @@ class ProbedClasses:
         return self._readout(text, self._targets, self.name + TRANSLATED)
 
     def _readout(self, text: Text, labels: NDArray[np.int32], name: str) -> ProbeReadout:
-        here = torch.from_numpy(labels[text.of_corpus].astype(np.int64))
-        return ProbeReadout(text, Probes(self.weight, here, self.task.stands(text.tokens)), self.device, name)
+        token_labels = torch.from_numpy(labels[text.of_corpus].astype(np.int64))
+        return ProbeReadout(text, Probes(self.weight, token_labels, self.task.stands(text.tokens)), self.device, name)
 
     def moves(self, text: Text) -> Moves:
         """Return the class of each token's example, and the class that it is moved to."""
@@ -145,42 +145,42 @@ DRAWN_TOKENS = 5_000
 HEAD_TOKENS = 5_000
 
 
-def survey(subject: Subject, stores: Sequence[ActivationStore], asked: Asked) -> Found:
+def survey(setup: InterventionSetup, stores: Sequence[ActivationStore], config: NeuronConfig) -> NeuronTables:
     """Change one set of neurons after the other, and read the later layers.
 
     Args:
-        subject: Model and corpora.
+        setup: Model and corpora.
         stores: The activations of each corpus, with all layers.
-        asked: What is asked.
+        config: What is changed and read.
 
     Raises:
         UserError: If the cache cannot be written.
     """
     is_test, is_train = (
-        np.array([one == side for one in splits], dtype=bool)
-        for splits, side in ((subject.splits[-1], "test"), (subject.splits[0], "train"))
+        np.array([sentence_split == side for sentence_split in splits], dtype=bool)
+        for splits, side in ((setup.splits[-1], "test"), (setup.splits[0], "train"))
     )
-    text = draw_text(stores[-1], is_test, asked.n_tokens, asked.seed)
-    train = draw_text(stores[0], is_train, asked.n_tokens, asked.seed)
-    work = _Work(subject, stores, asked, text, train)
+    text = draw_text(stores[-1], is_test, config.n_tokens, config.seed)
+    train = draw_text(stores[0], is_train, config.n_tokens, config.seed)
+    work = _Work(setup, stores, config, text, train)
     parts: list[_Part] = []
-    for kinds in _together(asked.kinds):
-        parts += [part for name in PROBED if name in subject.wanted for part in work.of_probes(name, kinds)]
-        others = subject.other_readouts(work.part, DRAWN_TOKENS, asked.seed)
+    for kinds in _together(config.kinds):
+        parts += [part for name in PROBED if name in setup.readouts for part in work.of_probes(name, kinds)]
+        others = setup.other_readouts(work.part, DRAWN_TOKENS, config.seed)
         parts += [work.of_other(readout, kinds) for readout in others]
-    heads = work.heads.heads if POSITION in subject.wanted and work.heads else ()
+    heads = work.heads.heads if POSITION in setup.readouts and work.heads else ()
     interventions: Rows = []
     draws: Rows = []
-    for layer in asked.ranked:
+    for layer in config.ranked:
         for part in parts:
             for table, more in zip((interventions, draws), part.rows(layer), strict=True):
                 table += more
-    if asked.task_name is not None:
+    if config.task_name is not None:
         for row in (*interventions, *draws):
-            row["task"] = asked.task_name
-    read = {name: "here" if subject.probed(name).frozen is None else "run" for name in PROBED if name in subject.wanted}
-    erased = None if OF_CLASSES.isdisjoint(asked.kinds) else asked.task_name or POSITION
-    return Found(interventions, draws, text, work.part, heads, read, erased)
+            row["task"] = config.task_name
+    read = {name: "here" if setup.probed(name).frozen is None else "run" for name in PROBED if name in setup.readouts}
+    erased = None if OF_CLASSES.isdisjoint(config.kinds) else config.task_name or POSITION
+    return NeuronTables(interventions, draws, text, work.part, heads, read, erased)
 
 
 def _is_moved(kinds: Sequence[Kind]) -> bool:
@@ -209,9 +209,10 @@ class _Part:
 
     def rows(self, layer: int) -> tuple[Rows, Rows]:
         """Return the rows of both tables for the sets of a layer."""
-        here = {one: sums for one, sums in self.results.items() if one.layer == layer}
+        layer_results = {neuron_set: sums for neuron_set, sums in self.results.items() if neuron_set.layer == layer}
         chosen, others = (
-            {one: sums for one, sums in here.items() if (one.source in DRAWN) is wanted} for wanted in (False, True)
+            {neuron_set: sums for neuron_set, sums in layer_results.items() if (neuron_set.source in DRAWN) is is_drawn}
+            for is_drawn in (False, True)
         )
         return effect_rows(chosen, others, self.lines(layer), self.items)
 
@@ -221,16 +222,16 @@ class _Work:
     """The passes for all sets.
 
     Args:
-        subject: Model and corpora.
+        setup: Model and corpora.
         stores: The activations of each corpus.
-        asked: What is asked.
+        config: What is changed and read.
         text: Test sentences.
         train: Training sentences.
     """
 
-    subject: Subject
+    setup: InterventionSetup
     stores: Sequence[ActivationStore]
-    asked: Asked
+    config: NeuronConfig
     text: Text
     train: Text
 
@@ -244,8 +245,8 @@ class _Work:
     @cached_property
     def part(self) -> Text:
         """The test sentences that drawn sets are read on."""
-        candidates = np.isin(np.arange(self.text.store.tokens.n_sentences), self.text.kept)
-        return draw_text(self.text.store, candidates, DRAWN_TOKENS, self.asked.seed)
+        candidates = np.isin(np.arange(self.text.store.tokens.n_sentences), self.text.sentence_indices)
+        return draw_text(self.text.store, candidates, DRAWN_TOKENS, self.config.seed)
 
     @cached_property
     def probed(self) -> Callable[[str], ProbedClasses]:
@@ -256,41 +257,41 @@ class _Work:
 
         @cache
         def of(name: str) -> ProbedClasses:
-            task = self.subject.probed(name)
+            task = self.setup.probed(name)
             if task.frozen is not None:
-                found = task.probes(self.stores, None)
+                probes = task.probes(self.stores, None)
             else:
                 with self._opened("probes", self._read(task), 0) as store:
-                    found = task.probes(self.stores, store)
-            return ProbedClasses(task, self.stores, self.train, *found, self.subject.readers.device, self.asked.seed)
+                    probes = task.probes(self.stores, store)
+            return ProbedClasses(task, self.stores, self.train, *probes, self.setup.readers.device, self.config.seed)
 
         return of
 
     @property
-    def own(self) -> ProbedClasses:
+    def erased_classes(self) -> ProbedClasses:
         """The classes that are erased, and between which examples are moved."""
-        return self.probed(self.subject.own.name)
+        return self.probed(self.setup.main_task.name)
 
     @cached_property
     def values(self) -> Any:
         """A function that returns a layer's values at training tokens; those of one layer are kept in memory."""
-        if OF_CLASSES.isdisjoint(self.asked.kinds):
-            own = np.full(self.train.tokens.n_tokens, -1, dtype=np.int32), 1, self.asked.seed, None
+        if OF_CLASSES.isdisjoint(self.config.kinds):
+            class_inputs = np.full(self.train.tokens.n_tokens, -1, dtype=np.int32), 1, self.config.seed, None
         else:
-            classes = self.own
+            classes = self.erased_classes
             stands = classes.task.stands(self.train.tokens)
-            own = classes.train_labels, len(classes.classes), self.asked.seed, stands  # type: ignore[assignment]
+            class_inputs = classes.train_labels, len(classes.classes), self.config.seed, stands  # type: ignore[assignment]
 
         @lru_cache(maxsize=1)
         def of(layer: int) -> Values:
-            return Values.of(self.train, layer, self.asked.at, *own)
+            return Values.of(self.train, layer, self.config.at, *class_inputs)
 
         return of
 
     @cached_property
     def heads(self) -> PositionHeads | None:
         """The readout of position heads; None if the model's queries and keys cannot be told."""
-        readers, say = self.subject.readers, self.subject.source.say
+        readers, say = self.setup.readers, self.setup.source.say
         model, pad = readers.model, readers.pad_token_id
         try:
             query_keys = find_query_keys(model.encoder, model.anatomy, model.heads, pad)
@@ -298,17 +299,17 @@ class _Work:
             say(f"position heads are not read: {as_clause(error)}")
             return None
         some = draw_text(
-            self.train.store, np.isin(np.arange(self.train.store.tokens.n_sentences), self.train.kept), HEAD_TOKENS,
-            self.asked.seed,
+            self.train.store, np.isin(np.arange(self.train.store.tokens.n_sentences), self.train.sentence_indices),
+            HEAD_TOKENS, self.config.seed,
         )  # fmt: skip
-        found = find_position_heads(readers, some, self.batch_tokens, list(self.asked.ranked))
-        return PositionHeads(self.text, found, query_keys, model.heads.is_causal, readers.device)
+        position_heads = find_position_heads(readers, some, self.batch_tokens, list(self.config.ranked))
+        return PositionHeads(self.text, position_heads, query_keys, model.heads.is_causal, readers.device)
 
     def reads(self, name: str, text: Text, kinds: Sequence[Kind]) -> list[Any]:
         """Return all that reads a text together with the classes of a task."""
         classes = self.probed(name)
         reads: list[Any] = [classes.readout(text)]
-        if _is_moved(kinds) and name == self.own.name:
+        if _is_moved(kinds) and name == self.erased_classes.name:
             reads.append(classes.translated(text))
         if name == POSITION and self.heads is not None:
             of = self.heads
@@ -321,11 +322,11 @@ class _Work:
         for read in reads:
             if isinstance(read, PositionHeads):
                 lines += [
-                    Line(measure, one.layer, read.n(one), {"head": one.head, "offset": one.offset})
-                    for measure, one in read.rows(layer + 1)
+                    Line(measure, read_row.layer, read.n(read_row), {"head": read_row.head, "offset": read_row.offset})
+                    for measure, read_row in read.rows(layer + 1)
                 ]
             else:
-                lines += [Line(read.name, one, read.n, {}) for one in read.layers(layer + 1)]
+                lines += [Line(read.name, read_row, read.n, {}) for read_row in read.layers(layer + 1)]
         return lines
 
     # --- passes ---
@@ -338,24 +339,27 @@ class _Work:
             moved: The text whose examples are moved to other classes, the same one or one with the same tokens but for
                 masks; None if they are not.
         """
-        asked = self.asked
-        moves = None if moved is None else self.own.moves(moved)
-        own = self.subject.readers, text, self.values
-        return NeuronPasses(*own, text is self.train, asked.at, self.batch_tokens, asked.seed, moves)
+        config = self.config
+        moves = None if moved is None else self.erased_classes.moves(moved)
+        pass_inputs = self.setup.readers, text, self.values
+        return NeuronPasses(*pass_inputs, text is self.train, config.at, self.batch_tokens, config.seed, moves)
 
     def chosen(self, kinds: Sequence[Kind]) -> list[NeuronSet]:
         """Return the sets that were asked for, of some kinds."""
-        ranked, d_model = self.asked.ranked, self.text.store.plan.d_model
-        return [one for layer in ranked for one in chosen_sets(layer, ranked[layer], kinds, d_model)]
+        ranked, d_model = self.config.ranked, self.text.store.plan.d_model
+        return [neuron_set for layer in ranked for neuron_set in chosen_sets(layer, ranked[layer], kinds, d_model)]
 
     def drawn(self, chosen: Sequence[NeuronSet]) -> list[NeuronSet]:
         """Return the sets that some are compared with."""
-        asked = self.asked
+        config = self.config
         return [
-            one
-            for layer in asked.ranked
-            for one in drawn_sets(
-                [one for one in chosen if one.layer == layer], self.values(layer).sd, asked.n_draws, asked.seed
+            neuron_set
+            for layer in config.ranked
+            for neuron_set in drawn_sets(
+                [neuron_set for neuron_set in chosen if neuron_set.layer == layer],
+                self.values(layer).sd,
+                config.n_draws,
+                config.seed,
             )
         ]
 
@@ -364,10 +368,14 @@ class _Work:
 
         While examples are moved to other classes, no probe is trained: what it would learn depends on where to.
         """
-        if not self.asked.n_retrained or any(one.kind == "translate" for one in chosen):
+        if not self.config.n_retrained or any(neuron_set.kind == "translate" for neuron_set in chosen):
             return []
-        largest = {layer: len(ranked) for layer, ranked in self.asked.ranked.items()}
-        some = [one for one in drawn if one.draw <= self.asked.n_retrained and one.k == largest[one.layer]]
+        largest = {layer: len(ranked) for layer, ranked in self.config.ranked.items()}
+        some = [
+            neuron_set
+            for neuron_set in drawn
+            if neuron_set.draw <= self.config.n_retrained and neuron_set.k == largest[neuron_set.layer]
+        ]
         return [*chosen, *some]
 
     def of_probes(self, name: str, kinds: Sequence[Kind]) -> list[_Part]:
@@ -390,26 +398,34 @@ class _Work:
                 passes_of = partial(self.passes, text, text if is_moved else None)
                 results |= self._run(store, first, sets, what, passes_of, self.reads(name, text, kinds))
             files = dict(enumerate(again, start=1 + n_sets))
-            found = run_unfinished(files, store, self._retrained(classes), "neurons, probes retrained")
+            retrained_results = run_unfinished(files, store, self._retrained(classes), "neurons, probes retrained")
         reads = self.reads(name, self.text, kinds)
-        parts = [_Part(results, partial(self.lines, reads), np.searchsorted(self.text.kept, self.part.kept))]
-        if found:
+        parts = [
+            _Part(
+                results,
+                partial(self.lines, reads),
+                np.searchsorted(self.text.sentence_indices, self.part.sentence_indices),
+            )
+        ]
+        if retrained_results:
             n = reads[0].n
-            parts.append(_Part(found, lambda layer: [Line(classes.again, classes.last, n, {})], np.arange(len(n))))
+            parts.append(
+                _Part(retrained_results, lambda layer: [Line(classes.again, classes.last, n, {})], np.arange(len(n)))
+            )
         return parts
 
     def of_other(self, readout: Readout, kinds: Sequence[Kind]) -> _Part:
         """Read something else, over a text of its own; while examples are moved, this has the tokens of the text."""
-        own = {**self._sets(kinds), "readout": readout.name, "content": fingerprint_of(*readout.content)}
+        key = {**self._sets(kinds), "readout": readout.name, "content": fingerprint_of(*readout.content)}
         chosen = self.chosen(kinds)
         sets = [*chosen, *self.drawn(chosen)]
         moved = self.part if _is_moved(kinds) else None
-        with self._opened("neurons", own, len(sets)) as store:
+        with self._opened("neurons", key, len(sets)) as store:
             what = f"neurons, {readout.name}"
             results = self._run(store, 1, sets, what, lambda: self.passes(readout.text, moved), [readout])
 
         def lines(layer: int) -> list[Line]:
-            return [Line(readout.name, one, readout.n, {}) for one in readout.layers(layer + 1)]
+            return [Line(readout.name, read_layer, readout.n, {}) for read_layer in readout.layers(layer + 1)]
 
         return _Part(results, lines, np.arange(len(readout.n)))
 
@@ -420,7 +436,7 @@ class _Work:
         """Run the passes over a text that are not stored yet, as files from this index on."""
         passes = cache(passes_of)
         files = dict(enumerate(sets, start=first))
-        return run_unfinished(files, store, lambda one: passes().run(one, reads), what)
+        return run_unfinished(files, store, lambda neuron_set: passes().run(neuron_set, reads), what)
 
     def _retrained(self, classes: ProbedClasses) -> Any:
         """Return what trains a probe of the last layer while neurons are changed, and tests it."""
@@ -430,9 +446,9 @@ class _Work:
             train, text = (classes.labelled(self.passes(of), of) for of in (self.train, self.text))
             return train, text
 
-        def run(one: NeuronSet) -> Tensor:
+        def run(neuron_set: NeuronSet) -> Tensor:
             training = classes.task.training()
-            return retrained(*parts(), classes.classes, one, training, [classes.last])  # type: ignore[arg-type]
+            return retrained(*parts(), classes.classes, neuron_set, training, [classes.last])  # type: ignore[arg-type]
 
         return run
 
@@ -440,23 +456,23 @@ class _Work:
 
     def _sets(self, kinds: Sequence[Kind]) -> dict[str, Any]:
         """Return everything that determines the sets and their replacements."""
-        asked = self.asked
+        config = self.config
         return {
-            "ranked": {str(layer): list(ranked) for layer, ranked in asked.ranked.items()}, "kinds": list(kinds),
-            "at": asked.at, "n_draws": asked.n_draws, "n_retrained": asked.n_retrained,
+            "ranked": {str(layer): list(ranked) for layer, ranked in config.ranked.items()}, "kinds": list(kinds),
+            "at": config.at, "n_draws": config.n_draws, "n_retrained": config.n_retrained,
         }  # fmt: skip
 
     def _read(self, task: ProbedTask) -> dict[str, Any]:
         """Return what determines the probes and examples of a task; nothing for that whose classes are erased."""
-        return {} if task.name == self.subject.own.name else {"read": task.key(self.stores)}
+        return {} if task.name == self.setup.main_task.name else {"read": task.key(self.stores)}
 
     @contextmanager
-    def _opened(self, what: str, own: Mapping[str, Any], n_passes: int) -> Iterator[PassStore]:
-        source, first, asked = self.subject.source, self.stores[-1], self.asked
+    def _opened(self, what: str, extra_settings: Mapping[str, Any], n_passes: int) -> Iterator[PassStore]:
+        source, first, config = self.setup.source, self.stores[-1], self.config
         settings = {
-            "format": FORMAT, "train": dict(self.stores[0].plan.key), "split_seed": self.subject.split_seed,
-            **self.subject.own.key(self.stores), "n_tokens": asked.n_tokens, "seed": asked.seed,
-            "trainer": {name: str(value) for name, value in source.trainer.items()}, **own,
+            "format": FORMAT, "train": dict(self.stores[0].plan.key), "split_seed": self.setup.split_seed,
+            **self.setup.main_task.key(self.stores), "n_tokens": config.n_tokens, "seed": config.seed,
+            "trainer": {name: str(value) for name, value in source.trainer.items()}, **extra_settings,
         }  # fmt: skip
         key = {**first.plan.key, what: settings}
         with opened(source, key, first, self.text.tokens, n_passes) as store:

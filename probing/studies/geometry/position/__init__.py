@@ -25,7 +25,7 @@ ORDERS = {
 }  # fmt: skip
 
 
-class Found:
+class PositionTables:
     """The rows of a run, by what they are of.
 
     Args:
@@ -36,7 +36,9 @@ class Found:
         self._split = {(row["layer"], row["scale"], row["part"]): row for row in tables["position_split"]}
         self._shape = {(row["layer"], row["measure"]): row for row in tables["position_shape"]}
         self._basis = {(row["layer"], row["scale"]): row for row in tables["position_basis"]}
-        self._held = {(row["layer"], row["scale"], row["order"], row["k"]): row for row in tables["position_held"]}
+        self._prefix_shares = {
+            (row["layer"], row["scale"], row["order"], row["k"]): row for row in tables["position_held"]
+        }
         self.layers = sorted({layer for layer, _, _ in self._split})
 
     def split(self, layer: int, part: str = "position", scale: str = RAW) -> Row:
@@ -51,41 +53,41 @@ class Found:
         """Return how few neurons hold half of the part, beside random directions; None where that is not known."""
         return self._basis.get((layer, scale))
 
-    def held(self, layer: int, order: str, k: int, scale: str = RAW) -> Row | None:
+    def prefix_share(self, layer: int, order: str, k: int, scale: str = RAW) -> Row | None:
         """Return what the first k neurons of an order hold, None where that is not known."""
-        return self._held.get((layer, scale, order, k))
+        return self._prefix_shares.get((layer, scale, order, k))
 
-    def is_there(self, layer: int, scale: str = RAW) -> bool:
+    def is_above_zero(self, layer: int, scale: str = RAW) -> bool:
         """Return whether the interval of the position part is above 0."""
-        found = ends(self.split(layer, scale=scale))
-        return found is not None and found[0] > 0
+        bounds = ends(self.split(layer, scale=scale))
+        return bounds is not None and bounds[0] > 0
 
 
 def position_tables(tables: Mapping[str, Sequence[Row]]) -> list[Any]:
     """Return how much is position, of which shape it is, and what neurons hold of it; none if it was not measured."""
     if not tables["position_split"]:
         return []
-    found = Found(tables)
-    return [_split_table(found), _shape_table(found), *_held_tables(found)]
+    position = PositionTables(tables)
+    return [_split_table(position), _shape_table(position), *_prefix_share_tables(position)]
 
 
-def _split_table(found: Found) -> Any:
+def _split_table(position: PositionTables) -> Any:
     table = _table(
         "Shares of the variance of the hidden states, without what is by chance", "layer", "position", "95% range",
         "by chance", "context", "shared", "rest", "position, standardised", "position alone",
     )  # fmt: skip
-    for layer in found.layers:
-        row = found.split(layer)
+    for layer in position.layers:
+        row = position.split(layer)
         table.add_row(
             str(layer), f"{row['value']:.4f}", interval(row, form=".4f", between=" to "), f"{row['chance']:.4f}",
-            *(f"{found.split(layer, part)['value']:.3f}" for part in ("context", "shared", "rest")),
-            f"{found.split(layer, scale=STANDARDISED)['value']:.4f}",
-            f"{found.split(layer, 'position_alone')['value']:.4f}",
+            *(f"{position.split(layer, part)['value']:.3f}" for part in ("context", "shared", "rest")),
+            f"{position.split(layer, scale=STANDARDISED)['value']:.4f}",
+            f"{position.split(layer, 'position_alone')['value']:.4f}",
         )  # fmt: skip
     return table
 
 
-def _shape_table(found: Found) -> Any:
+def _shape_table(position: PositionTables) -> Any:
     """Return the shape of the position part; what chance gives is in brackets."""
     table = _table(
         "Shape of the position part (in brackets: by chance; of neurons, random directions)", "layer", "directions",
@@ -93,12 +95,12 @@ def _shape_table(found: Found) -> Any:
     )  # fmt: skip
     measures = ("low_frequencies", "context_overlap", "halves_overlap", "below_overlap", "read_accuracy",
                 "read_longer_accuracy")  # fmt: skip
-    for layer in found.layers:
-        directions = found.shape(layer, "directions")
+    for layer in position.layers:
+        directions = position.shape(layer, "directions")
         table.add_row(
             str(layer), f"{directions['value']:.0f}" if directions else "",
-            *(_with_chance(found.shape(layer, name)) for name in measures),
-            *(_half(found.basis(layer, scale)) for scale in SCALES),
+            *(_with_chance(position.shape(layer, name)) for name in measures),
+            *(_half(position.basis(layer, scale)) for scale in SCALES),
         )  # fmt: skip
     return table
 
@@ -114,24 +116,28 @@ def _half(row: Row | None) -> str:
     return "" if row is None else f"{row['half']} ({row['half_lowest']} to {row['half_highest']})"
 
 
-def _held_tables(found: Found) -> list[Any]:
-    made = []
+def _prefix_share_tables(position: PositionTables) -> list[Any]:
+    rich_tables = []
     for scale in (RAW, STANDARDISED):
-        layers = [layer for layer in found.layers if found.held(layer, "part", NEURONS, scale)]
+        layers = [layer for layer in position.layers if position.prefix_share(layer, "part", NEURONS, scale)]
         if not layers:
             continue
-        orders = [name for name in ORDERS if any(found.held(layer, name, NEURONS, scale) for layer in layers)]
+        orders = [
+            name for name in ORDERS if any(position.prefix_share(layer, name, NEURONS, scale) for layer in layers)
+        ]
         which = "" if scale == RAW else ", every neuron standardised"
         table = _table(
             f"Share of the position part in {NEURONS} neurons{which}", "layer", *(ORDERS[name] for name in orders)
         )
         for layer in layers:
-            table.add_row(str(layer), *(_held(found.held(layer, name, NEURONS, scale)) for name in orders))
-        made.append(table)
-    return made
+            table.add_row(
+                str(layer), *(_prefix_share_cell(position.prefix_share(layer, name, NEURONS, scale)) for name in orders)
+            )
+        rich_tables.append(table)
+    return rich_tables
 
 
-def _held(row: Row | None) -> str:
+def _prefix_share_cell(row: Row | None) -> str:
     if row is None:
         return ""
     ends = interval(row, between=" to ", form=".2f")
@@ -142,21 +148,21 @@ def position_conclusions(tables: Mapping[str, Sequence[Row]]) -> list[str]:
     """Return how much is position, in how many directions, and whether it is in neurons or in directions."""
     if not tables["position_split"]:
         return []
-    found = Found(tables)
-    there = [layer for layer in found.layers if found.is_there(layer)]
-    if not any(ends(found.split(layer)) for layer in found.layers):
-        row = found.split(found.layers[0])
+    position = PositionTables(tables)
+    resolved_layers = [layer for layer in position.layers if position.is_above_zero(layer)]
+    if not any(ends(position.split(layer)) for layer in position.layers):
+        row = position.split(position.layers[0])
         return [f"There are {row['n_sentences']} sentences, too few for intervals of the position part."]
-    if not there:
-        most = max(found.split(layer)["high"] for layer in found.layers)
+    if not resolved_layers:
+        most = max(position.split(layer)["high"] for layer in position.layers)
         return [
             "No layer has a position part: the intervals of its share of the variance hold 0 everywhere, and end at "
             f"{_percent(most)} at most."
         ]
-    largest = max(there, key=lambda layer: float(found.split(layer)["value"]))
+    largest = max(resolved_layers, key=lambda layer: float(position.split(layer)["value"]))
     return [
-        _how_much(found, there, largest), *_which_shape(found, there, largest),
-        *(_where(found, scale) for scale in (RAW, STANDARDISED)),
+        _how_much(position, resolved_layers, largest), *_which_shape(position, resolved_layers, largest),
+        *(_where(position, scale) for scale in (RAW, STANDARDISED)),
     ]  # fmt: skip
 
 
@@ -167,47 +173,60 @@ def _percent(value: float, of: float | None = None) -> str:
 
 
 def _range(row: Row) -> str:
-    found = ends(row)
-    within = " to ".join(_percent(end, row["value"]) for end in found) if found else ""
+    bounds = ends(row)
+    within = " to ".join(_percent(end, row["value"]) for end in bounds) if bounds else ""
     return f"{_percent(row['value'])}{in_brackets(within)}"
 
 
-def _how_much(found: Found, there: Sequence[int], largest: int) -> str:
-    row, last = found.split(largest), found.layers[-1]
-    if len(there) == 1:
-        said = f"Position has a share of the variance in layer {largest}: {_range(row)}"
-        said += "" if len(found.layers) == 1 else ", and none is shown in the other layers that were measured"
+def _how_much(position: PositionTables, resolved_layers: Sequence[int], largest: int) -> str:
+    row, last = position.split(largest), position.layers[-1]
+    if len(resolved_layers) == 1:
+        sentence = f"Position has a share of the variance in layer {largest}: {_range(row)}"
+        sentence += "" if len(position.layers) == 1 else ", and none is shown in the other layers that were measured"
     else:
-        where = "all layers that were measured" if len(there) == len(found.layers) else layers_named(there)
-        said = f"Position has a share of the variance in {where}: {_range(row)} in layer {largest}, where it is largest"
+        where = (
+            "all layers that were measured"
+            if len(resolved_layers) == len(position.layers)
+            else layers_named(resolved_layers)
+        )
+        sentence = (
+            f"Position has a share of the variance in {where}: {_range(row)} in layer {largest}, where it is largest"
+        )
         if last != largest:
-            end = f"{_range(found.split(last))} in layer {last}" if last in there else f"none is shown in layer {last}"
-            said += f", and {end}"
+            end = (
+                f"{_range(position.split(last))} in layer {last}"
+                if last in resolved_layers
+                else f"none is shown in layer {last}"
+            )
+            sentence += f", and {end}"
     return (
-        f"{said}. Context has {_percent(found.split(largest, 'context')['value'])} in layer {largest}. By chance, "
-        f"which is taken off, tokens in random order within their sentences would have {_percent(row['chance'])}."
+        f"{sentence}. Context has {_percent(position.split(largest, 'context')['value'])} in layer {largest}. By "
+        "chance, which is taken off, tokens in random order within their sentences would have "
+        f"{_percent(row['chance'])}."
     )
 
 
-def _which_shape(found: Found, there: Sequence[int], largest: int) -> list[str]:
-    numbers = [row["value"] for layer in there if (row := found.shape(layer, "directions")) and row["value"]]
-    here = found.shape(largest, "directions")
-    if not numbers or here is None or not here["value"]:
+def _which_shape(position: PositionTables, resolved_layers: Sequence[int], largest: int) -> list[str]:
+    numbers = [
+        row["value"] for layer in resolved_layers if (row := position.shape(layer, "directions")) and row["value"]
+    ]
+    n_directions = position.shape(largest, "directions")
+    if not numbers or n_directions is None or not n_directions["value"]:
         return ["No direction of the position part helps to describe sentences that were left out."]
     words = f"{min(numbers):.0f}" if min(numbers) == max(numbers) else f"{min(numbers):.0f} to {max(numbers):.0f}"
-    where = f", {here['value']:.0f} in layer {largest}" if min(numbers) < max(numbers) else ""
+    where = f", {n_directions['value']:.0f} in layer {largest}" if min(numbers) < max(numbers) else ""
     sentences = [
         f"It has {words} {'direction' if max(numbers) == 1 else 'directions'}{where}: as many as it takes to explain "
         "what it can in sentences that were left out."
     ]
-    if low := found.shape(largest, "low_frequencies"):
+    if low := position.shape(largest, "low_frequencies"):
         slowly = "changes more slowly" if low["p_value"] <= SIGNIFICANT else "is not shown to change more slowly"
         sentences.append(
             f"In layer {largest} it {slowly} along the sentence than by chance: the lowest tenth of the frequencies "
             f"has {low['value']:.0%} of it, and {low['chance']:.0%} if positions are shuffled."
         )
-    if read := found.shape(largest, "read_accuracy"):
-        longer = found.shape(largest, "read_longer_accuracy")
+    if read := position.shape(largest, "read_accuracy"):
+        longer = position.shape(largest, "read_longer_accuracy")
         further = f", and for {longer['value']:.1%} in sentences longer than all fitted ones" if longer else ""
         sentences.append(
             f"In these directions alone, the nearest mean gives the exact position for {_range(read)} of the tokens of "
@@ -216,14 +235,14 @@ def _which_shape(found: Found, there: Sequence[int], largest: int) -> list[str]:
     return sentences
 
 
-def _where(found: Found, scale: str) -> str:
+def _where(position: PositionTables, scale: str) -> str:
     """Return in which layers the part favours neurons over random directions, and how many hold half of it."""
-    there = [layer for layer in found.layers if found.is_there(layer, scale)]
-    rows = {layer: row for layer in there if (row := found.basis(layer, scale))}
+    resolved_layers = [layer for layer in position.layers if position.is_above_zero(layer, scale)]
+    rows = {layer: row for layer in resolved_layers if (row := position.basis(layer, scale))}
     how = "With every neuron standardised" if scale == STANDARDISED else "As the neurons are"
     if not rows:
         return f"{how}, whether position lies in neurons is not known: no direction of it is confirmed in any layer."
-    largest = sorted(rows, key=lambda layer: -float(found.split(layer, scale=scale)["value"]))
+    largest = sorted(rows, key=lambda layer: -float(position.split(layer, scale=scale)["value"]))
     parts: list[str] = []
     for verdict, in_neurons in (
         ("position favours neurons", True), ("it is not shown to favour neurons over random directions", False),
@@ -234,8 +253,8 @@ def _where(found: Found, scale: str) -> str:
             verdict = verdict if parts else verdict.replace("it is", "position is")
             parts.append(f"{verdict} in {layers_named(layers)}: half of it is in {_half_of(rows[layer])}{where}")
     n_rotations = rows[largest[0]]["n_rotations"]
-    said = f"{how}, {'; '.join(parts)}. Each layer is judged by {n_rotations} rotations (p ≤ .05)."
-    return said + (_zeros(rows) if scale == RAW else "")
+    sentence = f"{how}, {'; '.join(parts)}. Each layer is judged by {n_rotations} rotations (p ≤ .05)."
+    return sentence + (_zeros(rows) if scale == RAW else "")
 
 
 def _half_of(row: Row) -> str:

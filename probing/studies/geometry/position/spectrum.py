@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from probing.statistics.two_way import Design, Solution, TwoWaySums
-from probing.studies.geometry.position import NEURONS, ORDERS, RAW, STANDARDISED, Found
+from probing.studies.geometry.position import NEURONS, ORDERS, RAW, STANDARDISED, PositionTables
 from probing.tables.figures import (
     BLUE,
     GREEN,
@@ -65,11 +65,11 @@ class Folds:
     def fitted_and_judged(self) -> list[tuple[tuple[list[int], Solution], tuple[list[int], Solution]]]:
         """Groups and their solution, of the sentences of a fit, and of those left out; once for every fold."""
         parts = self.design.parts(min(FOLDS, self.design.n_groups))
-        found = []
+        fold_pairs = []
         for part in parts:
             others = sorted(set(range(self.design.n_groups)) - set(part))
-            found.append(((others, self.design.solve(others)), (part, self.design.solve(part))))
-        return found
+            fold_pairs.append(((others, self.design.solve(others)), (part, self.design.solve(part))))
+        return fold_pairs
 
     @cached_property
     def halves(self) -> list[tuple[list[int], Solution]]:
@@ -108,7 +108,7 @@ class Spectrum:
     part: Array
 
     @property
-    def held_out(self) -> Array:
+    def gain_shares(self) -> Array:
         """Gain of the first k directions as a share of the largest such gain, shape (n,); 0 if none is a gain."""
         sums = np.cumsum(self.gains)
         largest = sums.max(initial=0.0)
@@ -117,7 +117,7 @@ class Spectrum:
     @property
     def n_directions(self) -> int:
         """The least number of directions with `ENOUGH` of the largest gain; 0 if none is a gain."""
-        enough = np.flatnonzero(self.held_out >= ENOUGH)
+        enough = np.flatnonzero(self.gain_shares >= ENOUGH)
         return int(enough[0]) + 1 if len(enough) else 0
 
     @property
@@ -221,10 +221,10 @@ def low_frequencies(sums: TwoWaySums, folds: Folds, seed: int) -> Low | None:
         return float(np.einsum("ft,ts,fs->", cosines, products[np.ix_(order, order)], cosines, optimize=True)) / total
 
     generator = np.random.default_rng([seed, 12])
-    found = share(np.arange(n))
+    low_share = share(np.arange(n))
     shuffled = np.array([share(generator.permutation(n)) for _ in range(SHUFFLES)])
-    p_value = (1 + int((shuffled >= found).sum())) / (1 + SHUFFLES)
-    return Low(found, n_low / (n - 1), p_value, n)
+    p_value = (1 + int((shuffled >= low_share).sum())) / (1 + SHUFFLES)
+    return Low(low_share, n_low / (n - 1), p_value, n)
 
 
 def overlap(first: Array, second: Array) -> tuple[float, float]:
@@ -275,44 +275,44 @@ def write_position_figures(
     if not tables.get("position_split"):
         return []
     names = ("position_split", "position_shape", "position_basis", "position_held")
-    found = Found({name: tables.get(name, ()) for name in names})
-    made = {
-        "position_split": partial(draw_split, found=found, model=model),
-        "position_curves": partial(draw_curves, curves=tables["position_curves"], found=found, model=model),
+    position = PositionTables({name: tables.get(name, ()) for name in names})
+    drawings = {
+        "position_split": partial(draw_split, position=position, model=model),
+        "position_curves": partial(draw_curves, curves=tables["position_curves"], position=position, model=model),
     }
     if tables.get("position_held"):
-        made["position_held"] = partial(draw_held, found=found, model=model)
-    return write_drawings(folder, made, formats)
+        drawings["position_held"] = partial(draw_prefix_shares, position=position, model=model)
+    return write_drawings(folder, drawings, formats)
 
 
-def draw_split(figure: Figure, found: Found, model: str) -> None:
+def draw_split(figure: Figure, position: PositionTables, model: str) -> None:
     """Draw the shares of variance by layer: position on the left, the other parts on the right."""
     figure.set_size_inches(8.6, 3.6)
-    left, right = figure.subplots(1, 2)
+    position_axes, parts_axes = figure.subplots(1, 2)
     for scale, colour, mark, style in ((RAW, BLUE, "o", "-"), (STANDARDISED, ORANGE, "s", "--")):
-        rows = [found.split(layer, scale=scale) for layer in found.layers]
+        rows = [position.split(layer, scale=scale) for layer in position.layers]
         values = np.array([row["value"] for row in rows])
-        left.errorbar(
-            found.layers, values, yerr=error_bars(rows, values), c=colour, marker=mark, ms=4, capsize=2,
+        position_axes.errorbar(
+            position.layers, values, yerr=error_bars(rows, values), c=colour, marker=mark, ms=4, capsize=2,
             label="as the neurons are" if scale == RAW else "every neuron standardised",
-            **joined({"ls": style}, found.layers),
+            **joined({"ls": style}, position.layers),
         )  # fmt: skip
-    chance = [found.split(layer)["chance"] for layer in found.layers]
-    left.plot(found.layers, chance, "x", ms=4, c=GREY, label="by chance (taken off)")
-    left.set_ylabel("share of the variance")
-    left.set_title("position")
+    chance = [position.split(layer)["chance"] for layer in position.layers]
+    position_axes.plot(position.layers, chance, "x", ms=4, c=GREY, label="by chance (taken off)")
+    position_axes.set_ylabel("share of the variance")
+    position_axes.set_title("position")
     looks = {"context": (GREEN, "^", "-"), "rest": (PURPLE, "D", "--"), "shared": (GREY, "x", ":")}
     for part, (colour, mark, style) in looks.items():
-        rows = [found.split(layer, part) for layer in found.layers]
+        rows = [position.split(layer, part) for layer in position.layers]
         values = np.array([row["value"] for row in rows])
-        right.errorbar(
-            found.layers, values, yerr=error_bars(rows, values), c=colour, marker=mark, ms=4, capsize=2, label=part,
-            **joined({"ls": style}, found.layers),
+        parts_axes.errorbar(
+            position.layers, values, yerr=error_bars(rows, values), c=colour, marker=mark, ms=4, capsize=2, label=part,
+            **joined({"ls": style}, position.layers),
         )  # fmt: skip
-    right.set_title("context, rest and what is shared, as the neurons are")
-    for axes in (left, right):
+    parts_axes.set_title("context, rest and what is shared, as the neurons are")
+    for axes in (position_axes, parts_axes):
         axes.axhline(0, color="black", lw=0.6)
-        name_layers(axes, found.layers)
+        name_layers(axes, position.layers)
         axes.legend(fontsize=8)
     figure.suptitle(f"{model}: the variance of the hidden states in parts (95% intervals)", x=0.01, ha="left",
                     fontsize=10)  # fmt: skip
@@ -325,31 +325,31 @@ def _spaced(layers: Sequence[int]) -> list[int]:
     return [layers[i] for i in np.linspace(0, len(layers) - 1, MOST_LAYERS).round().astype(int)]
 
 
-def draw_curves(figure: Figure, curves: Sequence[Row], found: Found, model: str) -> None:
+def draw_curves(figure: Figure, curves: Sequence[Row], position: PositionTables, model: str) -> None:
     """Draw the first components of the position part along the positions, a panel for each layer."""
-    layers = _spaced(found.layers)
+    layers = _spaced(position.layers)
     columns = min(3, len(layers))
     n_rows = -(-len(layers) // columns)
     figure.set_size_inches(3.1 * columns, 0.7 + 2.2 * n_rows)
     grid = figure.subplots(n_rows, columns, squeeze=False).ravel()
     for axes, layer in zip(grid, layers, strict=False):
-        here = [row for row in curves if row["layer"] == layer]
-        enough = DRAWN * max((row["n_tokens"] for row in here), default=0)
+        layer_curves = [row for row in curves if row["layer"] == layer]
+        enough = DRAWN * max((row["n_tokens"] for row in layer_curves), default=0)
         for component, (colour, style) in enumerate(_COMPONENTS, 1):
-            rows = [row for row in here if row["component"] == component and row["n_tokens"] >= enough]
+            rows = [row for row in layer_curves if row["component"] == component and row["n_tokens"] >= enough]
             positions = [row["position"] for row in rows]
             axes.plot(
                 positions, [row["value"] for row in rows], style, c=colour, lw=1.3, label=f"component {component}"
             )
             axes.fill_between(
                 positions,
-                [_end(row, "low") for row in rows],
-                [_end(row, "high") for row in rows],
+                [_bound_or_value(row, "low") for row in rows],
+                [_bound_or_value(row, "high") for row in rows],
                 color=colour,
                 alpha=0.2,
                 lw=0,
             )
-        shape = found.shape(layer, "directions")
+        shape = position.shape(layer, "directions")
         n = f"{shape['value']:.0f}" if shape else "0"
         axes.set_title(f"layer {layer}: {n} {'direction' if n == '1' else 'directions'}", fontsize=9)
         axes.axhline(0, color="black", lw=0.5)
@@ -364,27 +364,27 @@ def draw_curves(figure: Figure, curves: Sequence[Row], found: Found, model: str)
     )
 
 
-def _end(row: Row, end: str) -> float:
+def _bound_or_value(row: Row, end: str) -> float:
     """Return an end of a row's interval, the value where it has none."""
-    found = row.get(end)
-    return float(row["value"] if found is None else found)
+    bound = row.get(end)
+    return float(row["value"] if bound is None else bound)
 
 
-def draw_held(figure: Figure, found: Found, model: str) -> None:
+def draw_prefix_shares(figure: Figure, position: PositionTables, model: str) -> None:
     """Draw what a few neurons hold of the position part by layer, between a rotation of it and its own directions."""
     figure.set_size_inches(8.6, 3.6)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, scale in zip(panels, (RAW, STANDARDISED), strict=True):
-        layers = [layer for layer in found.layers if found.held(layer, "part", NEURONS, scale)]
+        layers = [layer for layer in position.layers if position.prefix_share(layer, "part", NEURONS, scale)]
         for order, look in _LOOKS.items():
-            rows = [row for layer in layers if (row := found.held(layer, order, NEURONS, scale))]
+            rows = [row for layer in layers if (row := position.prefix_share(layer, order, NEURONS, scale))]
             if not rows:
                 continue
-            there, values = [row["layer"] for row in rows], np.array([row["value"] for row in rows])
-            style = joined({"ls": look["ls"]}, there)
+            drawn_layers, values = [row["layer"] for row in rows], np.array([row["value"] for row in rows])
+            style = joined({"ls": look["ls"]}, drawn_layers)
             axes.errorbar(
-                there, values, yerr=error_bars(rows, values), c=look["color"], marker=look["marker"], ms=4, capsize=2,
-                label=ORDERS[order], **style,
+                drawn_layers, values, yerr=error_bars(rows, values), c=look["color"], marker=look["marker"], ms=4,
+                capsize=2, label=ORDERS[order], **style,
             )  # fmt: skip
         axes.set_ylim(0, 1.04)
         if layers:

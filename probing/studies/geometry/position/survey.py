@@ -48,7 +48,7 @@ ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Held:
+class PrefixShare:
     """How much of the position part the first k neurons of an order hold.
 
     Args:
@@ -72,7 +72,7 @@ class Concentration:
 
     Args:
         by_neuron: Share that each neuron holds, mean of the two halves, shape (d_model,).
-        held: What the first k neurons hold.
+        prefix_shares: What the first k neurons hold.
         half: Number of neurons that hold half of it.
         half_rotated: Number of directions of each rotation that do, shape (ROTATIONS,).
         n_live: Number of neurons that vary, which are rotated.
@@ -80,7 +80,7 @@ class Concentration:
     """
 
     by_neuron: Array
-    held: list[Held]
+    prefix_shares: list[PrefixShare]
     half: int
     half_rotated: NDArray[np.int64]
     n_live: int
@@ -114,17 +114,21 @@ def concentration(
     random = generator.permuted(np.tile(shares.mean(0), (ROTATIONS, 1)), axis=1).cumsum(1)
     part = crossed(shares)
     directions = _of_directions(rows)
-    held = []
+    prefix_shares = []
     for n in sorted({*(n for n in NUMBERS if n < d_model), k}):
         for name, (first, second) in orders.items():
             if len(first) >= n:
-                held.append(Held(name, n, float(shares[1, first[:n]].sum() + shares[0, second[:n]].sum()) / 2))
-        held.append(Held("part", n, float(part[n - 1])))
+                prefix_shares.append(
+                    PrefixShare(name, n, float(shares[1, first[:n]].sum() + shares[0, second[:n]].sum()) / 2)
+                )
+        prefix_shares.append(PrefixShare("part", n, float(part[n - 1])))
         for name, drawn in (("random", random), ("rotated", rotated)):
             of_draws = drawn[:, min(n, drawn.shape[1]) - 1]
-            held.append(Held(name, n, float(np.median(of_draws)), float(of_draws.min()), float(of_draws.max())))
-        held.append(Held("directions", n, float(directions[min(n, k) - 1])))
-    return Concentration(shares.mean(0), held, int(_half(part)), _half(rotated), int(live.sum()), k)
+            prefix_shares.append(
+                PrefixShare(name, n, float(np.median(of_draws)), float(of_draws.min()), float(of_draws.max()))
+            )
+        prefix_shares.append(PrefixShare("directions", n, float(directions[min(n, k) - 1])))
+    return Concentration(shares.mean(0), prefix_shares, int(_half(part)), _half(rotated), int(live.sum()), k)
 
 
 def crossed(shares: Array) -> Array:
@@ -147,7 +151,7 @@ def _of_directions(rows: Sequence[Array]) -> Array:
     lengths = [np.linalg.norm(half, axis=1, keepdims=True) for half in rows]
     axes = [np.divide(half, length, out=np.zeros_like(half), where=length > 0)
             for half, length in zip(rows, lengths, strict=True)]  # fmt: skip
-    shares = [np.square(other @ own.T).sum(0) for own, other in zip(axes, rows[::-1], strict=True)]
+    shares = [np.square(other @ half_axes.T).sum(0) for half_axes, other in zip(axes, rows[::-1], strict=True)]
     return np.asarray(np.mean(shares, axis=0).cumsum())
 
 
@@ -264,7 +268,7 @@ def check_position(tokens: Tokens, special_tokens: SpecialTokens) -> None:
         )
 
 
-class Measured:
+class PositionSample:
     """The tokens that are split, and what is the same for all layers.
 
     Args:
@@ -287,21 +291,23 @@ class Measured:
     @cached_property
     def short(self) -> Design | None:
         """The design of these sentences; None if they are too few or all."""
-        kept = self.is_short
-        if kept.all() or len(np.unique(self.design.of_token[kept])) < 3:
+        is_short = self.is_short
+        if is_short.all() or len(np.unique(self.design.of_token[is_short])) < 3:
             return None
         design = self.design
-        found = Design(design.of_token[kept].astype(np.int32), design.values[design.index[kept]].astype(np.int32))
-        return found if found.n_positions > 1 else None
+        short_design = Design(
+            design.of_token[is_short].astype(np.int32), design.values[design.index[is_short]].astype(np.int32)
+        )
+        return short_design if short_design.n_positions > 1 else None
 
     def states(self, layer: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield the rows of the tokens that count, and their states, shape (n, d_model), shard by shard."""
         first = 0
         for shard in self.store.plan.shards:
-            kept = torch.from_numpy(np.flatnonzero(self.counts[self.store.shard_tokens(shard)]))
-            states = self.store.read(layer, shard.index).index_select(0, kept)
-            yield slice(first, first + len(kept)), states
-            first += len(kept)
+            counted = torch.from_numpy(np.flatnonzero(self.counts[self.store.shard_tokens(shard)]))
+            states = self.store.read(layer, shard.index).index_select(0, counted)
+            yield slice(first, first + len(counted)), states
+            first += len(counted)
 
 
 @dataclass(frozen=True)
@@ -321,83 +327,92 @@ TABLES = ("position_split", "position_spectrum", "position_curves", "position_sh
           "position_held", "position_by_neuron")  # fmt: skip
 
 
-def survey_position(measured: Measured, layers: Sequence[int], ranked: Mapping[int, Sequence[int]]) -> dict[str, Rows]:
+def survey_position(
+    sample: PositionSample, layers: Sequence[int], ranked: Mapping[int, Sequence[int]]
+) -> dict[str, Rows]:
     """Return the rows of all tables.
 
     Args:
-        measured: The tokens that are split.
+        sample: The tokens that are split.
         layers: Ascending layer numbers.
         ranked: Neurons of layers in the order of a run of `fit`; may be empty.
     """
-    found: dict[str, Rows] = {name: [] for name in TABLES}
+    tables: dict[str, Rows] = {name: [] for name in TABLES}
     below: tuple[int, Array] | None = None
     with stage(f"position in {layers_named(layers)}", len(layers)) as advance:
         for layer in layers:
-            here = _of_layer(
-                measured, layer, ranked.get(layer, ()), below[1] if below and below[0] == layer - 1 else None
+            layer_result = _of_layer(
+                sample, layer, ranked.get(layer, ()), below[1] if below and below[0] == layer - 1 else None
             )
-            for name, rows in here.rows.items():
-                found[name] += rows
-            below = layer, here.directions
+            for name, rows in layer_result.rows.items():
+                tables[name] += rows
+            below = layer, layer_result.directions
             advance(1)
-    return found
+    return tables
 
 
-def _of_layer(measured: Measured, layer: int, ranked: Sequence[int], below: Array | None) -> Layer:
+def _of_layer(sample: PositionSample, layer: int, ranked: Sequence[int], below: Array | None) -> Layer:
     """Return what is found in one layer.
 
     Args:
-        measured: The tokens that are split.
+        sample: The tokens that are split.
         layer: Layer number.
         ranked: Its neurons in the order of a run of `fit`; may be empty.
         below: The directions of the position part in the layer below; None if that is not surveyed.
     """
-    sums, short = _summed(measured, layer)
+    sums, short = _summed(sample, layer)
     by_neuron, variance = sums.shares(by_neuron=True)[0], sums.variance
     split = [row for scale in SCALES for row in _split_rows(layer, scale, sums)]
     scales = {RAW: np.ones_like(variance), STANDARDISED: np.sqrt(np.where(variance > 0, variance, 1.0))}
-    spectra = {scale: spectrum(sums, measured.folds, divided_by) for scale, divided_by in scales.items()}
+    spectra = {scale: spectrum(sums, sample.folds, divided_by) for scale, divided_by in scales.items()}
     # A part is there where the interval of its share does not hold 0, or there is no interval.
-    there = {(row["scale"], row["part"]) for row in split if row["low"] is None or row["low"] > 0}
-    counted = {scale: one.n_directions if (scale, "position") in there else 0 for scale, one in spectra.items()}
+    resolved = {(row["scale"], row["part"]) for row in split if row["low"] is None or row["low"] > 0}
+    counted = {
+        scale: scale_result.n_directions if (scale, "position") in resolved else 0
+        for scale, scale_result in spectra.items()
+    }
     spread = {
         scale: of_scale
         for scale, divided_by in scales.items()
-        if (of_scale := _spread(measured, layer, sums, counted[scale], divided_by, ranked))
+        if (of_scale := _spread(sample, layer, sums, counted[scale], divided_by, ranked))
     }
     directions = spectra[RAW].directions[:, : counted[RAW]]
-    shape = _Shape(layer, len(measured.design.index))
-    for scale, one in spectra.items():
+    shape = _Shape(layer, len(sample.design.index))
+    for scale, scale_result in spectra.items():
         shape.add(f"directions{SUFFIX[scale]}", counted[scale])
-        shape.add(f"directions_in_sample{SUFFIX[scale]}", one.n_directions_in_sample)
+        shape.add(f"directions_in_sample{SUFFIX[scale]}", scale_result.n_directions_in_sample)
     if counted[RAW]:
-        if (low := low_frequencies(sums, measured.folds, measured.seed)) is not None:
+        if (low := low_frequencies(sums, sample.folds, sample.seed)) is not None:
             shape.add("low_frequencies", low.share, low.by_chance, low.p_value)
-        _add_subspaces(shape, measured, sums, directions, below, (RAW, "context") in there)
-        _add_readings(shape, measured, layer, sums, short, counted[RAW])
-    part = sums.position_part(measured.design.whole)
-    n_nonzero = int((measured.design.whole.n @ np.square(part) > ZERO * len(measured.design.index) * variance).sum())
+        _add_subspaces(shape, sample, sums, directions, below, (RAW, "context") in resolved)
+        _add_readings(shape, sample, layer, sums, short, counted[RAW])
+    part = sums.position_part(sample.design.whole)
+    n_nonzero = int((sample.design.whole.n @ np.square(part) > ZERO * len(sample.design.index) * variance).sum())
     rows = {
         "position_split": split,
-        "position_spectrum": [row for scale, one in spectra.items() for row in _spectrum_rows(layer, scale, one)],
-        "position_curves": _curve_rows(layer, measured, sums, spectra[RAW]),
+        "position_spectrum": [
+            row for scale, scale_result in spectra.items() for row in _spectrum_rows(layer, scale, scale_result)
+        ],
+        "position_curves": _curve_rows(layer, sample, sums, spectra[RAW]),
         "position_shape": shape.rows,
-        "position_basis": [_basis_row(layer, scale, one, n_nonzero) for scale, one in spread.items()],
-        "position_held": [row for scale, here in spread.items() for row in _held_rows(layer, scale, here)],
+        "position_basis": [_basis_row(layer, scale, scale_result, n_nonzero) for scale, scale_result in spread.items()],
+        "position_held": [
+            row for scale, concentrated in spread.items() for row in _prefix_share_rows(layer, scale, concentrated)
+        ],
         "position_by_neuron": _neuron_rows(layer, variance, by_neuron, spread),
     }
     return Layer(rows, directions)
 
 
-def _summed(measured: Measured, layer: int) -> tuple[TwoWaySums, TwoWaySums | None]:
+def _summed(sample: PositionSample, layer: int) -> tuple[TwoWaySums, TwoWaySums | None]:
     """Return the sums of a layer, and those of its short sentences; None where these cannot be told apart."""
-    d_model = measured.store.plan.d_model
-    sums = TwoWaySums(measured.design, d_model, with_covariance=True)
-    short = TwoWaySums(measured.short, d_model) if measured.short is not None else None
-    for rows, states in measured.states(layer):
+    d_model = sample.store.plan.d_model
+    sums = TwoWaySums(sample.design, d_model, with_covariance=True)
+    short = TwoWaySums(sample.short, d_model) if sample.short is not None else None
+    for rows, states in sample.states(layer):
         sums.update(states)
         if short is not None:
-            short.update(states[torch.from_numpy(measured.is_short[rows])])
+            short.update(states[torch.from_numpy(sample.is_short[rows])])
     return sums, short
 
 
@@ -405,7 +420,9 @@ def _split_rows(layer: int, scale: str, sums: TwoWaySums) -> Rows:
     design, shares = sums.design, sums.shares(standardised=scale == STANDARDISED)
     rows = []
     for part in (*PARTS, *ALONE):
-        low, high = jackknife_interval(np.array([float(one.excess[part]) for one in shares]), design.n_sentences)
+        low, high = jackknife_interval(
+            np.array([float(jackknife_share.excess[part]) for jackknife_share in shares]), design.n_sentences
+        )
         rows.append(without_nan({
             "layer": layer, "scale": scale, "part": part, "value": float(shares[0].excess[part]), "low": low,
             "high": high, "share": float(shares[0].observed[part]), "chance": float(shares[0].chance[part]),
@@ -435,64 +452,64 @@ class _Shape:
 
 
 def _add_subspaces(
-    shape: _Shape, measured: Measured, sums: TwoWaySums, directions: Array, below: Array | None, has_context: bool
+    shape: _Shape, sample: PositionSample, sums: TwoWaySums, directions: Array, below: Array | None, has_context: bool
 ) -> None:
     """Add how the position part's subspace lies to those of the contexts, of either half, and of the layer below."""
     d_model, k = directions.shape
-    generator = np.random.default_rng([measured.seed, 15])
+    generator = np.random.default_rng([sample.seed, 15])
     drawn = [overlap(directions, random_subspace(d_model, k, generator)) for _ in range(DRAWS)]
 
     def p_value(value: float, which: int, sign: int) -> float:
-        return (1 + sum(sign * one[which] >= sign * value for one in drawn)) / (1 + DRAWS)
+        return (1 + sum(sign * draw[which] >= sign * value for draw in drawn)) / (1 + DRAWS)
 
     if has_context:
         context, _ = sums.covariances()
         _, axes = np.linalg.eigh(context)
         with_context, angle = overlap(directions, axes[:, ::-1][:, :k])
         shape.add("context_overlap", with_context, k / d_model, p_value(with_context, 0, 1), k)
-        shape.add("context_angle", angle, float(np.mean([one[1] for one in drawn])), p_value(angle, 1, -1), k)
-    halves = [axes for _, axes in principal_halves(sums, measured.folds, k)]
+        shape.add("context_angle", angle, float(np.mean([draw[1] for draw in drawn])), p_value(angle, 1, -1), k)
+    halves = [axes for _, axes in principal_halves(sums, sample.folds, k)]
     if min(half.shape[1] for half in halves) == k:
         shape.add("halves_overlap", overlap(*halves)[0], k / d_model, k=k)
     if below is not None and (common := min(k, below.shape[1])):
-        found_overlap, _ = overlap(directions[:, :common], below[:, :common])
-        shape.add("below_overlap", found_overlap, common / d_model, k=common)
+        below_overlap, _ = overlap(directions[:, :common], below[:, :common])
+        shape.add("below_overlap", below_overlap, common / d_model, k=common)
 
 
 def _add_readings(
-    shape: _Shape, measured: Measured, layer: int, sums: TwoWaySums, short: TwoWaySums | None, k: int
+    shape: _Shape, sample: PositionSample, layer: int, sums: TwoWaySums, short: TwoWaySums | None, k: int
 ) -> None:
     """Add how well positions are read in sentences left out, and in sentences longer than all that are fitted."""
-    design, origin = measured.design, sums.origin
+    design, origin = sample.design, sums.origin
     assert origin is not None
     k = min(k, READ)
-    (fitted, solution), (judged, _) = measured.folds.fitted_and_judged[0]
+    (fitted, solution), (judged, _) = sample.folds.fitted_and_judged[0]
     part = sums.position_part(solution, fitted)
     _, directions = principal(part, solution.n)
     directions = directions[:, :k]
     means = {"read": part @ directions}
     axes = [directions]
-    if short is not None and measured.short is not None:
-        short_part = short.position_part(measured.short.whole)
-        _, of_short = principal(short_part, measured.short.whole.n)
+    if short is not None and sample.short is not None:
+        short_part = short.position_part(sample.short.whole)
+        _, of_short = principal(short_part, sample.short.whole.n)
         of_short = of_short[:, :k]
-        there = np.zeros((design.n_positions, of_short.shape[1]))
-        there[np.searchsorted(design.values, measured.short.values)] = short_part @ of_short
-        means["read_longer"], axes = there, [directions, of_short]
+        short_means = np.zeros((design.n_positions, of_short.shape[1]))
+        short_means[np.searchsorted(design.values, sample.short.values)] = short_part @ of_short
+        means["read_longer"], axes = short_means, [directions, of_short]
     turn = torch.from_numpy(np.hstack(axes))
     states = np.empty((len(design.index), turn.shape[1]))
-    for rows, x in measured.states(layer):
+    for rows, x in sample.states(layer):
         # Kept results between large blocks that are freed would leave gaps in memory, which grow with the text.
         states[rows] = ((x.double() - origin) @ turn).numpy()
     in_judged = np.isin(design.groups, judged)[design.of_token]
-    found = [("read", states[:, : directions.shape[1]], ~in_judged, in_judged)]
+    readings = [("read", states[:, : directions.shape[1]], ~in_judged, in_judged)]
     if "read_longer" in means:
-        assert measured.short is not None
-        known = np.isin(design.values, measured.short.values)[design.index]
-        found.append(("read_longer", states[:, directions.shape[1] :], measured.is_short, ~measured.is_short & known))
-    for name, here, of_fit, of_judged in found:
-        if (read := read_positions(here, design, means[name], of_fit, of_judged, measured.seed)) is not None:
-            _add_read(shape, name, read, here.shape[1])
+        assert sample.short is not None
+        known = np.isin(design.values, sample.short.values)[design.index]
+        readings.append(("read_longer", states[:, directions.shape[1] :], sample.is_short, ~sample.is_short & known))
+    for name, projected, of_fit, of_judged in readings:
+        if (read := read_positions(projected, design, means[name], of_fit, of_judged, sample.seed)) is not None:
+            _add_read(shape, name, read, projected.shape[1])
 
 
 def _add_read(shape: _Shape, name: str, read: Read, k: int) -> None:
@@ -501,35 +518,35 @@ def _add_read(shape: _Shape, name: str, read: Read, k: int) -> None:
     shape.add(f"{name}_error", read.error, read.error_by_chance, k=k, n_tokens=read.n_tokens)
 
 
-def _spectrum_rows(layer: int, scale: str, found: Spectrum) -> Rows:
-    if not found.total > 0:
+def _spectrum_rows(layer: int, scale: str, of_scale: Spectrum) -> Rows:
+    if not of_scale.total > 0:
         return []
     return [
         {
-            "layer": layer, "scale": scale, "component": i + 1, "share": float(found.squares[i] / found.total),
-            "held_out": float(found.held_out[i]),
+            "layer": layer, "scale": scale, "component": i + 1, "share": float(of_scale.squares[i] / of_scale.total),
+            "held_out": float(of_scale.gain_shares[i]),
         }
-        for i in range(len(found.squares))
+        for i in range(len(of_scale.squares))
     ]  # fmt: skip
 
 
-def _curve_rows(layer: int, measured: Measured, sums: TwoWaySums, found: Spectrum) -> Rows:
+def _curve_rows(layer: int, sample: PositionSample, sums: TwoWaySums, raw_spectrum: Spectrum) -> Rows:
     """Return the first components as curves over the positions, with the jackknife's interval at each position."""
-    design = measured.design
-    n = min(COMPONENTS, found.part.shape[1])
-    directions = found.directions[:, :n]
-    signs = np.sign((oriented(found.part[:, :n]) * found.part[:, :n]).sum(0))
+    design = sample.design
+    n = min(COMPONENTS, raw_spectrum.part.shape[1])
+    directions = raw_spectrum.directions[:, :n]
+    signs = np.sign((oriented(raw_spectrum.part[:, :n]) * raw_spectrum.part[:, :n]).sum(0))
     without = []
     for g, solution in enumerate(design.without):
         groups = [h for h in range(design.n_groups) if h != g]
         without.append(sums.position_part(solution, groups) @ directions)
-    curves = np.stack([found.part[:, :n], *without]) * np.where(signs == 0, 1.0, signs)
+    curves = np.stack([raw_spectrum.part[:, :n], *without]) * np.where(signs == 0, 1.0, signs)
     rows = []
     for t, position in enumerate(design.values.tolist()):
         for i in range(n):
             # A position that only the sentences of one group have is not there without them.
-            is_there = all(solution.n[t] > 0 for solution in design.without)
-            low, high = jackknife_interval(curves[:, t, i], design.n_sentences) if is_there else (np.nan, np.nan)
+            is_estimable = all(solution.n[t] > 0 for solution in design.without)
+            low, high = jackknife_interval(curves[:, t, i], design.n_sentences) if is_estimable else (np.nan, np.nan)
             rows.append(without_nan({
                 "layer": layer, "position": position, "component": i + 1, "value": float(curves[0, t, i]), "low": low,
                 "high": high, "n_tokens": int(design.whole.n[t]),
@@ -538,20 +555,20 @@ def _curve_rows(layer: int, measured: Measured, sums: TwoWaySums, found: Spectru
 
 
 def _spread(
-    measured: Measured, layer: int, sums: TwoWaySums, k: int, scale: Array, ranked: Sequence[int]
+    sample: PositionSample, layer: int, sums: TwoWaySums, k: int, scale: Array, ranked: Sequence[int]
 ) -> Concentration | None:
     """Return how the position part of a layer is spread over neurons divided by their scale, cut to k directions.
 
     None without directions, or where half of the sentences has no part.
     """
-    halves = principal_halves(sums, measured.folds, k, scale)
+    halves = principal_halves(sums, sample.folds, k, scale)
     rows = [np.sqrt(squares)[:, None] * directions.T for squares, directions in halves]
     if not all(squares.any() for squares, _ in halves):
         return None
-    etas = [sums.eta_squared(groups, solution) for groups, solution in measured.folds.halves]
+    etas = [sums.eta_squared(groups, solution) for groups, solution in sample.folds.halves]
     by_eta = [np.argsort(-eta, kind="stable").tolist() for eta in etas]
     orders = {"fit": [ranked, ranked], "eta_squared": by_eta}
-    return concentration(rows, sums.variance > 0, orders, measured.seed, layer)
+    return concentration(rows, sums.variance > 0, orders, sample.seed, layer)
 
 
 def _basis_row(layer: int, scale: str, spread: Concentration, n_nonzero: int) -> dict[str, Any]:
@@ -563,13 +580,13 @@ def _basis_row(layer: int, scale: str, spread: Concentration, n_nonzero: int) ->
     }  # fmt: skip
 
 
-def _held_rows(layer: int, scale: str, found: Concentration) -> Rows:
+def _prefix_share_rows(layer: int, scale: str, of_scale: Concentration) -> Rows:
     return [
         {
-            "layer": layer, "scale": scale, "order": one.order, "k": one.k, "value": one.share, "low": one.low,
-            "high": one.high,
+            "layer": layer, "scale": scale, "order": prefix_share.order, "k": prefix_share.k,
+            "value": prefix_share.share, "low": prefix_share.low, "high": prefix_share.high,
         }
-        for one in found.held
+        for prefix_share in of_scale.prefix_shares
     ]  # fmt: skip
 
 
@@ -582,7 +599,7 @@ def _neuron_rows(layer: int, variance: Array, shares: Any, spread: Mapping[str, 
             "eta_squared": float(shares.observed["position_alone"][k]), "share": float(shares.observed["position"][k]),
             "chance": float(shares.chance["position"][k]), "value": float(shares.excess["position"][k]),
         }  # fmt: skip
-        for scale, one in spread.items():
-            row["held" if scale == RAW else "held_standardised"] = float(one.by_neuron[k])
+        for scale, of_scale in spread.items():
+            row["held" if scale == RAW else "held_standardised"] = float(of_scale.by_neuron[k])
         rows.append(without_nan(row))
     return rows

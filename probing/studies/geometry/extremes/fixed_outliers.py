@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from probing.data.examples import Activations
 from probing.heads.change import row_divergences
-from probing.heads.position_controls import HeldScores, matched_sets
+from probing.heads.position_controls import FixedScores, matched_sets
 from probing.heads.subject import PUNCTUATION, types_of
 from probing.models.attention_heads import QueryKey
 from probing.results import ALL_LAYERS
@@ -99,10 +99,10 @@ class Inputs:
             rows = store.shard_tokens(shard)
             states = heads.inputs(store.read(layer, shard.index).double())
             profile.update(states)
-            here = sample.rows[(sample.rows >= rows.start) & (sample.rows < rows.stop)] - rows.start
-            some.append(states[torch.from_numpy(here)])
-        found = profile.result()
-        return cls(torch.cat(some), torch.from_numpy(found.mean), np.sqrt(found.variance))
+            shard_rows = sample.rows[(sample.rows >= rows.start) & (sample.rows < rows.stop)] - rows.start
+            some.append(states[torch.from_numpy(shard_rows)])
+        moments = profile.result()
+        return cls(torch.cat(some), torch.from_numpy(moments.mean), np.sqrt(moments.variance))
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def effects(inputs: Inputs, heads: QueryKey, sample: Sample, sets: NDArray[np.in
         biases = heads.biases_at(places - places[:, None]).nan_to_num()  # NaN at keys that are not seen
         for head in range(n_heads):
             query, key, bias = (of[head] for of in (heads.query, heads.key, heads.query_bias))
-            scores = HeldScores(
+            scores = FixedScores(
                 states, is_token, query, key, inputs.mean @ query + bias, biases[head].expand(len(group), -1, -1),
                 is_causal=sample.is_causal,
             )  # fmt: skip
@@ -150,9 +150,9 @@ def effects(inputs: Inputs, heads: QueryKey, sample: Sample, sets: NDArray[np.in
             whole[head] += (intact * is_special[None, :, None]).sum()
             first = 0
             for maps in scores.maps(sets, factors):
-                here = slice(first, first := first + len(maps))
-                divergence[head, here] += row_divergences(intact, maps).sum(1)
-                special[head, here] += (maps * is_special[None, :, None]).sum((1, 2, 3))
+                columns = slice(first, first := first + len(maps))
+                divergence[head, columns] += row_divergences(intact, maps).sum(1)
+                special[head, columns] += (maps * is_special[None, :, None]).sum((1, 2, 3))
     return Effects((divergence / n).numpy(), (special / n).numpy(), (whole / n).numpy())
 
 
@@ -215,23 +215,23 @@ def compare(
     sets = distinct_sets(inputs.sd, neurons, DRAWS, np.random.default_rng([seed, layer, 5]), without)
     variance = np.square(inputs.sd)
     ratios = np.sqrt(variance[list(neurons)].sum() / np.maximum(variance[sets].sum(1), np.finfo(float).tiny))
-    own = np.sort(np.array(neurons))[None]
+    outlier_set = np.sort(np.array(neurons))[None]
     factors = np.concatenate([np.ones(1 + len(sets)), ratios])
-    found = effects(inputs, heads, sample, np.concatenate([own, sets, sets]), factors)
-    return Compared(layer, neurons, found, float(ratios.mean()))
+    set_effects = effects(inputs, heads, sample, np.concatenate([outlier_set, sets, sets]), factors)
+    return Compared(layer, neurons, set_effects, float(ratios.mean()))
 
 
-def agrees(found: Effects, mass: Array) -> bool:
+def agrees(computed: Effects, mass: Array) -> bool:
     """Return whether attention that is computed from queries and keys is that of the model.
 
     Args:
-        found: What was computed.
+        computed: What was computed.
         mass: The attention to special tokens that was read in the model, of each head, shape (n_heads,).
     """
-    return bool(np.abs(found.whole - mass).max() <= _ROUNDING)
+    return bool(np.abs(computed.whole - mass).max() <= _ROUNDING)
 
 
-def held_rows(compared: Sequence[Compared], seed: int) -> Rows:
+def fixed_outlier_rows(compared: Sequence[Compared], seed: int) -> Rows:
     """Return the rows of `held_outliers.csv`: of each head, of the mean over each block's heads, and over all heads.
 
     P-values are by rank among matched sets, of the heads and of the blocks also corrected for their number (Holm).
@@ -241,11 +241,13 @@ def held_rows(compared: Sequence[Compared], seed: int) -> Rows:
         seed: Seed of which sets of different blocks are taken together.
     """
     blocks, heads = Rows(), Rows()
-    for one in compared:
-        about = {"layer": one.layer, "neurons": " ".join(map(str, one.neurons)), "k": len(one.neurons),
-                 "sd_ratio": one.sd_ratio, "n_draws": one.n_draws}  # fmt: skip
-        blocks.append({**about, **_row(one.effects, one.n_draws, slice(None))})
-        heads += [{**about, "head": h + 1, **_row(one.effects, one.n_draws, h)} for h in range(len(one.effects.whole))]
+    for block in compared:
+        about = {"layer": block.layer, "neurons": " ".join(map(str, block.neurons)), "k": len(block.neurons),
+                 "sd_ratio": block.sd_ratio, "n_draws": block.n_draws}  # fmt: skip
+        blocks.append({**about, **_row(block.effects, block.n_draws, slice(None))})
+        heads += [
+            {**about, "head": h + 1, **_row(block.effects, block.n_draws, h)} for h in range(len(block.effects.whole))
+        ]
     for rows in (blocks, heads):
         for name in ("divergence", "special"):
             for row, p in zip(rows, holm([row[f"{name}_p"] for row in rows]), strict=True):
@@ -257,38 +259,43 @@ def _of_all(compared: Sequence[Compared], seed: int) -> Rows:
     """Return the row over all heads, in which each draw is one set of each block, if there are several blocks."""
     if len(compared) < 2:
         return []
-    generator, n = np.random.default_rng([seed, 6]), max(one.n_draws for one in compared)
+    generator, n = np.random.default_rng([seed, 6]), max(block.n_draws for block in compared)
     parts = []
-    for one in compared:
-        chosen = generator.permutation(n) if one.n_draws == n else generator.integers(one.n_draws, size=n)
-        columns = np.array([0, *(1 + chosen), *(1 + one.n_draws + chosen)])
-        found = one.effects
-        parts.append(Effects(found.divergence[:, columns], found.special[:, columns], found.whole))
+    for block in compared:
+        chosen = generator.permutation(n) if block.n_draws == n else generator.integers(block.n_draws, size=n)
+        columns = np.array([0, *(1 + chosen), *(1 + block.n_draws + chosen)])
+        block_effects = block.effects
+        parts.append(
+            Effects(block_effects.divergence[:, columns], block_effects.special[:, columns], block_effects.whole)
+        )
     whole = Effects(*(np.concatenate([getattr(part, of.name) for part in parts]) for of in fields(Effects)))
-    named = sorted({neuron for one in compared for neuron in one.neurons})
+    named = sorted({neuron for block in compared for neuron in block.neurons})
     about = {"layer": ALL_LAYERS, "neurons": " ".join(map(str, named)), "n_draws": n,
-             "sd_ratio": float(np.mean([one.sd_ratio for one in compared]))}  # fmt: skip
+             "sd_ratio": float(np.mean([block.sd_ratio for block in compared]))}  # fmt: skip
     return [{**about, **_row(whole, n, slice(None))}]
 
 
-def _row(found: Effects, n: int, head: int | slice) -> dict[str, float]:
+def _row(head_effects: Effects, n: int, head: int | slice) -> dict[str, float]:
     """Return the columns of one head, or of the mean over heads.
 
     Args:
-        found: The effects.
+        head_effects: The effects.
         n: Number of matched sets.
         head: Index of the head, or all of them.
     """
-    divergence, special = (of[head].reshape(-1, of.shape[1]).mean(0) for of in (found.divergence, found.special))
-    whole = float(found.whole[head].mean())
-    own = divergence[0]
+    divergence, special = (
+        of[head].reshape(-1, of.shape[1]).mean(0) for of in (head_effects.divergence, head_effects.special)
+    )
+    whole = float(head_effects.whole[head].mean())
+    outlier_divergence = divergence[0]
     matched, scaled = divergence[1 : 1 + n], divergence[1 + n :]
-    held, changed = special[0], np.abs(special - whole)
+    outlier_special, changed = special[0], np.abs(special - whole)
     return {
-        "divergence": float(own), "divergence_matched": float(matched.mean()),
+        "divergence": float(outlier_divergence), "divergence_matched": float(matched.mean()),
         "divergence_matched_low": float(matched.min()), "divergence_matched_high": float(matched.max()),
-        "divergence_p": rank_p(own, matched), "divergence_scaled": float(scaled.mean()),
-        "divergence_scaled_p": rank_p(own, scaled), "special": whole, "special_held": float(held),
+        "divergence_p": rank_p(outlier_divergence, matched), "divergence_scaled": float(scaled.mean()),
+        "divergence_scaled_p": rank_p(outlier_divergence, scaled), "special": whole,
+        "special_held": float(outlier_special),
         "special_matched": float(special[1 : 1 + n].mean()), "special_matched_low": float(special[1 : 1 + n].min()),
         "special_matched_high": float(special[1 : 1 + n].max()), "special_p": rank_p(changed[0], changed[1 : 1 + n]),
         "special_scaled": float(special[1 + n :].mean()), "special_scaled_p": rank_p(changed[0], changed[1 + n :]),
@@ -322,9 +329,9 @@ class Kinds:
         Args:
             names: The name of each token's kind, shape (n_tokens,), objects.
         """
-        there = sorted(dict.fromkeys(names.tolist()), key=lambda name: name == OTHER)
-        index = {name: i for i, name in enumerate(there)}
-        return cls(there, np.array([index[name] for name in names.tolist()], dtype=np.int64))
+        ordered = sorted(dict.fromkeys(names.tolist()), key=lambda name: name == OTHER)
+        index = {name: i for i, name in enumerate(ordered)}
+        return cls(ordered, np.array([index[name] for name in names.tolist()], dtype=np.int64))
 
     @property
     def counts(self) -> NDArray[np.int64]:
