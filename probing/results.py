@@ -1,4 +1,4 @@
-"""Tables: columns declared once (name, type, meaning, heading, format), and rows as Python and as CSV files have them."""
+"""Tables: columns declared once (name, type, meaning, heading, format), and rows as Python and CSV files have them."""
 
 from __future__ import annotations
 

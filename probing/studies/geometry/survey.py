@@ -546,7 +546,7 @@ def _explained(
     for shard in store.plan.shards:
         shard_rows = store.shard_tokens(shard)
         values = store.read(layer, shard.index)[:, torch.tensor(neurons)].float().numpy()
-        x, plain, is_counted = regressors.of(shard_rows), ~tokens.special[shard_rows], tokens.measured[shard_rows]
+        x, plain, is_counted = regressors.of(shard_rows), ~tokens.special[shard_rows], tokens.included[shard_rows]
         accumulators["include"].update(x[is_counted], values[is_counted])
         accumulators["exclude"].update(x[plain], values[plain])
     kinds = ["outlier"] * len(named) + ["random"] * len(others)
