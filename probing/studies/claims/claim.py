@@ -128,7 +128,7 @@ _LONGEST = 120
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClaimTest:
     """How a claim is measured and judged.
 
     Args:
@@ -145,7 +145,7 @@ class Reading:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     criterion_of: Mapping[str, Range] = field(default_factory=dict)
 
-    def of(self, model: str) -> Reading:
+    def of(self, model: str) -> ClaimTest:
         """Return how the claim is measured and judged on a model."""
         return replace(self, criterion=self.criterion_of.get(model, self.criterion))
 
@@ -159,7 +159,7 @@ class Analogue:
         kind: The kind of models that are measured in this way; empty for all.
     """
 
-    reading: Reading
+    reading: ClaimTest
     kind: str = ""
 
 
@@ -184,12 +184,12 @@ class Claim:
     where: str
     published: str
     models: tuple[str, ...]
-    reading: Reading | None
+    reading: ClaimTest | None
     analogues: tuple[Analogue, ...]
     lacking: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
 
-    def analogue(self, kinds: Collection[str] = ()) -> Reading | None:
+    def analogue(self, kinds: Collection[str] = ()) -> ClaimTest | None:
         """Return how the claim is measured on another model; None if it is not.
 
         Args:
@@ -363,7 +363,7 @@ class _Checked:
         reading = self._reading({**settings, **{key: value for key, value in other.items() if key != "kind"}})
         return Analogue(reading, kind) if reading else None
 
-    def _reading(self, described: Mapping[str, Any]) -> Reading | None:
+    def _reading(self, described: Mapping[str, Any]) -> ClaimTest | None:
         name = described["measure"]
         if name not in self.measures:
             self._say(f"there is no measure {name}{did_you_mean(name, self.measures)}")
@@ -383,7 +383,7 @@ class _Checked:
         except ValueError as error:
             self._say(str(error))
             return None
-        return Reading(name, criterion, control, arguments, of)
+        return ClaimTest(name, criterion, control, arguments, of)
 
     def _say(self, problem: str) -> None:
         self.problems.append(f"{self.name}: {problem}")

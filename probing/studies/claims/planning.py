@@ -12,7 +12,7 @@ from typing import Any
 
 from probing.errors import UserError
 from probing.runs.folder import PARTIAL, read_json, read_yaml
-from probing.studies.claims.claim import KINDS_OF_MODELS, Claim, Paper, Reading, runs_named, values_of, with_folders
+from probing.studies.claims.claim import KINDS_OF_MODELS, Claim, ClaimTest, Paper, runs_named, values_of, with_folders
 from probing.studies.claims.measures.registry import MEASURES, ModelRuns, NotMeasurable
 from probing.studies.claims.verdict import ClaimEstimate, Range, Verdict, judge
 
@@ -121,7 +121,7 @@ class UserInputs:
     data: Mapping[str, str | None]
 
 
-def reading_of(claim: Claim, model: str, paper: Paper, kinds: Collection[str] = ()) -> Reading | None:
+def reading_of(claim: Claim, model: str, paper: Paper, kinds: Collection[str] = ()) -> ClaimTest | None:
     """Return how a claim is measured on a model: as on the paper's own ones, or as an analogue; None if it is not.
 
     Args:
@@ -164,7 +164,7 @@ def concerns(claim: Claim, model: str, paper: Paper) -> bool:
     return of_trainings or not is_pretrained_locally(model)
 
 
-def _runs(reading: Reading) -> tuple[str, ...]:
+def _runs(reading: ClaimTest) -> tuple[str, ...]:
     return MEASURES[reading.measure].runs
 
 
@@ -329,7 +329,7 @@ def split_models(flag_value: str | Sequence[str]) -> dict[str, str]:
     return locations
 
 
-def _others(reading: Reading, model: str) -> list[int]:
+def _others(reading: ClaimTest, model: str) -> list[int]:
     """Return the numbers of other claims that a measure asks for."""
     numbers: list[int] = reading.arguments.get("instead", {}).get(model, reading.arguments.get("claims", []))
     return numbers
@@ -439,7 +439,7 @@ class _Judged:
         row |= {"control_criterion": str(reading.control)} if reading.control else {}
         return row | ({"neurons": " ".join(map(str, estimate.neurons))} if estimate.neurons else {})
 
-    def _reading(self, claim: Claim) -> Reading | None:
+    def _reading(self, claim: Claim) -> ClaimTest | None:
         return reading_of(claim, self.model.name, self.paper, self.model.kinds)
 
     def _command(self, claim: Claim) -> str:

@@ -434,8 +434,8 @@ def survey(setup: Subject, stores: Sequence[ActivationStore], config: AblationCo
     """
     text = draw_text(stores[-1], _is(setup.splits[-1], "test"), config.n_tokens, config.seed, setup.n_types)
     train = draw_text(stores[0], _is(setup.splits[0], "train"), config.n_tokens, config.seed, setup.n_types)
-    work = _Work(setup, stores, config, text, train)
-    parts: list[_Part] = []
+    work = _ReadoutPasses(setup, stores, config, text, train)
+    parts: list[_ReadoutResults] = []
     if POSITION in setup.wanted:
         with stage(f"positions read without {' and '.join(config.units)}"):
             parts.append(work.with_weights(work.positions()))
@@ -462,7 +462,7 @@ def others(setup: Subject) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ReadoutResults:
     """What was found by one readout.
 
     Args:
@@ -485,7 +485,7 @@ class _Part:
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
+class _ReadoutPasses:
     """The passes for all readouts.
 
     Args:
@@ -521,7 +521,7 @@ class _Work:
     def _passes_over(self, text: ReadableText) -> Passes:
         return Passes(self.setup.readers, text, self.train, self.stores[-1].plan.batch_tokens, self.config.seed)
 
-    def positions(self) -> _Part:
+    def positions(self) -> _ReadoutResults:
         """Read positions by frozen and by retrained probes."""
         config = self.config
         with self._store(POSITION, self.probed.key(self.stores)) as store:
@@ -543,9 +543,9 @@ class _Work:
         labels = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
         of_train = Probes(probes.weight, torch.from_numpy(labels.astype(np.int64)))
         chosen_on = ProbeReadout(self.train, of_train, self.setup.readers.device)
-        return _Part(readout, unit_effects, rows, *self._pruned(chosen_on, readout))
+        return _ReadoutResults(readout, unit_effects, rows, *self._pruned(chosen_on, readout))
 
-    def other(self, readout: Readout) -> _Part:
+    def other(self, readout: Readout) -> _ReadoutResults:
         """Read something else than positions."""
         with self._store(readout.name, {"content": fingerprint_of(*readout.content)}) as store:
             results = self._run(store, readout, cache(lambda: self._passes_over(readout.text)))
@@ -553,11 +553,11 @@ class _Work:
             unit_effects = measured_of(results, layers, readout.n, readout.name)
             rows = self._importance(store, readout)
         if not self.config.prune:
-            return _Part(readout, unit_effects, rows, [], [])
+            return _ReadoutResults(readout, unit_effects, rows, [], [])
         sides = self.setup.pruning_sides(readout, self.train, self.config.n_tokens, self.config.seed)
-        return _Part(readout, unit_effects, rows, *self._pruned(*sides))
+        return _ReadoutResults(readout, unit_effects, rows, *self._pruned(*sides))
 
-    def with_weights(self, part: _Part) -> _Part:
+    def with_weights(self, part: _ReadoutResults) -> _ReadoutResults:
         """Return a part with the rows of pruned weights and of rounded numbers, if these are asked for."""
         config, readout, readers = self.config, part.readout, self.setup.readers
         batch_tokens = self.stores[-1].plan.batch_tokens
@@ -685,7 +685,7 @@ def _is(splits: Sequence[Split], side: Split) -> Any:
     return np.array([split == side for split in splits], dtype=bool)
 
 
-def _intact(part: _Part) -> dict[int, float]:
+def _intact(part: _ReadoutResults) -> dict[int, float]:
     """Return what a readout gives while nothing is disabled, by layer."""
     intact_values = {
         unit_effect.layer: float(unit_effect.intact.sum() / unit_effect.n.sum())

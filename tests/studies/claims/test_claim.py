@@ -37,7 +37,7 @@ from probing.studies.claims.claim import (
     KINDS_OF_MODELS,
     LARGE,
     Claim,
-    Reading,
+    ClaimTest,
     chosen_claims,
     kinds_of,
     paper_of,
@@ -358,7 +358,7 @@ def test_a_claim_on_decoders_is_measured_on_a_decoder_that_is_given(
     assert rows["e"]["lacking"] == f"{KINDS_OF_MODELS['decoder'].words}; e is none"
 
 
-def readings() -> list[tuple[str, Reading]]:
+def readings() -> list[tuple[str, ClaimTest]]:
     """Return how each claim is measured on the paper's own models, and on others where that is another way."""
     claims = [(name, claim) for name in papers() for claim in read_paper(name, MEASURES).claims]
     own = [(f"{name} {claim.id}", claim.reading) for name, claim in claims if claim.reading]
@@ -367,7 +367,7 @@ def readings() -> list[tuple[str, Reading]]:
 
 
 @pytest.mark.parametrize("reading", [one for _, one in readings()], ids=[name for name, _ in readings()])
-def test_every_criterion_has_all_four_outcomes(reading: Reading) -> None:
+def test_every_criterion_has_all_four_outcomes(reading: ClaimTest) -> None:
     criterion, control = reading.criterion, reading.control
     finite = [end for end in (criterion.low, criterion.high) if math.isfinite(end)]
     inside = sum(finite) / len(finite) if len(finite) == 2 else finite[0] + (1 if math.isfinite(criterion.low) else -1)
