@@ -261,7 +261,7 @@ def test_what_is_taken_from_a_vector_is_the_mean_of_what_is_taken_from_its_token
             assert part.centred(pooled)[i] == pytest.approx((own - part.mean).mean(0), abs=1e-5)
             assert part.removed(pooled)[i] == pytest.approx((own - part.means[positions]).mean(0), abs=1e-5)
             own[:, [1, 4]] = part.mean[[1, 4]]
-            assert part.held(pooled, [1, 4])[i] == pytest.approx(own.mean(0), abs=1e-5)
+            assert part.with_mean_neurons(pooled, [1, 4])[i] == pytest.approx(own.mean(0), abs=1e-5)
 
 
 def regression(states: Array, tokens: Tokens) -> Array:
@@ -481,7 +481,7 @@ def test_texts_are_edited_at_the_place_that_is_said_and_nowhere_else() -> None:
     others = {made.sentences[i] for i in made.others.ravel().tolist()}
     for which, order in enumerate(texts.orders):
         for i, own in enumerate(order):
-            parts = [made.sentences[j] for j in made.measured[i, own].tolist()]
+            parts = [made.sentences[j] for j in made.evaluated[i, own].tolist()]
             assert read[texts.intact[which, i]] == " ".join(parts)
             assert [read[j] for j in texts.alone[i, own]] == parts
             for at in range(4):
@@ -498,7 +498,7 @@ def test_texts_are_edited_at_the_place_that_is_said_and_nowhere_else() -> None:
             new = set()
             for which, order in enumerate(texts.orders):
                 at = int(np.flatnonzero(order[i] == j)[0])
-                parts = [made.sentences[k] for k in made.measured[i, order[i]].tolist()]
+                parts = [made.sentences[k] for k in made.evaluated[i, order[i]].tolist()]
                 text = read[texts.edited[REPLACE][which, i, at]]
                 before, after = " ".join(parts[:at]), " ".join(parts[at + 1 :])
                 new.add(text.removeprefix(before).removesuffix(after).strip())

@@ -657,7 +657,7 @@ FILLED_IN = {
 WHOLE = ("probing/tables/conclusions.py",)
 SPEAKERS = {
     "probing/studies/fit/__init__.py": {"_report"},
-    "probing/studies/compare/__init__.py": {"_said"},
+    "probing/studies/compare/__init__.py": {"_summary_lines"},
     "probing/probes/neuron_profiles.py": {"position_line"},
     "probing/studies/compare/tables.py": {
         "unread_lines",

@@ -55,10 +55,10 @@ def changes(
         What was found.
     """
     call = Call.of(study_of("changes"), config, name, wandb, [*out_of_range("sentences", sentences, 0)])
-    names = _wanted(measures)
+    names = _selected_measures(measures)
     with quiet_libraries():
         from probing.activations.source import ActivationSource
-        from probing.studies.changes.survey import measured, of_names, of_run, survey, text_of
+        from probing.studies.changes.survey import of_names, of_run, study_output, survey, text_of
         from probing.studies.series.measures import How, Text, without_new_entries
 
         _check_which(run, start, tuned, shuffled)
@@ -73,28 +73,28 @@ def changes(
                 )  # fmt: skip
 
         first = source_of("--run" if run else "--start", family.start, family.revision)
-        given_as = {"pretrained": "--tuned", "shuffled": "--shuffled"}
-        options = {one.name: "--run" if run else given_as[one.start] for one in family.members}
-        sources = {one.name: source_of(options[one.name], one.model) for one in family.members}
+        start_options = {"pretrained": "--tuned", "shuffled": "--shuffled"}
+        options = {member.name: "--run" if run else start_options[member.start] for member in family.members}
+        sources = {member.name: source_of(options[member.name], member.model) for member in family.members}
         text = Text(*divided(text_of(corpus, family, sentences, seed, call.say), None, seed, call.say))
         call.expect(3)
         with without_new_entries([first, *sources.values()], keep_activations):
             tables = survey(family, sources, first, text, names, How(ProbeOptions(), seed), options)
         call.watch.end("measure")
-        return call.write(first.model, lambda folder: measured(tables, family, first, sources, text))
+        return call.write(first.model, lambda folder: study_output(tables, family, first, sources, text))
 
 
-def _wanted(measures: str | Sequence[str]) -> list[str]:
-    usual = [name for name in (*OF_PAIRS, *OF_CHECKPOINTS) if name != PUBLISHED]
+def _selected_measures(measures: str | Sequence[str]) -> list[str]:
+    default_names = [name for name in (*OF_PAIRS, *OF_CHECKPOINTS) if name != PUBLISHED]
     if measures in ("all", ["all"]):
-        return usual
+        return default_names
     return chosen("--measures", measures, [*OF_PAIRS, *OF_CHECKPOINTS])
 
 
-def _words(typed: str | Sequence[str] | None) -> list[str]:
+def _words(flag_value: str | Sequence[str] | None) -> list[str]:
     """Return what an option names, separated by commas."""
-    several = [typed] if isinstance(typed, str) else typed or []
-    return [word.strip() for one in several for word in one.split(",") if word.strip()]
+    several = [flag_value] if isinstance(flag_value, str) else flag_value or []
+    return [word.strip() for text in several for word in text.split(",") if word.strip()]
 
 
 def _check_which(run: Any, start: Any, tuned: Any, shuffled: Any) -> None:
@@ -104,10 +104,10 @@ def _check_which(run: Any, start: Any, tuned: Any, shuffled: Any) -> None:
         UserError: If it is not clear what is compared with what.
     """
     single = {"--start": start, "--tuned": tuned, "--shuffled": shuffled}
-    if run is not None and (given := next((option for option, value in single.items() if value is not None), None)):
+    if run is not None and (option := next((option for option, value in single.items() if value is not None), None)):
         raise UserError(
-            f"`--run {run}` and `{given}`: the checkpoints are those of a run of `finetune`, or are named; give one of "
-            "the two."
+            f"`--run {run}` and `{option}`: the checkpoints are those of a run of `finetune`, or are named; give one "
+            "of the two."
         )
     if run is None and (start is None or not _words(tuned)):
         raise UserError(
@@ -125,33 +125,33 @@ class Changes(Study):
     page = "tuning-changes.md"
     files: ClassVar[Mapping[str, str]] = {"figures/changes": "Each measure by layer, a point for each checkpoint."}
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the changes of attention maps and hidden states by layer."""
-        return tables.tables(made.by_name)
+        return tables.tables(result.by_name)
 
-    def more_tables(self, made: Result) -> list[Any]:
+    def more_tables(self, result: Result) -> list[Any]:
         """Return the changes by all other measures."""
-        return tables.more_tables(made.by_name)
+        return tables.more_tables(result.by_name)
 
-    def answer(self, made: Result) -> list[str]:
+    def answer(self, result: Result) -> list[str]:
         """Return which layers the task has changed."""
-        return tables.answer(made.by_name, made.results["start"]["name"])
+        return tables.answer(result.by_name, result.results["start"]["name"])
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return for each measure where most is changed, and what cannot be told."""
-        return tables.conclusions(made.by_name, made.results)
+        return tables.conclusions(result.by_name, result.results)
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page."""
-        return f"what tuning changed in {made.results['start']['name']}"
+        return f"what tuning changed in {result.results['start']['name']}"
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the sentences, the changes by layer, and the tables of the terminal."""
         from probing.studies.changes.survey import changes_section
 
-        return changes_section(made, place.anchor)
+        return changes_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         return {self.title: tables.TERMS}
 

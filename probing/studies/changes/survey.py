@@ -57,7 +57,7 @@ from probing.studies.changes.tables import (
     measures_of,
 )
 from probing.studies.series.measures import MEASURES as SERIES_MEASURES
-from probing.studies.series.measures import Document, How, Text, kept, key_of
+from probing.studies.series.measures import Document, How, Text, cached_document, key_of
 from probing.tables.figures import BLUE, GREEN, GREY, USUAL, from_zero, name_layers, write_drawings
 from probing.tables.heads import SPECIAL, of_measure
 from probing.text import Corpus, load_corpus
@@ -96,20 +96,20 @@ def state_distances(a: ActivationStore, b: ActivationStore, layers: Sequence[int
         b: Those of another one.
         layers: Layer numbers.
     """
-    found = {}
+    distances = {}
     for layer in layers:
         sums = _Sums(a.plan.d_model)
         for rows in _pairs(a, b, layer):
             sums.add(*rows)
         if sums.is_equal:
-            found[layer] = StateDistances(0.0, 0.0, 0.0)
+            distances[layer] = StateDistances(0.0, 0.0, 0.0)
             continue
         rotations = sums.rotations()
         turned = sum(
             float(row_cosines(first, second @ rotations[half]).sum()) for first, second, half in _pairs(a, b, layer)
         )
-        found[layer] = StateDistances(1 - sums.cosines / sums.n, 1 - turned / sums.n, 1 - sums.cka())
-    return found
+        distances[layer] = StateDistances(1 - sums.cosines / sums.n, 1 - turned / sums.n, 1 - sums.cka())
+    return distances
 
 
 def _pairs(a: ActivationStore, b: ActivationStore, layer: int) -> Iterator[tuple[Tensor, Tensor, int]]:
@@ -118,8 +118,8 @@ def _pairs(a: ActivationStore, b: ActivationStore, layer: int) -> Iterator[tuple
         first, second = (store.read(layer, shard.index).double() for store in (a, b))
         halves = torch.from_numpy(a.tokens.sentences[a.shard_tokens(shard)] % 2)
         for half in (0, 1):
-            here = halves == half
-            for pieces in zip(first[here].split(_ROWS), second[here].split(_ROWS), strict=True):
+            in_half = halves == half
+            for pieces in zip(first[in_half].split(_ROWS), second[in_half].split(_ROWS), strict=True):
                 yield *pieces, half
 
 
@@ -161,20 +161,20 @@ class _Sums:
         The sum of cosines of `a` and `b R` is trace(R' S), S the sum of outer products of directions, and is highest
         for R = U V' of the singular value decomposition of S (Schoenemann 1966).
         """
-        found = []
+        rotations = []
         for turn in reversed(self.turns):
             u, _, v = torch.linalg.svd(turn)
-            found.append(u @ v)
-        return found
+            rotations.append(u @ v)
+        return rotations
 
     def cka(self) -> float:
         """Return |C_ab|^2 / (|C_aa| |C_bb|), Frobenius norms of covariances; NaN where a layer is constant."""
         pairs = ((0, 1), (0, 0), (1, 1))
-        cross, *own = (
+        cross, *norms = (
             float((product - torch.outer(self.means[i], self.means[j]) / self.n).square().sum())
             for product, (i, j) in zip(self.products, pairs, strict=True)
         )
-        return cross / (own[0] * own[1]) ** 0.5 if own[0] * own[1] > 0 else float("nan")
+        return cross / (norms[0] * norms[1]) ** 0.5 if norms[0] * norms[1] > 0 else float("nan")
 
 
 Rows = list[dict[str, Any]]
@@ -192,18 +192,20 @@ def of_checkpoint(name: str, source: ActivationSource, text: Text, how: How) -> 
     command, read = _OF_CHECKPOINT[name]
     source = replace(source, say=silence)  # what is said of the labels of positions has no remedy here
     make = SERIES_MEASURES.get(command, _of_special)
-    document, _ = kept(source.cache, key_of(command, source, text, how), lambda: make(source, text, how), source.say)
+    document, _ = cached_document(
+        source.cache, key_of(command, source, text, how), lambda: make(source, text, how), source.say
+    )
     return read(document)
 
 
 def _of_special(source: ActivationSource, text: Text, how: How) -> tuple[Document, ActivationStore]:
     """Measure which share of the attention of each block goes to special tokens."""
     blocks = [layer for layer in source.layers if layer > 0]
-    subject = HeadSurvey.of(source.request(text.corpora[0]), blocks, how.seed)
+    head_inputs = Subject.of(source.request(text.corpora[0]), blocks, how.seed)
     parts = [part for part in PARTS if part.name == "tokens"]
-    tables, stores = measure_heads(subject, parts, source.cache, source.trainer, source.say)
+    tables, stores = measure_heads(head_inputs, parts, source.cache, source.trainer, source.say)
     rows = of_measure(tables["attention_layers"], "mass", SPECIAL)
-    return {"rows": _values("special_mass", rows)}, subject.entry(stores)
+    return {"rows": _values("special_mass", rows)}, head_inputs.entry(stores)
 
 
 def _values(measure: str, rows: Sequence[Mapping[str, Any]]) -> Rows:
@@ -244,17 +246,17 @@ def of_pair(names: Sequence[str], a: ActivationSource, b: ActivationSource, text
     for name in names:
         key = {**key_of(f"change-{name}", a, text, how), "against": b.request(text.corpora[0]).key()}
         make = _OF_PAIR[name]
-        document, _ = kept(a.cache, key, lambda make=make: make(a, b, text), a.say)  # type: ignore[misc]
+        document, _ = cached_document(a.cache, key, lambda make=make: make(a, b, text), a.say)  # type: ignore[misc]
         rows += document["rows"]
     return rows
 
 
 def _of_states(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
-    first, second = (one.read(text.corpora[:1])[0] for one in (a, b))
-    found = state_distances(first, second, a.layers)
+    first, second = (source.read(text.corpora[:1])[0] for source in (a, b))
+    distances_by_layer = state_distances(first, second, a.layers)
     rows: Rows = [
         {"measure": f"states_{name}", "layer": layer, "value": value}
-        for layer, distances in found.items()
+        for layer, distances in distances_by_layer.items()
         for name, value in vars(distances).items()
     ]
     return {"rows": rows}, first
@@ -264,23 +266,25 @@ def _of_maps(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Docu
     request, against = _requests(a, b, text)
     store = accumulate(request, [Change(against, alone=True)], a.cache, a.trainer, a.say)["change"]
     rows = [row for row in map_rows(store, _blocks(a)) if row["of"] == SAME and row["head"] is None]
-    cosines, divergences = ([row for row in rows if row["measure"] == one] for one in ("cosine", "jensen_shannon"))
+    cosines, divergences = ([row for row in rows if row["measure"] == name] for name in ("cosine", "jensen_shannon"))
     cosines = [{**row, "value": 1 - row["value"]} for row in cosines]
     return {"rows": _values("maps_cosine", cosines) + _values("maps_jensen_shannon", divergences)}, store
 
 
 def _of_published(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Document, ActivationStore]:
     request, against = _requests(a, b, text)
-    own = Checkpoint(request)
-    check_padding(own)
-    store = accumulate(request, [PublishedChange(own, against)], a.cache, a.trainer, a.say)["change_as_published"]
+    checkpoint = Checkpoint(request)
+    check_padding(checkpoint)
+    store = accumulate(request, [PublishedChange(checkpoint, against)], a.cache, a.trainer, a.say)[
+        "change_as_published"
+    ]
     rows = [row for row in published_rows(store, _blocks(a)) if row["measure"] == COSINE and row["head"] is None]
     same = [{**row, "value": 1 - row["value"]} for row in rows if row["of"] == SAME]
     return {"rows": _values("maps_as_published", same)}, store
 
 
 def _requests(a: ActivationSource, b: ActivationSource, text: Text) -> tuple[Any, Checkpoint]:
-    request, other = (one.request(text.corpora[0]) for one in (a, b))
+    request, other = (source.request(text.corpora[0]) for source in (a, b))
     return request, Checkpoint(other)
 
 
@@ -363,12 +367,12 @@ class Family:
 
     def of(self, start: str) -> list[Member]:
         """Return the members that were tuned on true, or on shuffled labels."""
-        return [one for one in self.members if one.start == start]
+        return [member for member in self.members if member.start == start]
 
     def apart(self) -> Iterator[tuple[Member, Member]]:
         """Yield the pairs of members tuned on true labels that differ in the seed alone."""
-        own = self.of(TRUE)
-        yield from ((a, b) for a, b in combinations(own, 2) if a.order == b.order)
+        true_members = self.of(TRUE)
+        yield from ((a, b) for a, b in combinations(true_members, 2) if a.order == b.order)
 
 
 def of_run(folder: str) -> Family:
@@ -378,19 +382,19 @@ def of_run(folder: str) -> Family:
         UserError: If it is another run, tuned nothing from trained weights on true labels, or lacks a checkpoint.
     """
     run = load_run(folder)
-    typed = f"--run {folder}"
+    flag_text = f"--run {folder}"
     if run.study.name != "finetune":
-        raise UserError(f"`{typed}`: expected a run of `finetune`, found one of `{run.study.name}`; give another.")
+        raise UserError(f"`{flag_text}`: expected a run of `finetune`, found one of `{run.study.name}`; give another.")
     rows = [row for row in run.tunings if row["start"] in (TRUE, SHUFFLED)]
     if not any(row["start"] == TRUE for row in rows):
         raise UserError(
-            f"`{typed}`: nothing in it was tuned from the pretrained model, whose change is measured; repeat "
+            f"`{flag_text}`: nothing in it was tuned from the pretrained model, whose change is measured; repeat "
             "`finetune` with --starts pretrained,shuffled."
         )
     names = {checkpoint_name(row): row for row in rows}
     folders = {name: run.folder / CHECKPOINTS / name for name in names}
     if missing := next((path for path in folders.values() if not path.is_dir()), None):
-        raise UserError(f"`{typed}`: its checkpoint {missing} is not there any more; repeat `finetune`.")
+        raise UserError(f"`{flag_text}`: its checkpoint {missing} is not there any more; repeat `finetune`.")
     members = [
         Member(name, str(folders[name]), row["start"], row["seed"], row["order_seed"]) for name, row in names.items()
     ]
@@ -428,7 +432,7 @@ def tuned_on(family: Family) -> Tuned | None:
 
 
 # What was measured of one checkpoint or pair: values by measure and layer.
-_Found = dict[tuple[str, int], float]
+_LayerValues = dict[tuple[str, int], float]
 
 
 def survey(
@@ -452,21 +456,21 @@ def survey(
     with stage("tokens of the text"):
         check_members(start, sources, options, text)
     alone = [name for name in names if name in OF_CHECKPOINTS]
-    values: dict[str, _Found] = {}
+    values: dict[str, _LayerValues] = {}
     with stage(f"properties of {count(len(sources) + 1, 'checkpoint')}", len(sources) + 1) as advance:
         for called, source in {START: start, **sources}.items():
             note(called)
             values[called] = _by_layer([row for name in alone for row in of_checkpoint(name, source, text, how)])
             drop_garbage()  # the model that was read, before the next one is loaded
             advance(1)
-    wanted = [name for name in names if name in OF_PAIRS]
-    pairs = [(one.name, START) for one in family.members] + [(a.name, b.name) for a, b in family.apart()]
+    pair_names = [name for name in names if name in OF_PAIRS]
+    pairs = [(member.name, START) for member in family.members] + [(a.name, b.name) for a, b in family.apart()]
     all_sources = {START: start, **sources}
-    apart: dict[tuple[str, str], _Found] = {}
+    apart: dict[tuple[str, str], _LayerValues] = {}
     with stage(f"distances of {count(len(pairs), 'pair')} of checkpoints", len(pairs)) as advance:
         for a, b in pairs:
             note(f"{a}, {b}")
-            apart[a, b] = _by_layer(of_pair(wanted, all_sources[a], all_sources[b], text, how))
+            apart[a, b] = _by_layer(of_pair(pair_names, all_sources[a], all_sources[b], text, how))
             drop_garbage()
             advance(1)
     changes = _changes(family, values, apart)
@@ -476,28 +480,28 @@ def survey(
     }
 
 
-def _by_layer(rows: Rows) -> _Found:
+def _by_layer(rows: Rows) -> _LayerValues:
     return {(row["measure"], row["layer"]): row["value"] for row in rows}
 
 
 def _changes(
-    family: Family, values: Mapping[str, _Found], apart: Mapping[tuple[str, str], _Found]
+    family: Family, values: Mapping[str, _LayerValues], apart: Mapping[tuple[str, str], _LayerValues]
 ) -> list[dict[str, Any]]:
     """Return a row for each checkpoint, what it is compared with, measure and layer, with the change."""
 
-    def row(one: Member, against: str, key: tuple[str, int], change: float) -> dict[str, Any]:
-        return {**one.row, "against": against, "measure": key[0], "layer": key[1], "change": change}
+    def row(member: Member, against: str, key: tuple[str, int], change: float) -> dict[str, Any]:
+        return {**member.row, "against": against, "measure": key[0], "layer": key[1], "change": change}
 
-    pairs = [(one, START) for one in family.members] + [(a, b.name) for a, b in family.apart()]
+    pairs = [(tuned, START) for tuned in family.members] + [(a, b.name) for a, b in family.apart()]
     return [
-        row(one, against, key, found[key])
-        for one, against in pairs
-        for found in (apart[one.name, against], _less(values[one.name], values[against]))
-        for key in found
+        row(tuned, against, key, change_by_key[key])
+        for tuned, against in pairs
+        for change_by_key in (apart[tuned.name, against], _less(values[tuned.name], values[against]))
+        for key in change_by_key
     ]
 
 
-def _less(a: _Found, b: _Found) -> _Found:
+def _less(a: _LayerValues, b: _LayerValues) -> _LayerValues:
     return {key: value - b[key] for key, value in a.items() if key in b}
 
 
@@ -521,40 +525,40 @@ def layer_rows(changes: Sequence[Mapping[str, Any]], of_start: Mapping[tuple[str
     return rows
 
 
-def _layer_row(key: tuple[str, int], here: Sequence[Mapping[str, Any]], of_start: float) -> dict[str, Any]:
-    groups = {start: _by_seed(here, start) for start in (TRUE, SHUFFLED)}
-    between = [row["change"] for row in here if row["against"] != START]
+def _layer_row(key: tuple[str, int], rows: Sequence[Mapping[str, Any]], of_start: float) -> dict[str, Any]:
+    groups = {start: _by_seed(rows, start) for start in (TRUE, SHUFFLED)}
+    between = [row["change"] for row in rows if row["against"] != START]
     is_distance = MEASURES[key[0]].is_distance
-    own, shuffled = groups[TRUE], groups[SHUFFLED]
-    tuned = welch(own, [0.0, 0.0], is_above=is_distance)
-    beyond = _beyond(own, shuffled, is_distance) if shuffled else {}
+    true_changes, shuffled = groups[TRUE], groups[SHUFFLED]
+    tuned = welch(true_changes, [0.0, 0.0], is_above=is_distance)
+    beyond = _beyond(true_changes, shuffled, is_distance) if shuffled else {}
     return {
         "measure": key[0], "layer": key[1], "start_value": of_start,
         "tuned": tuned.value, "tuned_low": max(tuned.low, 0.0) if is_distance else tuned.low, "tuned_high": tuned.high,
         "shuffled": float(np.mean(shuffled)) if shuffled else math.nan,
         "two_seeds": float(np.mean(np.abs(between))) if between else math.nan,
-        "common": common_share(_own_changes(here), between) if is_distance else math.nan,
+        "common": common_share(_changes_from_start(rows), between) if is_distance else math.nan,
         "p_value": math.nan, **beyond,
     }  # fmt: skip
 
 
-def _beyond(own: Sequence[float], shuffled: Sequence[float], is_distance: bool) -> dict[str, float]:
+def _beyond(true_changes: Sequence[float], shuffled: Sequence[float], is_distance: bool) -> dict[str, float]:
     """Return how what the true labels change is related to what shuffled ones do, and whether that may be chance."""
-    found = times(own, shuffled) if is_distance else welch(own, shuffled, is_above=False)
+    test = times(true_changes, shuffled) if is_distance else welch(true_changes, shuffled, is_above=False)
     name = "ratio" if is_distance else "difference"
-    return {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high, "p_value": found.p}
+    return {name: test.value, f"{name}_low": test.low, f"{name}_high": test.high, "p_value": test.p}
 
 
-def _own_changes(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+def _changes_from_start(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the change of each checkpoint that was tuned on true labels, from the start."""
     return [row["change"] for row in rows if row["start"] == TRUE and row["against"] == START]
 
 
 def _by_seed(rows: Sequence[Mapping[str, Any]], start: str) -> list[float]:
     """Return the change from the start of each seed, the mean over its orders."""
-    own = [row for row in rows if row["start"] == start and row["against"] == START]
-    seeds = dict.fromkeys(row["seed"] for row in own)
-    return [float(np.mean([row["change"] for row in own if row["seed"] == seed])) for seed in seeds]
+    seed_rows = [row for row in rows if row["start"] == start and row["against"] == START]
+    seeds = dict.fromkeys(row["seed"] for row in seed_rows)
+    return [float(np.mean([row["change"] for row in seed_rows if row["seed"] == seed])) for seed in seeds]
 
 
 def text_of(corpus: Any, family: Family, most: int, seed: int, say: Callable[[str], None]) -> Corpus:
@@ -571,19 +575,19 @@ def text_of(corpus: Any, family: Family, most: int, seed: int, say: Callable[[st
         UserError: If it cannot be read, or the run was tuned on pairs and none is given.
     """
     if corpus is not None or family.run is None:
-        found = load_corpus("builtin" if corpus is None else corpus)
+        text = load_corpus("builtin" if corpus is None else corpus)
     elif (tuned := tuned_on(family)) is None:
         raise UserError(
             f"`--run {family.run.folder}`: it was tuned on pairs, and single sentences are read here; give a text as "
             "--corpus."
         )
     else:
-        found = texts_of(tuned).corpora[0]
-    if most and len(found.sentences) > most:
-        drawn = np.random.default_rng(seed).choice(len(found.sentences), most, replace=False)
-        say(f"{most} of {len(found.sentences):,} sentences are read (--sentences)")
-        found = found.subset(sorted(drawn.tolist()))
-    return replace(found, n_repeated=0, relabelled={}, n_without_text=0)
+        text = texts_of(tuned).corpora[0]
+    if most and len(text.sentences) > most:
+        drawn = np.random.default_rng(seed).choice(len(text.sentences), most, replace=False)
+        say(f"{most} of {len(text.sentences):,} sentences are read (--sentences)")
+        text = text.subset(sorted(drawn.tolist()))
+    return replace(text, n_repeated=0, relabelled={}, n_without_text=0)
 
 
 # Panels side by side.
@@ -597,7 +601,7 @@ GROUPS = {
 }
 
 
-def measured(
+def study_output(
     tables: Mapping[str, Sequence[Row]], family: Family, start: ActivationSource,
     sources: Mapping[str, ActivationSource], text: Text,
 ) -> Measured:  # fmt: skip
@@ -613,8 +617,8 @@ def measured(
     corpus = text.corpora[0]
     results = {
         "start": {"name": start.model.name, "fingerprint": start.model.fingerprint()},
-        "checkpoints": {name: {"fingerprint": one.model.fingerprint()} for name, one in sources.items()},
-        "n_seeds": {group: len({one.seed for one in family.of(group)}) for group in (TRUE, SHUFFLED)},
+        "checkpoints": {name: {"fingerprint": source.model.fingerprint()} for name, source in sources.items()},
+        "n_seeds": {group: len({member.seed for member in family.of(group)}) for group in (TRUE, SHUFFLED)},
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint, "n_sentences": len(corpus.sentences)},
     }
 
@@ -654,14 +658,14 @@ def curves(figure: Figure, tables: Mapping[str, Sequence[Row]], model: str) -> N
 
 def grouped(rows: Sequence[Row]) -> dict[tuple[str, bool], dict[int, list[float]]]:
     """Return the changes of one measure by group and layer, a value for each checkpoint or pair."""
-    found: dict[tuple[str, bool], dict[int, list[float]]] = {}
+    groups: dict[tuple[str, bool], dict[int, list[float]]] = {}
     for row in rows:
         key = (row["start"], row["against"] == "start")
         change = row.get("change")
         if key in GROUPS and isinstance(change, float):
             is_size = key[1] or MEASURES[row["measure"]].is_distance
-            found.setdefault(key, {}).setdefault(row["layer"], []).append(change if is_size else abs(change))
-    return found
+            groups.setdefault(key, {}).setdefault(row["layer"], []).append(change if is_size else abs(change))
+    return groups
 
 
 def _draw(axes: Axes, rows: Sequence[Row]) -> None:
@@ -674,26 +678,26 @@ def _draw(axes: Axes, rows: Sequence[Row]) -> None:
     name_layers(axes, sorted({row["layer"] for row in rows}))
 
 
-def changes_section(made: Result, anchor: str) -> Html:
+def changes_section(result: Result, anchor: str) -> Html:
     """Return the sentences, a chart for each measure, and the tables.
 
     Args:
-        made: The results of `changes`.
+        result: The results of `changes`.
         anchor: What the section is linked by.
     """
-    shown = [*made.tables(), *made.study.more_tables(made)]
+    shown = [*result.tables(), *result.study.more_tables(result)]
     return section_of(
-        made,
+        result,
         anchor,
-        element("div", *(_chart(made, name) for name in measures_of(made.by_name)), class_="panels"),
+        element("div", *(_chart(result, name) for name in measures_of(result.by_name)), class_="panels"),
         *framed(shown),
     )
 
 
-def _chart(made: Result, name: str) -> Html:
+def _chart(result: Result, name: str) -> Html:
     """Return the means of a measure by layer, with the range of all checkpoints."""
     lines = []
-    for key, by_layer in grouped([row for row in made.checkpoint_changes if row["measure"] == name]).items():
+    for key, by_layer in grouped([row for row in result.checkpoint_changes if row["measure"] == name]).items():
         layers = sorted(by_layer)
         means = [sum(by_layer[layer]) / len(by_layer[layer]) for layer in layers]
         lines.append(Line(GROUPS[key][0], layers, means, [(min(by_layer[k]), max(by_layer[k])) for k in layers]))

@@ -63,8 +63,8 @@ MEASURES = {
 _FIRST = ("maps_cosine", "states_cosine")
 
 _MEASURE = text(
-    "measure", "What is measured: " + "; ".join(f"`{name}`, {one.meaning}" for name, one in MEASURES.items()) + ".",
-    labels={name: one.words for name, one in MEASURES.items()},
+    "measure", "What is measured: " + "; ".join(f"`{name}`, {entry.meaning}" for name, entry in MEASURES.items()) + ".",
+    labels={name: entry.words for name, entry in MEASURES.items()},
 )  # fmt: skip
 LAYERS = Schema("layer_changes", "a row per measure and layer", (
     _MEASURE, layer_column(),
@@ -99,37 +99,39 @@ _OF_PROPERTIES = ("layer", "start_value", "tuned", "shuffled", "difference*", "b
 TERMS = LAYERS.terms(_OF_DISTANCES) | LAYERS.terms(_OF_PROPERTIES)
 
 
-def rows_of(made: Tables, measure: str) -> list[Row]:
+def rows_of(rows_by_table: Tables, measure: str) -> list[Row]:
     """Return the rows of a measure, by layer."""
-    return [row for row in made["layer_changes"] if row["measure"] == measure]
+    return [row for row in rows_by_table["layer_changes"] if row["measure"] == measure]
 
 
-def measures_of(made: Tables) -> list[str]:
+def measures_of(rows_by_table: Tables) -> list[str]:
     """Return the measures that there are."""
-    there = {row["measure"] for row in made["layer_changes"]}
-    return [name for name in MEASURES if name in there]
+    names = {row["measure"] for row in rows_by_table["layer_changes"]}
+    return [name for name in MEASURES if name in names]
 
 
-def tables(made: Tables) -> list[Any]:
+def tables(rows_by_table: Tables) -> list[Any]:
     """Return a rich table for each of the first measures, or for all if none of these is there."""
-    there = measures_of(made)
-    return [_table(made, name) for name in [one for one in there if one in _FIRST] or there]
+    names = measures_of(rows_by_table)
+    return [_table(rows_by_table, name) for name in [measure for measure in names if measure in _FIRST] or names]
 
 
-def more_tables(made: Tables) -> list[Any]:
+def more_tables(rows_by_table: Tables) -> list[Any]:
     """Return the other measures."""
-    there = measures_of(made)
-    return [_table(made, name) for name in there if name not in _FIRST and any(one in _FIRST for one in there)]
+    names = measures_of(rows_by_table)
+    return [
+        _table(rows_by_table, name) for name in names if name not in _FIRST and any(other in _FIRST for other in names)
+    ]
 
 
-def _table(made: Tables, name: str) -> Any:
-    rows, one = rows_of(made, name), MEASURES[name]
+def _table(rows_by_table: Tables, name: str) -> Any:
+    rows, property_measure = rows_of(rows_by_table, name), MEASURES[name]
     has = {column for row in rows for column, value in row.items() if value not in (None, "") and value == value}
-    columns: Sequence[str] = _OF_DISTANCES if one.is_distance else _OF_PROPERTIES
-    if one.is_distance and "shuffled" not in has:
+    columns: Sequence[str] = _OF_DISTANCES if property_measure.is_distance else _OF_PROPERTIES
+    if property_measure.is_distance and "shuffled" not in has:
         columns = ["tuned*" if column == "tuned" else column for column in columns]
     shown = [column for column in columns if column.rstrip("*") in has]
-    return shown_table(LAYERS, rows, f"Change of {one.words}: {one.meaning}", shown)
+    return shown_table(LAYERS, rows, f"Change of {property_measure.words}: {property_measure.meaning}", shown)
 
 
 def known(row: Row, column: str) -> bool:
@@ -138,21 +140,21 @@ def known(row: Row, column: str) -> bool:
     return isinstance(value, float) and value == value
 
 
-def answer(made: Tables, model: str) -> list[str]:
+def answer(rows_by_table: Tables, model: str) -> list[str]:
     """Return which layers the task has changed, in attention and in hidden states."""
-    first = [name for name in _FIRST if rows_of(made, name)] or measures_of(made)[:1]
-    return [_by_task(made, name, model) for name in first]
+    first = [name for name in _FIRST if rows_of(rows_by_table, name)] or measures_of(rows_by_table)[:1]
+    return [_by_task(rows_by_table, name, model) for name in first]
 
 
-def _by_task(made: Tables, name: str, model: str) -> str:
+def _by_task(rows_by_table: Tables, name: str, model: str) -> str:
     words = MEASURES[name].words
-    if not _tested(made, name):
-        most = max(rows_of(made, name), key=lambda row: abs(row["tuned"]))
+    if not _tested(rows_by_table, name):
+        most = max(rows_of(rows_by_table, name), key=lambda row: abs(row["tuned"]))
         return (
             f"{model}: tuning changes {words} most in layer {most['layer']} ({_size(most)}); whether the task does it "
             "is not known."
         )
-    layers = _layers_by_task(made, name)
+    layers = _layers_by_task(rows_by_table, name)
     where = f"in {layers_named(layers)}" if layers else "in no layer that can be told from tuning on shuffled labels"
     return f"{model}: the task changes {words} {where}."
 
@@ -164,18 +166,20 @@ def _size(row: Row) -> str:
     return f"{row['tuned']:{form}}{within}"
 
 
-def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
+def conclusions(rows_by_table: Tables, results: Mapping[str, Any]) -> list[str]:
     """Return for each measure where most is changed and by what, and what cannot be told.
 
     Args:
-        made: The tables.
+        rows_by_table: The tables.
         results: The content of `results.json`.
     """
-    there = measures_of(made)
+    names = measures_of(rows_by_table)
     unchanged = [
-        name for name in there if name not in _FIRST and _tested(made, name) and not _layers_by_task(made, name)
+        name
+        for name in names
+        if name not in _FIRST and _tested(rows_by_table, name) and not _layers_by_task(rows_by_table, name)
     ]
-    lines = [line for name in there if name not in unchanged for line in _lines(made, name)]
+    lines = [line for name in names if name not in unchanged for line in _lines(rows_by_table, name)]
     if unchanged:
         lines.append(
             f"In no layer is shown that the task changes {listed([MEASURES[name].words for name in unchanged])}."
@@ -192,7 +196,7 @@ def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
             f"labels, found {n['pretrained']} and {n['shuffled']}."
         )
     else:
-        n_tests = sum(bool(row.get("by_task")) for row in made["layer_changes"])
+        n_tests = sum(bool(row.get("by_task")) for row in rows_by_table["layer_changes"])
         lines.append(
             "A change is the task's where it is larger than that by tuning on shuffled labels: Welch's t over "
             f"{n['pretrained']} and {n['shuffled']} seeds, corrected for all {n_tests} layers and measures (Holm, "
@@ -201,51 +205,51 @@ def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _tested(made: Tables, name: str) -> bool:
+def _tested(rows_by_table: Tables, name: str) -> bool:
     """Return whether it is known of some layer whether the task has changed it."""
-    return any(row.get("by_task") for row in rows_of(made, name))
+    return any(row.get("by_task") for row in rows_of(rows_by_table, name))
 
 
-def _layers_by_task(made: Tables, name: str) -> list[int]:
-    return [row["layer"] for row in rows_of(made, name) if row.get("by_task") == "yes"]
+def _layers_by_task(rows_by_table: Tables, name: str) -> list[int]:
+    return [row["layer"] for row in rows_of(rows_by_table, name) if row.get("by_task") == "yes"]
 
 
-def _lines(made: Tables, name: str) -> list[str]:
-    rows, one = rows_of(made, name), MEASURES[name]
-    begin = f"{one.words[0].upper()}{one.words[1:]}"
+def _lines(rows_by_table: Tables, name: str) -> list[str]:
+    rows, property_measure = rows_of(rows_by_table, name), MEASURES[name]
+    begin = f"{property_measure.words[0].upper()}{property_measure.words[1:]}"
     most = max(rows, key=lambda row: abs(row["tuned"]))
     if not most["tuned"]:
         return [f"{begin}: nothing is changed in any layer."]
-    beside = [f"{most['shuffled']:{_form(one)}} with labels shuffled"] if known(most, "shuffled") else []
+    beside = [f"{most['shuffled']:{_form(property_measure)}} with labels shuffled"] if known(most, "shuffled") else []
     if apart := ends(most, "ratio"):
         beside = [f"{most['ratio']:.2g} times as much as with labels shuffled, {apart[0]:.2g} to {apart[1]:.2g}"]
     beside += [f"{most['two_seeds']:.3g} between two seeds"] if known(most, "two_seeds") else []
-    said = f"{begin}: changed most in layer {most['layer']} ({'; '.join([_size(most), *beside])})"
-    if name not in _FIRST and (layers := _layers_by_task(made, name)):
-        said += f", by the task in {layers_named(layers)}"
-    if one.is_distance and known(most, "common"):
-        said += f"; {max(most['common'], 0.0):.0%} of that is common to all seeds"
-    return [f"{said}.", *[_last_two(made, name, begin)] * (name in _FIRST)]
+    sentence = f"{begin}: changed most in layer {most['layer']} ({'; '.join([_size(most), *beside])})"
+    if name not in _FIRST and (layers := _layers_by_task(rows_by_table, name)):
+        sentence += f", by the task in {layers_named(layers)}"
+    if property_measure.is_distance and known(most, "common"):
+        sentence += f"; {max(most['common'], 0.0):.0%} of that is common to all seeds"
+    return [f"{sentence}.", *[_last_two(rows_by_table, name, begin)] * (name in _FIRST)]
 
 
-def _form(one: Measure) -> str:
-    return ".3g" if one.is_distance else "+.3g"
+def _form(property_measure: Measure) -> str:
+    return ".3g" if property_measure.is_distance else "+.3g"
 
 
-def _last_two(made: Tables, name: str, begin: str) -> str:
+def _last_two(rows_by_table: Tables, name: str, begin: str) -> str:
     """Return in how many checkpoints the last two layers change most, as Kovaleva et al. (2019) report for BERT."""
-    own = [
-        row for row in made["checkpoint_changes"]
+    last_rows = [
+        row for row in rows_by_table["checkpoint_changes"]
         if row["measure"] == name and row["start"] == "pretrained" and row["against"] == "start"
     ]  # fmt: skip
-    layers = sorted({row["layer"] for row in own if row["layer"] > 0})
+    layers = sorted({row["layer"] for row in last_rows if row["layer"] > 0})
     if len(layers) < 3:
         return ""
-    checkpoints = list(dict.fromkeys(row["checkpoint"] for row in own))
+    checkpoints = list(dict.fromkeys(row["checkpoint"] for row in last_rows))
     n = 0
     for checkpoint in checkpoints:
-        here = {row["layer"]: row["change"] for row in own if row["checkpoint"] == checkpoint}
-        n += min(here[layer] for layer in layers[-2:]) > max(here[layer] for layer in layers[:-2])
+        change_of = {row["layer"]: row["change"] for row in last_rows if row["checkpoint"] == checkpoint}
+        n += min(change_of[layer] for layer in layers[-2:]) > max(change_of[layer] for layer in layers[:-2])
     which = listed([str(layer) for layer in layers[-2:]])
     how_many = f"in all {n}" if n == len(checkpoints) else f"in {n} of {len(checkpoints)}"
     if len(checkpoints) == 1:

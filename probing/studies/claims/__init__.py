@@ -40,7 +40,7 @@ def short_number(value: float) -> str:
     return f"{value:.3f}" if abs(value) >= 0.01 else f"{value:.2g}"
 
 
-def measured_text(row: Row) -> str:
+def value_text(row: Row) -> str:
     """Return what was measured with its interval, if it has one."""
     if "measured" not in row:
         return ""
@@ -68,36 +68,36 @@ def expected(criterion: str) -> tuple[float, float]:
 
 def outcome(row: Row) -> str:
     """Return the verdict; of an analogue, also whether the criterion is met."""
-    said = {"yes": "criterion met", "no": "criterion not met", "unclear": "unclear"}
-    return row["verdict"] + (f": {said[row['met']]}" if row["verdict"] == "analogue" else "")
+    met_texts = {"yes": "criterion met", "no": "criterion not met", "unclear": "unclear"}
+    return row["verdict"] + (f": {met_texts[row['met']]}" if row["verdict"] == "analogue" else "")
 
 
 def tables(rows: Sequence[Row]) -> list[Any]:
     """Return the tables of the terminal: the claims that were measured, and the others by what they need."""
     from probing.runtime.terminal import plain_table
 
-    found = [_measured_table(model, rows) for model in dict.fromkeys(row["model"] for row in rows)]
+    claim_tables = [_claims_table(model, rows) for model in dict.fromkeys(row["model"] for row in rows)]
     missing = plain_table("Claims that are not testable here, by what that needs")
     for heading in ("needs", "models", "claims"):
         missing.add_column(heading)
     for lacking, (models, ids) in by_lack(rows).items():
         missing.add_row(lacking, ", ".join(models), ranges(ids))
-    return [table for table in (*found, missing) if table.row_count]
+    return [table for table in (*claim_tables, missing) if table.row_count]
 
 
-def _measured_table(model: str, rows: Sequence[Row]) -> Any:
+def _claims_table(model: str, rows: Sequence[Row]) -> Any:
     """Return what was measured of a model."""
     from probing.runtime.terminal import plain_table
 
-    here = [row for row in rows if row["model"] == model and "measured" in row]
-    is_other = any(row["verdict"] == "analogue" for row in here)
-    said = "none of the paper's models: analogues, and whether they meet the criterion" if is_other else "verdicts"
-    table = plain_table(f"{model}, {said}")
+    model_rows = [row for row in rows if row["model"] == model and "measured" in row]
+    is_other = any(row["verdict"] == "analogue" for row in model_rows)
+    title = "none of the paper's models: analogues, and whether they meet the criterion" if is_other else "verdicts"
+    table = plain_table(f"{model}, {title}")
     for heading in ("id", "claim", "measured", "by the claim", "control", "met" if is_other else "verdict"):
         table.add_column(heading)
-    for row in here:
+    for row in model_rows:
         last = row["met"] if is_other else row["verdict"]
-        table.add_row(str(row["id"]), row["claim"], measured_text(row), row["criterion"], control(row), last)
+        table.add_row(str(row["id"]), row["claim"], value_text(row), row["criterion"], control(row), last)
     return table
 
 
@@ -110,7 +110,7 @@ def plan_tables(planned: Any) -> list[Any]:
     from probing.runtime.terminal import plain_table
 
     to_run = planned.to_run
-    total, size = sum(one.seconds for one in to_run), planned.n_bytes
+    total, size = sum(run.seconds for run in to_run), planned.n_bytes
     runs = plain_table(
         f"{count(len(to_run), 'run')} to make: about {_minutes(total)} with nothing else on this machine, and "
         f"{size / 1e9:.2f} GB of activations added to the cache"
@@ -118,9 +118,9 @@ def plan_tables(planned: Any) -> list[Any]:
     for heading in ("model", "run", "is there", "about"):
         runs.add_column(heading, overflow="fold")
     for model, needs in planned.models.items():
-        for one in needs:
-            there = f"needs {one.need.lacking}" if one.need.lacking else str(one.there or "to be made")
-            runs.add_row(model, one.need.line, there, _minutes(one.seconds) if one in to_run else "")
+        for run in needs:
+            status = f"needs {run.need.lacking}" if run.need.lacking else str(run.folder or "to be made")
+            runs.add_row(model, run.need.line, status, _minutes(run.seconds) if run in to_run else "")
     missing = plain_table("Models of which nothing is run")
     for heading in ("model", "needs"):
         missing.add_column(heading, overflow="fold")
@@ -135,20 +135,24 @@ def _minutes(seconds: float) -> str:
 
 def conclusions(rows: Sequence[Row], title: str) -> list[str]:
     """Return how many claims have each verdict, in a sentence for each kind of models."""
-    own = [row for row in rows if row["verdict"] != "analogue"]
+    verdict_rows = [row for row in rows if row["verdict"] != "analogue"]
     lines = []
-    if own:
+    if verdict_rows:
         n_each = {
-            verdict: sum(row["verdict"] == verdict for row in own) for verdict in VERDICTS if verdict != "analogue"
+            verdict: sum(row["verdict"] == verdict for row in verdict_rows)
+            for verdict in VERDICTS
+            if verdict != "analogue"
         }
-        said = ", ".join(f"{n} {verdict}" for verdict, n in n_each.items() if n)
-        lines.append(f"{title}: of {count(len(own), 'verdict')}, {said}.")
+        verdict_counts = ", ".join(f"{n} {verdict}" for verdict, n in n_each.items() if n)
+        lines.append(f"{title}: of {count(len(verdict_rows), 'verdict')}, {verdict_counts}.")
     for model in dict.fromkeys(row["model"] for row in rows if row["verdict"] == "analogue"):
-        here = [row for row in rows if row["model"] == model and row["verdict"] == "analogue"]
-        met, not_met, unclear = (sum(row["met"] == said for row in here) for said in ("yes", "no", "unclear"))
+        model_rows = [row for row in rows if row["model"] == model and row["verdict"] == "analogue"]
+        met, not_met, unclear = (
+            sum(row["met"] == outcome_met for row in model_rows) for outcome_met in ("yes", "no", "unclear")
+        )
         lines.append(
             f"{model} is none of the paper's models, so that nothing follows for the paper: of "
-            f"{count(len(here), 'analogue')}, {met} meet the criterion and {not_met} do not; unclear: {unclear}."
+            f"{count(len(model_rows), 'analogue')}, {met} meet the criterion and {not_met} do not; unclear: {unclear}."
         )
     return lines
 
@@ -172,10 +176,10 @@ def markdown(rows: Sequence[Row], title: str) -> str:
 
 def _cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for row in rows:
-        said = outcome(row) + (f": {row['lacking']}" if row.get("lacking") else "")
+        verdict = outcome(row) + (f": {row['lacking']}" if row.get("lacking") else "")
         yield (
-            str(row["id"]), row["claim"], row["where"], row["model"], row["published"], measured_text(row),
-            row.get("criterion", ""), control(row), said,
+            str(row["id"]), row["claim"], row["where"], row["model"], row["published"], value_text(row),
+            row.get("criterion", ""), control(row), verdict,
         )  # fmt: skip
 
 
@@ -185,24 +189,24 @@ def _plain(text: str) -> str:
 
 def by_lack(rows: Sequence[Row]) -> dict[str, tuple[list[str], list[int]]]:
     """Return what claims that are not testable need, with the models and the numbers of the claims."""
-    found: dict[str, tuple[list[str], list[int]]] = {}
+    lacks: dict[str, tuple[list[str], list[int]]] = {}
     for row in rows:
         if row["verdict"] == NOT_TESTABLE:
-            models, ids = found.setdefault(row.get("lacking", ""), ([], []))
+            models, ids = lacks.setdefault(row.get("lacking", ""), ([], []))
             models += [row["model"]] if row["model"] not in models else []
             ids += [row["id"]] if row["id"] not in ids else []
-    return found
+    return lacks
 
 
 def ranges(numbers: Sequence[int]) -> str:
     """Return numbers as `--claims` takes them, such as 1-3, 5."""
-    found: list[list[int]] = []
-    for one in sorted(numbers):
-        if found and one == found[-1][1] + 1:
-            found[-1][1] = one
+    intervals: list[list[int]] = []
+    for claim_id in sorted(numbers):
+        if intervals and claim_id == intervals[-1][1] + 1:
+            intervals[-1][1] = claim_id
         else:
-            found.append([one, one])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+            intervals.append([claim_id, claim_id])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in intervals)
 
 
 CLAIMS = Schema("claims", "a row per claim and model", (
@@ -253,14 +257,14 @@ def range_axis(
     def x(point: float) -> float:
         return round(INSET + (WIDTH - 2 * INSET) * (min(max(point, low), high) - low) / (high - low), 2)
 
-    left, right = (x(end) for end in expected)
+    band_start, band_end = (x(end) for end in expected)
     middle = HEIGHT / 2
     tick = element("path", d=f"M{x(other):g} 3V{HEIGHT - 3}", class_="typical") if other is not None else None
     return element(
         "svg",
         element("title", title),
         element("path", d=f"M{INSET} {middle:g}H{WIDTH - INSET}", class_="grid"),
-        element("rect", x=left, y=4, width=max(right - left, 2.0), height=HEIGHT - 8, class_="expected"),
+        element("rect", x=band_start, y=4, width=max(band_end - band_start, 2.0), height=HEIGHT - 8, class_="expected"),
         element("path", d=f"M{x(interval[0]):g} {middle:g}H{x(interval[1]):g}", class_="line"),
         element("circle", cx=x(value), cy=middle, r=3.5, class_="dot"),
         tick,
@@ -268,21 +272,21 @@ def range_axis(
     )  # fmt: skip
 
 
-def claims_section(made: Result, anchor: str) -> Html:
+def claims_section(result: Result, anchor: str) -> Html:
     """Return the sentences, a table of each model's claims, and what the others need.
 
     Args:
-        made: The results of `reproduce`.
+        result: The results of `reproduce`.
         anchor: What the section is linked by.
     """
-    rows = made.claims
-    there = [row for row in rows if row["verdict"] != NOT_TESTABLE]
-    models = dict.fromkeys(row["model"] for row in there)
+    rows = result.claims
+    tested = [row for row in rows if row["verdict"] != NOT_TESTABLE]
+    models = dict.fromkeys(row["model"] for row in tested)
     return element(
         "section",
-        element("h2", made.study.heading(made)),
-        *(element("p", sentence) for sentence in conclusions(rows, made.results["title"])),
-        *(_of_model(model, [row for row in there if row["model"] == model]) for model in models),
+        element("h2", result.study.heading(result)),
+        *(element("p", sentence) for sentence in conclusions(rows, result.results["title"])),
+        *(_of_model(model, [row for row in tested if row["model"] == model]) for model in models),
         _missing(rows),
         id=anchor,
     )
@@ -296,7 +300,7 @@ def _of_model(model: str, rows: Sequence[Row]) -> Html:
     head = ["id", "claim", "verdict", "", "measured", "by the claim", "published", "control"]
     body: list[list[Child]] = []
     for row in rows:
-        after = (measured_text(row), row["criterion"], row["published"], control(row))
+        after = (value_text(row), row["criterion"], row["published"], control(row))
         body.append([row["id"], _claim(row), _narrow(outcome(row)), _axis(row), *map(_narrow, after)])
     return element("figure", element("figcaption", caption), table(head, body))
 
@@ -315,8 +319,8 @@ def _narrow(text: str) -> Html:
 def _axis(row: Row) -> Child:
     low, high = expected(row["criterion"])
     published = row.get("published_value")
-    told = f", published {published:g}" if published is not None else ""
-    title = f"measured {measured_text(row)}, by the claim {row['criterion']}{told}"
+    published_text = f", published {published:g}" if published is not None else ""
+    title = f"measured {value_text(row)}, by the claim {row['criterion']}{published_text}"
     return range_axis(row["measured"], ends(row) or (row["measured"], row["measured"]), (low, high), published, title)
 
 
@@ -329,7 +333,7 @@ def _missing(rows: Sequence[Row]) -> Html | None:
     )
 
 
-def measured_claims(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping[str, Any]) -> Measured:
+def claims_output(rows: Sequence[Mapping[str, Any]], paper: Paper, used: Mapping[str, Any]) -> Measured:
     """Return what is written of the claims.
 
     Args:
@@ -397,10 +401,10 @@ def reproduce(
         The table of claims; None for a dry run.
     """
     from probing.studies.claims.measures import MEASURES
-    from probing.studies.claims.planning import Given, split_models
+    from probing.studies.claims.planning import UserInputs, split_models
 
     paper = _checked(paper, corpus, other_corpus, third_corpus, labels, pairs, roles)
-    wanted = chosen_claims(claims, of := read_paper(paper, MEASURES))
+    selected = chosen_claims(claims, of := read_paper(paper, MEASURES))
     wandb = as_options(WandbOptions, wandb, "wandb")
     call = Call.of(study_of("reproduce"), config, name, replace(wandb, group=wandb.group or paper))
     text, named = load_corpus(corpus), None if models is None else split_models(models)
@@ -408,21 +412,23 @@ def reproduce(
         from probing.studies.claims.planning import rows_of
         from probing.studies.claims.session import carry_out, plan
 
-        given = Given(corpus, {name: config[name] for name in DATA} | {"size": None})
-        usual = {name: defaults(study_of(name).command) for name in COMMANDS}
-        planned = plan(of, wanted, named, given, text, usual, call.place, call.cached if dry_run else None)
+        inputs = UserInputs(corpus, {name: config[name] for name in DATA} | {"size": None})
+        command_defaults = {name: defaults(study_of(name).command) for name in COMMANDS}
+        planned = plan(
+            of, selected, named, inputs, text, command_defaults, call.place, call.cached if dry_run else None
+        )
         if dry_run:
             terminal.show(*plan_tables(planned))
             return None
         common = {"runs": runs, "cache": str(call.cached), "quiet": quiet, "wandb": replace(call.wandb, name=None)}
-        expect([*(Cost("run", one.seconds) if one.seconds else None for one in planned.to_run), BRIEF])
+        expect([*(Cost("run", run.seconds) if run.seconds else None for run in planned.to_run), BRIEF])
         with _continuable(call.place):
-            made, folders = carry_out(planned, partial(_make, common), load_run, call.say)
+            model_runs, folders = carry_out(planned, partial(_make, common), load_run, call.say)
         call.watch.end("run")
-        rows = rows_of(wanted, made, of)
+        rows = rows_of(selected, model_runs, of)
         config["models"] = list(planned.models)
         folder = RunFolder(call.place, name, paper, figures=False)
-        return call.write_into(folder, lambda _: measured_claims(rows, of, folders))
+        return call.write_into(folder, lambda _: claims_output(rows, of, folders))
 
 
 def _checked(paper: str | None, *texts: str | None) -> str:
@@ -441,18 +447,20 @@ def _continuable(place: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         if interrupt := interrupt_behind(error):
-            left = f"finished runs are in {place}, and the same command goes on with the others"
-            raise type(interrupt)("; ".join([*map(str, interrupt.args), left])) from None
+            message = f"finished runs are in {place}, and the same command goes on with the others"
+            raise type(interrupt)("; ".join([*map(str, interrupt.args), message])) from None
         raise
 
 
 def _make(common: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> Path:
     """Make a run of a command and return its folder; its tables are on disk and not shown."""
     function = study_of(name).command
-    own = defaults(function)
+    known_options = defaults(function)
     with contextlib.redirect_stdout(io.StringIO()):
-        made = function(**{**{option: value for option, value in common.items() if option in own}, **options})
-    folder: Path = made.folder
+        result = function(
+            **{**{option: value for option, value in common.items() if option in known_options}, **options}
+        )
+    folder: Path = result.folder
     return folder
 
 
@@ -468,21 +476,21 @@ class Reproduce(Study):
         "claims.md": "The table as text.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the claims."""
-        return tables(made.claims)
+        return tables(result.claims)
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return how many claims have each verdict."""
-        return conclusions(made.claims, made.results["title"])
+        return conclusions(result.claims, result.results["title"])
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page."""
-        return f"claims of {made.results['paper']}"
+        return f"claims of {result.results['paper']}"
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return a row for each claim, with the published and the measured value on one axis."""
-        return claims_section(made, place.anchor)
+        return claims_section(result, place.anchor)
 
 
 STUDY = Reproduce()

@@ -24,8 +24,8 @@ _OTHER_RUN = re.compile(r"(?:(?<=^)|(?<==))@(?P<name>\w+)")
 
 def runs_named(described: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the other runs that the options of a run name."""
-    found = (found["name"] for value in values_of(described) for found in _OTHER_RUN.finditer(value))
-    return tuple(dict.fromkeys(found))
+    match = (match["name"] for value in values_of(described) for match in _OTHER_RUN.finditer(value))
+    return tuple(dict.fromkeys(match))
 
 
 def values_of(described: Mapping[str, Any]) -> Iterator[str]:
@@ -36,7 +36,7 @@ def values_of(described: Mapping[str, Any]) -> Iterator[str]:
 
 def with_folders(value: Any, folders: Mapping[str, Path]) -> Any:
     """Return the value of an option with the folders of runs in the place of their names."""
-    return _OTHER_RUN.sub(lambda found: str(folders[found["name"]]), value) if isinstance(value, str) else value
+    return _OTHER_RUN.sub(lambda match: str(folders[match["name"]]), value) if isinstance(value, str) else value
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ def is_decoder(source: ModelSource) -> bool:
     changed = inputs["input_ids"].clone()
     changed[0, -1] = inputs["input_ids"][0, 0]
     with torch.inference_mode():
-        one, other = (run(encoder, {**inputs, "input_ids": ids}).last for ids in (inputs["input_ids"], changed))
-    difference = (one - other)[:, :-1].norm(dim=-1) / one[:, :-1].norm(dim=-1)
+        original, altered = (run(encoder, {**inputs, "input_ids": ids}).last for ids in (inputs["input_ids"], changed))
+    difference = (original - altered)[:, :-1].norm(dim=-1) / original[:, :-1].norm(dim=-1)
     return bool((difference < _ROUNDING).all())
 
 
@@ -104,20 +104,20 @@ KINDS_OF_MODELS: Mapping[str, Kind] = {
 }
 
 
-def kinds_of(source: ModelSource, asked: Collection[str], given: Collection[str] = ()) -> frozenset[str]:
+def kinds_of(source: ModelSource, names: Collection[str], data: Collection[str] = ()) -> frozenset[str]:
     """Return those of the asked kinds that a model is of; a model that cannot be read whole is of none.
 
     Args:
         source: The model's files.
-        asked: Names of kinds; only these are looked for, because that may load the model.
-        given: Names of the data that the user gave.
+        names: Names of kinds; only these are looked for, because that may load the model.
+        data: Names of the data that the user gave.
     """
-    return frozenset(name for name in sorted(asked) if _has(KINDS_OF_MODELS[name], source, given))
+    return frozenset(name for name in sorted(names) if _has(KINDS_OF_MODELS[name], source, data))
 
 
-def _has(kind: Kind, source: ModelSource, given: Collection[str]) -> bool:
+def _has(kind: Kind, source: ModelSource, data: Collection[str]) -> bool:
     if kind.has is None:
-        return kind.datum in given
+        return kind.datum in data
     try:
         return kind.has(source)
     except UserError:  # which the runs of this model will say, in the words of their commands
@@ -128,7 +128,7 @@ _LONGEST = 120
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClaimTest:
     """How a claim is measured and judged.
 
     Args:
@@ -145,7 +145,7 @@ class Reading:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     criterion_of: Mapping[str, Range] = field(default_factory=dict)
 
-    def of(self, model: str) -> Reading:
+    def of(self, model: str) -> ClaimTest:
         """Return how the claim is measured and judged on a model."""
         return replace(self, criterion=self.criterion_of.get(model, self.criterion))
 
@@ -159,7 +159,7 @@ class Analogue:
         kind: The kind of models that are measured in this way; empty for all.
     """
 
-    reading: Reading
+    reading: ClaimTest
     kind: str = ""
 
 
@@ -184,23 +184,25 @@ class Claim:
     where: str
     published: str
     models: tuple[str, ...]
-    reading: Reading | None
+    reading: ClaimTest | None
     analogues: tuple[Analogue, ...]
     lacking: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
 
-    def analogue(self, kinds: Collection[str] = ()) -> Reading | None:
+    def analogue(self, kinds: Collection[str] = ()) -> ClaimTest | None:
         """Return how the claim is measured on another model; None if it is not.
 
         Args:
             kinds: The kinds that the model is of.
         """
-        return next((one.reading for one in self.analogues if not one.kind or one.kind in kinds), None)
+        return next(
+            (analogue.reading for analogue in self.analogues if not analogue.kind or analogue.kind in kinds), None
+        )
 
     @property
     def kinds(self) -> list[str]:
         """The kinds of models that analogues are for."""
-        return list(dict.fromkeys(one.kind for one in self.analogues if one.kind))
+        return list(dict.fromkeys(analogue.kind for analogue in self.analogues if analogue.kind))
 
 
 @dataclass(frozen=True)
@@ -258,9 +260,9 @@ def _folder() -> Path:
     package = Path(__file__).parents[2]
     if (package.parent / "setup.cfg").is_file():
         return package.parent / "conf" / "claims"
-    if (found := package / "builtin_claims").is_dir():
-        return found
-    raise UserError(f"the claims of papers are not installed ({found}); install the distribution again.")
+    if (installed := package / "builtin_claims").is_dir():
+        return installed
+    raise UserError(f"the claims of papers are not installed ({installed}); install the distribution again.")
 
 
 def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
@@ -276,9 +278,9 @@ def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
     """
     keys = ("title", "outliers", "runs", "claims")
     refuse([f"conf/claims/{name}.yaml: it {problem}" for problem in _unknown(content, keys, keys)])
-    found = [_Checked(one, content["runs"], measures) for one in content["claims"]]
-    ids = [one.claim.id for one in found if one.claim]
-    problems = [problem for one in found for problem in one.problems]
+    checked_claims = [_Checked(checked, content["runs"], measures) for checked in content["claims"]]
+    ids = [checked.claim.id for checked in checked_claims if checked.claim]
+    problems = [problem for checked in checked_claims for problem in checked.problems]
     problems += [f"claim {i} is there twice" for i in sorted({i for i in ids if ids.count(i) > 1})]
     before = {name: list(content["runs"])[:i] for i, name in enumerate(content["runs"])}
     problems += [
@@ -288,7 +290,7 @@ def paper_of(name: str, content: Any, measures: Mapping[str, Any]) -> Paper:
         if other not in before[name]
     ]
     refuse([f"conf/claims/{name}.yaml: {problem}" for problem in problems])
-    claims = sorted((one.claim for one in found if one.claim), key=lambda claim: claim.id)
+    claims = sorted((checked.claim for checked in checked_claims if checked.claim), key=lambda claim: claim.id)
     return Paper(name, content["title"], content["outliers"] or {}, content["runs"], claims)
 
 
@@ -321,9 +323,9 @@ class _Checked:
         other = described.get("analogue", {})
         if other == "none" and not lacking:
             self._say("it has no analogue and does not say what is `lacking`")
-        given = [] if other == "none" else other if isinstance(other, list) else [other]
-        found = [self._analogue(one, described, reading is not None) for one in given]
-        analogues = tuple(one for one in found if one)
+        analogue_texts = [] if other == "none" else other if isinstance(other, list) else [other]
+        checked = [self._analogue(analogue, described, reading is not None) for analogue in analogue_texts]
+        analogues = tuple(analogue for analogue in checked if analogue)
         models = tuple(described["models"])
         value = described.get("value", {})
         values = dict(value) if isinstance(value, Mapping) else dict.fromkeys(models, value)
@@ -336,13 +338,13 @@ class _Checked:
             values,
         )  # fmt: skip
 
-    def _analogue(self, other: Any, described: Mapping[str, Any], is_measured: bool) -> Analogue | None:
+    def _analogue(self, other: Any, described: Mapping[str, Any], has_reading: bool) -> Analogue | None:
         """Return how other models are measured; None where the paper's own are not, or where it is not as it should be.
 
         Args:
             other: What the file says of it; what it leaves out is as on the paper's own models.
             described: The claim in the file.
-            is_measured: Whether the claim is measured on the paper's own models.
+            has_reading: Whether the claim is measured on the paper's own models.
         """
         if not isinstance(other, Mapping):
             self._say("`analogue` is neither `none` nor how it is measured")
@@ -353,15 +355,15 @@ class _Checked:
         kind = other.get("kind", "")
         if kind and kind not in KINDS_OF_MODELS:
             self._say(f"there is no kind of models {kind}; there are {', '.join(KINDS_OF_MODELS)}")
-        own = {key: described[key] for key in self._OF_READING if key in described}
+        settings = {key: described[key] for key in self._OF_READING if key in described}
         if "measure" in other:  # whose control is another one as well
-            own = {}
-        if not (is_measured or "measure" in other):
+            settings = {}
+        if not (has_reading or "measure" in other):
             return None
-        reading = self._reading({**own, **{key: value for key, value in other.items() if key != "kind"}})
+        reading = self._reading({**settings, **{key: value for key, value in other.items() if key != "kind"}})
         return Analogue(reading, kind) if reading else None
 
-    def _reading(self, described: Mapping[str, Any]) -> Reading | None:
+    def _reading(self, described: Mapping[str, Any]) -> ClaimTest | None:
         name = described["measure"]
         if name not in self.measures:
             self._say(f"there is no measure {name}{did_you_mean(name, self.measures)}")
@@ -374,40 +376,46 @@ class _Checked:
         try:
             criterion = Range.parse(str(described.get("criterion", "")))
             control = Range.parse(str(described["control"])) if "control" in described else None
-            of = {model: Range.parse(str(said)) for model, said in described.get("criterion_of", {}).items()}
+            of = {
+                model: Range.parse(str(criterion_text))
+                for model, criterion_text in described.get("criterion_of", {}).items()
+            }
         except ValueError as error:
             self._say(str(error))
             return None
-        return Reading(name, criterion, control, arguments, of)
+        return ClaimTest(name, criterion, control, arguments, of)
 
     def _say(self, problem: str) -> None:
         self.problems.append(f"{self.name}: {problem}")
 
 
-def _unknown(found: Any, known: Sequence[str], needed: Sequence[str]) -> list[str]:
+def _unknown(mapping: Any, known: Sequence[str], needed: Sequence[str]) -> list[str]:
     """Return problems with the keys of a mapping, as ends of sentences."""
-    if not isinstance(found, Mapping):
+    if not isinstance(mapping, Mapping):
         return ["is no mapping"]
-    problems = [f"has no `{key}`" for key in needed if key not in found]
-    return problems + [f"has an unknown key `{key}`{did_you_mean(key, known)}" for key in found if key not in known]
+    problems = [f"has no `{key}`" for key in needed if key not in mapping]
+    return problems + [f"has an unknown key `{key}`{did_you_mean(key, known)}" for key in mapping if key not in known]
 
 
-def chosen_claims(typed: str | Sequence[Any] | int | None, paper: Paper) -> list[Claim]:
+def chosen_claims(flag_value: str | Sequence[Any] | int | None, paper: Paper) -> list[Claim]:
     """Return the claims that `--claims` names, such as `19-28,31`; all without it.
 
     Raises:
         UserError: If it is not of that form, or the paper has no such claim.
     """
-    if typed is None or typed == "all":
+    if flag_value is None or flag_value == "all":
         return list(paper.claims)
-    parts = [str(part).strip() for part in (typed if isinstance(typed, list | tuple) else str(typed).split(","))]
-    known, wanted = {claim.id: claim for claim in paper.claims}, set()
+    parts = [
+        str(part).strip()
+        for part in (flag_value if isinstance(flag_value, list | tuple) else str(flag_value).split(","))
+    ]
+    known, selected = {claim.id: claim for claim in paper.claims}, set()
     for part in parts:
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if not found:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if not match:
             raise UserError(f"`--claims {part}`: expected numbers of claims, such as 19-28,31.")
-        ids = range(int(found[1]), int(found[2] or found[1]) + 1)
+        ids = range(int(match[1]), int(match[2] or match[1]) + 1)
         if not ids or not {ids[0], ids[-1]} <= set(known):
             raise UserError(f"`--claims {part}`: {paper.name} has the claims {min(known)} to {max(known)}.")
-        wanted |= set(ids)
-    return [claim for number, claim in known.items() if number in wanted]
+        selected |= set(ids)
+    return [claim for number, claim in known.items() if number in selected]

@@ -12,9 +12,9 @@ from typing import Any
 
 from probing.errors import UserError
 from probing.runs.folder import PARTIAL, read_json, read_yaml
-from probing.studies.claims.claim import KINDS_OF_MODELS, Claim, Paper, Reading, runs_named, values_of, with_folders
-from probing.studies.claims.measures.registry import MEASURES, NotMeasurable, Subject
-from probing.studies.claims.verdict import Measured, Range, Verdict, judge
+from probing.studies.claims.claim import KINDS_OF_MODELS, Claim, ClaimTest, Paper, runs_named, values_of, with_folders
+from probing.studies.claims.measures.registry import MEASURES, ModelRuns, NotMeasurable
+from probing.studies.claims.verdict import ClaimEstimate, Range, Verdict, judge
 
 # The kind that `results.json` names, for each command that claims may need; a run of `fit` names none.
 KINDS: Mapping[str, str | None] = {
@@ -30,7 +30,7 @@ KINDS: Mapping[str, str | None] = {
     "finetune": "fine-tuning",
 }
 # Prefix of the names of encoders that `pretrain` trains on this machine; the size follows, as in pretrain-tiny.
-TRAINED_HERE = "pretrain-"
+PRETRAINED_PREFIX = "pretrain-"
 # Options that say where and how a run was made, and not what is in it.
 BESIDE_THE_POINT = (
     "name", "tokenizer", "runs", "cache", "quiet", "verbose", "wandb", "figure_format", "trainer",
@@ -65,7 +65,7 @@ class Need:
         command: The command that makes it.
         options: The options that are not the defaults, with the model and the corpus.
         lacking: What it would need that was not given, as a clause; empty if it can be made.
-        has_own_text: Whether the paper's file gives this run a corpus of its own, instead of the corpus of all runs.
+        has_separate_corpus: Whether the paper's file gives this run a corpus of its own, not that of all runs.
         reads: Names of the other runs whose folders its options name.
     """
 
@@ -73,7 +73,7 @@ class Need:
     command: str
     options: Mapping[str, Any]
     lacking: str = ""
-    has_own_text: bool = False
+    has_separate_corpus: bool = False
     reads: tuple[str, ...] = ()
 
     @property
@@ -86,7 +86,7 @@ class Need:
             elif value is True:
                 words.append(f"--{option}")
             elif isinstance(value, Mapping):
-                words += [word for name, one in value.items() for word in (f"--{option}.{name}", str(one))]
+                words += [word for name, entry in value.items() for word in (f"--{option}.{name}", str(entry))]
             else:
                 words += [f"--{option}", str(value)]
         return shlex.join(words)
@@ -109,7 +109,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Given:
+class UserInputs:
     """What the user gave for all runs.
 
     Args:
@@ -121,7 +121,7 @@ class Given:
     data: Mapping[str, str | None]
 
 
-def reading_of(claim: Claim, model: str, paper: Paper, kinds: Collection[str] = ()) -> Reading | None:
+def reading_of(claim: Claim, model: str, paper: Paper, kinds: Collection[str] = ()) -> ClaimTest | None:
     """Return how a claim is measured on a model: as on the paper's own ones, or as an analogue; None if it is not.
 
     Args:
@@ -136,20 +136,20 @@ def reading_of(claim: Claim, model: str, paper: Paper, kinds: Collection[str] = 
 
 def runs_of(claims: Sequence[Claim], model: str, paper: Paper, kinds: Collection[str] = ()) -> list[str]:
     """Return the names of the runs of a model that measures of claims read, in the order of the paper's file."""
-    wanted: set[str] = set()
+    selected: set[str] = set()
     for claim in claims:
         if reading := reading_of(claim, model, paper, kinds):
-            wanted |= set(_runs(reading))
+            selected |= set(_runs(reading))
             numbers = _others(reading, model)
-            wanted |= set(runs_of([one for one in paper.claims if one.id in numbers], model, paper, kinds))
+            selected |= set(runs_of([other for other in paper.claims if other.id in numbers], model, paper, kinds))
     for name in reversed(list(paper.runs)):  # a run names earlier ones alone
-        wanted |= set(runs_named(paper.runs[name])) if name in wanted else set()
-    return [name for name in paper.runs if name in wanted]
+        selected |= set(runs_named(paper.runs[name])) if name in selected else set()
+    return [name for name in paper.runs if name in selected]
 
 
-def is_trained_here(model: str) -> bool:
+def is_pretrained_locally(model: str) -> bool:
     """Return whether a name stands for all encoders of one size that are pretrained here, not for a single model."""
-    return model.startswith(TRAINED_HERE)
+    return model.startswith(PRETRAINED_PREFIX)
 
 
 def concerns(claim: Claim, model: str, paper: Paper) -> bool:
@@ -159,17 +159,17 @@ def concerns(claim: Claim, model: str, paper: Paper) -> bool:
     """
     if model in paper.models:
         return model in claim.models
-    readings = [one.reading for one in claim.analogues] or ([claim.reading] if claim.reading else [])
-    of_trainings = any(paper.runs[name]["command"] == "pretrain" for one in readings for name in _runs(one))
-    return of_trainings or not is_trained_here(model)
+    readings = [analogue.reading for analogue in claim.analogues] or ([claim.reading] if claim.reading else [])
+    of_trainings = any(paper.runs[name]["command"] == "pretrain" for analogue in readings for name in _runs(analogue))
+    return of_trainings or not is_pretrained_locally(model)
 
 
-def _runs(reading: Reading) -> tuple[str, ...]:
+def _runs(reading: ClaimTest) -> tuple[str, ...]:
     return MEASURES[reading.measure].runs
 
 
 def needs_of(
-    names: Sequence[str], paper: Paper, model: str, given: Given, defaults: Mapping[str, Mapping[str, Any]]
+    names: Sequence[str], paper: Paper, model: str, inputs: UserInputs, defaults: Mapping[str, Mapping[str, Any]]
 ) -> list[Need]:
     """Return runs of a model.
 
@@ -177,32 +177,34 @@ def needs_of(
         names: Their names in the paper's file.
         paper: The paper.
         model: The model, as `--model` takes it.
-        given: What the user gave for all runs.
+        inputs: What the user gave for all runs.
         defaults: The defaults of the options of each command.
     """
-    return [_need(name, paper.runs[name], model, given, defaults) for name in names]
+    return [_need(name, paper.runs[name], model, inputs, defaults) for name in names]
 
 
 def _need(
-    name: str, described: Mapping[str, Any], model: str, given: Given, defaults: Mapping[str, Mapping[str, Any]]
+    name: str, described: Mapping[str, Any], model: str, inputs: UserInputs, defaults: Mapping[str, Mapping[str, Any]]
 ) -> Need:  # fmt: skip
-    command, data = described["command"], {**given.data, MODEL: model}
-    asked = {option: value for option, value in described.items() if option not in ("command", WITHOUT)}
-    absent = {option: datum for option, value in asked.items() if (datum := _absent(value, data))}
+    command, data = described["command"], {**inputs.data, MODEL: model}
+    settings = {option: value for option, value in described.items() if option not in ("command", WITHOUT)}
+    absent = {option: datum for option, value in settings.items() if (datum := _absent(value, data))}
     needed = [f"`--{datum['name']}`" for datum in absent.values() if not datum["optional"]]
-    asked = {option: value for option, value in asked.items() if option not in absent}
+    settings = {option: value for option, value in settings.items() if option not in absent}
     if needed and WITHOUT in described:
-        asked, needed = asked | described[WITHOUT], []
-    reads = runs_named(asked)
-    about = {} if reads and _OF_RUN in asked else {"model": model}
-    about |= {"corpus": given.corpus} if about and not set(OTHER_TEXTS) & set(described) else {}
-    own = defaults[command]
-    options: dict[str, Any] = {key: value for key, value in about.items() if key in own and value != own[key]}
-    for option, value in asked.items():
+        settings, needed = settings | described[WITHOUT], []
+    reads = runs_named(settings)
+    about = {} if reads and _OF_RUN in settings else {"model": model}
+    about |= {"corpus": inputs.corpus} if about and not set(OTHER_TEXTS) & set(described) else {}
+    command_defaults = defaults[command]
+    options: dict[str, Any] = {
+        key: value for key, value in about.items() if key in command_defaults and value != command_defaults[key]
+    }
+    for option, value in settings.items():
         datum = _DATUM.fullmatch(str(value))
-        typed = data[datum["name"]] if datum else value
-        options[option] = [typed] if option == "folders" else typed
-    return Need(name, command, options, " and ".join(needed), "corpus" in asked, reads)
+        resolved = data[datum["name"]] if datum else value
+        options[option] = [resolved] if option == "folders" else resolved
+    return Need(name, command, options, " and ".join(needed), "corpus" in settings, reads)
 
 
 def _absent(value: Any, data: Mapping[str, Any]) -> re.Match[str] | None:
@@ -237,52 +239,54 @@ def existing(
         fingerprints: Fingerprints of the model and the text. Where a run records fingerprints, these are compared
             instead of the options that name the model and the text.
     """
-    usual = {option: asdict(value) if is_dataclass(value) else value for option, value in defaults.items()}  # type: ignore[arg-type]
-    wanted = {
+    plain_defaults = {option: asdict(value) if is_dataclass(value) else value for option, value in defaults.items()}  # type: ignore[arg-type]
+    settings = {
         name: value
-        for name, value in _over(usual, need.options).items()
+        for name, value in _over(plain_defaults, need.options).items()
         if name not in BESIDE_THE_POINT and not (need.is_of_run and name in _AS_THAT_RUN)
     }
     for place in sorted(places, key=lambda path: (path.stat().st_mtime, path.name), reverse=True):
-        found = _read(place)
-        if found is None or found[1].get("kind") != KINDS[need.command] or "arrays" in found[0]:
+        contents = _read(place)
+        if contents is None or contents[1].get("kind") != KINDS[need.command] or "arrays" in contents[0]:
             continue
-        config, keys = _over(usual, found[0]), list(_keys(found[1].get("cache", {})))
+        config, keys = _over(plain_defaults, contents[0]), list(_keys(contents[1].get("cache", {})))
         corpora = {key["corpus"] for key in keys} | _named(
-            {**found[1], **found[1].get("corpora", {})}, "corpus", "pairs"
+            {**contents[1], **contents[1].get("corpora", {})}, "corpus", "pairs"
         )
-        models = {key["model"] for key in keys} | _named(found[1], "model")
+        models = {key["model"] for key in keys} | _named(contents[1], "model")
         # A run with a corpus of its own is compared by the name of the corpus, not by a fingerprint.
-        is_of_text = "corpus" in defaults and not need.has_own_text and not need.is_of_run
-        told = ({"model"} if models else set()) | ({"corpus"} if corpora and is_of_text else set())
+        is_of_text = "corpus" in defaults and not need.has_separate_corpus and not need.is_of_run
+        fingerprinted = ({"model"} if models else set()) | ({"corpus"} if corpora and is_of_text else set())
         of_these = all(model == fingerprints.model for model in models) and (
             not corpora or not is_of_text or fingerprints.corpus in corpora
         )
-        same = (_serves(name, config.get(name), value) for name, value in wanted.items() if name not in told)
+        same = (_serves(name, config.get(name), value) for name, value in settings.items() if name not in fingerprinted)
         if of_these and all(same):
             return place
     return None
 
 
-def _serves(option: str, found: Any, wanted: Any) -> bool:
-    """Return whether a run that has the value `found` of an option has all that `wanted` asks for; it may have more."""
-    if option == _OF_RUN and isinstance(found, str) and isinstance(wanted, str):
-        return _in_full(found) == _in_full(wanted)
-    if option not in OF_WHICH_MORE_SERVES or found == wanted:
-        return bool(found == wanted)
-    has, asked = ({*(value.split(",") if isinstance(value, str) else value)} for value in (found, wanted))
-    return "all" in has or asked <= has
+def _serves(option: str, available: Any, needed: Any) -> bool:
+    """Return whether a run with the value `available` of an option has all that `needed` asks for; it may have more."""
+    if option == _OF_RUN and isinstance(available, str) and isinstance(needed, str):
+        return _in_full(available) == _in_full(needed)
+    if option not in OF_WHICH_MORE_SERVES or available == needed:
+        return bool(available == needed)
+    available_names, needed_names = (
+        {*(value.split(",") if isinstance(value, str) else value)} for value in (available, needed)
+    )
+    return "all" in available_names or needed_names <= available_names
 
 
-def _over(usual: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _over(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with the defaults of those that are not there, also in groups."""
-    groups = {name: value for name, value in options.items() if isinstance(value, Mapping) and name in usual}
-    return {**usual, **options, **{name: {**usual[name], **value} for name, value in groups.items()}}
+    groups = {name: value for name, value in options.items() if isinstance(value, Mapping) and name in defaults}
+    return {**defaults, **options, **{name: {**defaults[name], **value} for name, value in groups.items()}}
 
 
-def _in_full(typed: str) -> str:
+def _in_full(readout: str) -> str:
     """Return what names a run, as in task=FOLDER, with the whole path of its folder."""
-    name, sign, folder = typed.partition("=")
+    name, sign, folder = readout.partition("=")
     return f"{name}{sign}{os.path.realpath(folder)}"
 
 
@@ -301,49 +305,49 @@ def finished_runs(runs: Path) -> list[Path]:
     return [path for path in runs.iterdir() if (path / "results.json").is_file() and path.suffix != PARTIAL]
 
 
-def given_data(paper: Paper) -> list[str]:
+def input_names(paper: Paper) -> list[str]:
     """Return the names of the data that runs of a paper read, in the order of its file."""
     values = (value for run in paper.runs.values() for value in values_of(run))
-    found = (datum["name"] for value in values if (datum := _DATUM.fullmatch(value)))
-    return [name for name in dict.fromkeys(found) if name != MODEL]
+    matches = (datum["name"] for value in values if (datum := _DATUM.fullmatch(value)))
+    return [name for name in dict.fromkeys(matches) if name != MODEL]
 
 
-def split_models(typed: str | Sequence[str]) -> dict[str, str]:
+def split_models(flag_value: str | Sequence[str]) -> dict[str, str]:
     """Return where each model that `--models` names is found, by its name: BERT in a folder is named bert=FOLDER.
 
     Raises:
         UserError: If none is named, or one twice.
     """
-    found: dict[str, str] = {}
-    for word in typed.split(",") if isinstance(typed, str) else typed:
+    locations: dict[str, str] = {}
+    for word in flag_value.split(",") if isinstance(flag_value, str) else flag_value:
         name, _, place = (part.strip() for part in word.partition("="))
         if not name:
             raise UserError("`--models`: expected names or folders of models, such as minilm,bert or bert=FOLDER.")
-        if name in found:
-            raise UserError(f"`--models {typed}`: {name} is there twice; name it once.")
-        found[name] = place or name
-    return found
+        if name in locations:
+            raise UserError(f"`--models {flag_value}`: {name} is there twice; name it once.")
+        locations[name] = place or name
+    return locations
 
 
-def _others(reading: Reading, model: str) -> list[int]:
+def _others(reading: ClaimTest, model: str) -> list[int]:
     """Return the numbers of other claims that a measure asks for."""
-    found: list[int] = reading.arguments.get("instead", {}).get(model, reading.arguments.get("claims", []))
-    return found
+    numbers: list[int] = reading.arguments.get("instead", {}).get(model, reading.arguments.get("claims", []))
+    return numbers
 
 
 def _named(results: Mapping[str, Any], *names: str) -> set[str]:
     """Return the fingerprints that the results of a run without a cache give of its model or its texts."""
-    found = (results.get(name) for name in names)
-    named = {one["fingerprint"] for one in found if isinstance(one, Mapping) and "fingerprint" in one}
+    entries = (results.get(name) for name in names)
+    named = {entry["fingerprint"] for entry in entries if isinstance(entry, Mapping) and "fingerprint" in entry}
     return named | {results[key] for name in names if (key := f"{name}_fingerprint") in results}
 
 
-def _keys(found: Any) -> Iterator[Mapping[str, Any]]:
+def _keys(results: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the keys of the cache that results name, however deep they are."""
-    if isinstance(found, Mapping):
-        if "key" in found:
-            yield found["key"]
-        for inner in found.values():
+    if isinstance(results, Mapping):
+        if "key" in results:
+            yield results["key"]
+        for inner in results.values():
             yield from _keys(inner)
 
 
@@ -388,7 +392,12 @@ def rows_of(claims: Sequence[Claim], models: Sequence[Model], paper: Paper) -> l
     """
     runs = {model.name: model.runs for model in models}
     judged = [_Judged(model, paper, runs) for model in models]
-    return [one.row(claim) for claim in claims for one in judged if concerns(claim, one.model.name, paper)]
+    return [
+        model_claims.row(claim)
+        for claim in claims
+        for model_claims in judged
+        if concerns(claim, model_claims.model.name, paper)
+    ]
 
 
 class _Judged:
@@ -402,35 +411,35 @@ class _Judged:
 
     def __init__(self, model: Model, paper: Paper, others: Mapping[str, Mapping[str, Any]]) -> None:
         self.model, self.paper = model, paper
-        self.is_own = model.name in paper.models
-        self._found: dict[int, tuple[Measured | None, str]] = {}
+        self.is_of_paper = model.name in paper.models
+        self._estimates: dict[int, tuple[ClaimEstimate | None, str]] = {}
         self._claims = {claim.id: claim for claim in paper.claims}
         published = paper.outliers.get(model.name, {})
-        self._subject = Subject(model.name, model.runs, published, self._holds, others)
+        self._model_runs = ModelRuns(model.name, model.runs, published, self._holds, others)
 
     def row(self, claim: Claim) -> dict[str, Any]:
         """Return the row of a claim; columns without a value are left out."""
         reading = self._reading(claim)
-        measured, lacking = self._measured(claim)
+        estimate, lacking = self._estimate(claim)
         about = {
             "id": claim.id, "claim": claim.says, "where": claim.where, "published": claim.published,
             "model": self.model.name,
         }  # fmt: skip
-        if measured is None or reading is None:
+        if estimate is None or reading is None:
             return {**about, "verdict": "not testable here", "command": self._command(claim), "lacking": lacking}
-        verdict = judge(measured, reading.criterion, reading.control)
+        verdict = judge(estimate, reading.criterion, reading.control)
         row: dict[str, Any] = {
-            **about, "measured": measured.value, "low": measured.low, "high": measured.high,
-            "verdict": verdict if self.is_own else ANALOGUE, "command": self._command(claim), "met": _MET[verdict],
+            **about, "measured": estimate.value, "low": estimate.low, "high": estimate.high,
+            "verdict": verdict if self.is_of_paper else ANALOGUE, "command": self._command(claim), "met": _MET[verdict],
             "measure": reading.measure, "criterion": str(reading.criterion),
         }  # fmt: skip
         published = claim.values.get(self.model.name, next(iter(claim.values.values()), None))
         row |= {"published_value": published} if published is not None else {}
-        row |= {"control": measured.control} if measured.control is not None else {}
+        row |= {"control": estimate.control} if estimate.control is not None else {}
         row |= {"control_criterion": str(reading.control)} if reading.control else {}
-        return row | ({"neurons": " ".join(map(str, measured.neurons))} if measured.neurons else {})
+        return row | ({"neurons": " ".join(map(str, estimate.neurons))} if estimate.neurons else {})
 
-    def _reading(self, claim: Claim) -> Reading | None:
+    def _reading(self, claim: Claim) -> ClaimTest | None:
         return reading_of(claim, self.model.name, self.paper, self.model.kinds)
 
     def _command(self, claim: Claim) -> str:
@@ -442,17 +451,17 @@ class _Judged:
 
     def _holds(self, number: int) -> bool | None:
         claim = self._claims[number]
-        measured, _ = self._measured(claim)
+        estimate, _ = self._estimate(claim)
         reading = self._reading(claim)
-        return None if measured is None or reading is None else _is_met(measured, reading.criterion, reading.control)
+        return None if estimate is None or reading is None else _is_met(estimate, reading.criterion, reading.control)
 
-    def _measured(self, claim: Claim) -> tuple[Measured | None, str]:
+    def _estimate(self, claim: Claim) -> tuple[ClaimEstimate | None, str]:
         """Return what was measured, or why nothing was."""
-        if claim.id not in self._found:
-            self._found[claim.id] = self._measure(claim)
-        return self._found[claim.id]
+        if claim.id not in self._estimates:
+            self._estimates[claim.id] = self._measure(claim)
+        return self._estimates[claim.id]
 
-    def _measure(self, claim: Claim) -> tuple[Measured | None, str]:
+    def _measure(self, claim: Claim) -> tuple[ClaimEstimate | None, str]:
         reading, lacking = self._reading(claim), self.model.lacking
         if reading is None:
             return None, self._unread(claim)
@@ -461,17 +470,17 @@ class _Judged:
         if missing := [name for name in self._runs(claim) if name in lacking]:
             return None, lacking[missing[0]]
         try:
-            return MEASURES[reading.measure].function(self._subject, **reading.arguments), ""
+            return MEASURES[reading.measure].function(self._model_runs, **reading.arguments), ""
         except NotMeasurable as error:
             return None, str(error)
 
     def _unread(self, claim: Claim) -> str:
         """Return why nothing is said of how a claim is measured on the model."""
-        if not self.is_own and claim.kinds:
+        if not self.is_of_paper and claim.kinds:
             kinds = " or ".join(KINDS_OF_MODELS[kind].words for kind in claim.kinds)
             return f"{kinds}; {self.model.name} is none"
-        return claim.lacking if self.is_own or claim.reading is None else f"no analogue: {claim.lacking}"
+        return claim.lacking if self.is_of_paper or claim.reading is None else f"no analogue: {claim.lacking}"
 
 
-def _is_met(measured: Measured, criterion: Range, control: Range | None) -> bool:
-    return judge(measured, criterion, control) == "confirmed"
+def _is_met(estimate: ClaimEstimate, criterion: Range, control: Range | None) -> bool:
+    return judge(estimate, criterion, control) == "confirmed"

@@ -21,15 +21,15 @@ from probing.runtime import drop_garbage
 from probing.runtime.progress import remark, stage
 from probing.studies.claims.claim import Claim, Paper, kinds_of
 from probing.studies.claims.planning import (
-    TRAINED_HERE,
+    PRETRAINED_PREFIX,
     Fingerprints,
-    Given,
     Model,
     Need,
+    UserInputs,
     concerns,
     existing,
     finished_runs,
-    is_trained_here,
+    is_pretrained_locally,
     needs_of,
     runs_of,
 )
@@ -102,9 +102,9 @@ def _passes(options: Mapping[str, Any], n_blocks: int, n_heads: int) -> float:
     of_units, of_weights = (pruned in ("True", "all") or name in pruned for name in ("units", "weights"))
     kinds = {"all": 4}.get(str(options["kinds"]), len(str(options["kinds"]).split(",")))
     n_units = {"heads": n_heads, "layers": 1}.get(str(options["units"]), n_heads + 1)
-    found = kinds * n_blocks * n_units / 2
-    found += len(UNITS) * (N_RANDOM + 2) / options["prune_share"] / 2 if of_units else 0
-    return found + (N_FILES if of_weights else 0)
+    passes = kinds * n_blocks * n_units / 2
+    passes += len(UNITS) * (N_RANDOM + 2) / options["prune_share"] / 2 if of_units else 0
+    return passes + (N_FILES if of_weights else 0)
 
 
 def _tunings(options: Mapping[str, Any], n_blocks: int) -> float:
@@ -116,8 +116,8 @@ def _tunings(options: Mapping[str, Any], n_blocks: int) -> float:
     tuning: Mapping[str, Any] = {**asdict(TuningOptions()), **_as_mapping(options["tuning"])}
     starts = len(STARTS) if options["starts"] == "all" else len(str(options["starts"]).split(","))
     layer = int(tuning["layer"])
-    kept = (n_blocks + 1 + layer if layer < 0 else layer) / n_blocks
-    return starts * options["seeds"] * options["orders"] * kept * (3 * 0.8 * tuning["epochs"] + 1)
+    tuned_share = (n_blocks + 1 + layer if layer < 0 else layer) / n_blocks
+    return starts * options["seeds"] * options["orders"] * tuned_share * (3 * 0.8 * tuning["epochs"] + 1)
 
 
 def _as_mapping(group: Any) -> Mapping[str, Any]:
@@ -133,11 +133,11 @@ def _probes(options: Mapping[str, Any], reading: Reading) -> tuple[Probes, int]:
     labels = class_of_tokens(tokens, corpus, task, splits, classes, "train").labels
     controls = chosen_controls(options["controls"], task.ordinal, False, not len(classes))
     probe = as_options(ProbeOptions, options["probe"], "probe")
-    asked = Probes.asked(
+    requested = Probes.asked(
         reading.request.layers, controls, options["replicates"], options["evidence"] == "all", options["mdl"], probe
     )
     size = reading.size
-    known = replace(asked, n_tokens=int((labels >= 0).sum()), n_classes=max(len(classes), 1), d_model=size.width)
+    known = replace(requested, n_tokens=int((labels >= 0).sum()), n_classes=max(len(classes), 1), d_model=size.width)
     return known, len(READ_AGAIN.keys() & set(controls))
 
 
@@ -145,7 +145,9 @@ def _probes(options: Mapping[str, Any], reading: Reading) -> tuple[Probes, int]:
 BUILTIN = "minilm"
 
 # Why a single model has no runs of trainings.
-_NOT_OF_ONE_MODEL = f"encoders with and without position embeddings: `--models {TRAINED_HERE}tiny` trains small ones"
+_NOT_OF_ONE_MODEL = (
+    f"encoders with and without position embeddings: `--models {PRETRAINED_PREFIX}tiny` trains small ones"
+)
 
 # The command that tunes a model, whose run others read.
 TUNING = "finetune"
@@ -164,13 +166,13 @@ class Planned:
 
     Args:
         need: The run.
-        there: Its folder if the run exists already; otherwise None.
+        folder: Its folder if the run exists already; otherwise None.
         seconds: About how many seconds it will take; 0 if it exists already, or if this is not estimated.
         n_bytes: About how many bytes of activations it adds to the cache; 0 in the same cases.
     """
 
     need: Need
-    there: Path | None
+    folder: Path | None
     seconds: float = 0.0
     n_bytes: int = 0
 
@@ -195,16 +197,16 @@ class Plan:
     @property
     def to_run(self) -> list[Planned]:
         """The runs that are to be made."""
-        return [one for runs in self.models.values() for one in runs if not one.there and not one.need.lacking]
+        return [run for runs in self.models.values() for run in runs if not run.folder and not run.need.lacking]
 
     @property
     def n_bytes(self) -> int:
         """About how many bytes of activations are added to the cache."""
-        return sum(one.n_bytes for one in self.to_run)
+        return sum(run.n_bytes for run in self.to_run)
 
 
 def plan(
-    paper: Paper, claims: Sequence[Claim], named: Mapping[str, str] | None, given: Given, corpus: Corpus,
+    paper: Paper, claims: Sequence[Claim], named: Mapping[str, str] | None, inputs: UserInputs, corpus: Corpus,
     defaults: Mapping[str, Mapping[str, Any]], place: Path, cache: Path | None = None,
 ) -> Plan:  # fmt: skip
     """Return the runs that claims need, and which of them exist already.
@@ -213,7 +215,7 @@ def plan(
         paper: The paper.
         claims: The claims.
         named: Where each model that the user named is found; None stands for the models on this machine.
-        given: What the user gave for all runs.
+        inputs: What the user gave for all runs.
         corpus: The text.
         defaults: The defaults of the options of each command.
         place: The folder of runs.
@@ -229,34 +231,34 @@ def plan(
     kinds: dict[str, frozenset[str]] = {}
     finished = finished_runs(place)
     for name, where in chosen.items():
-        those = [claim for claim in claims if concerns(claim, name, paper) or _compares(claim, name)]
+        model_claims = [claim for claim in claims if concerns(claim, name, paper) or _compares(claim, name)]
         try:
-            if is_trained_here(name):
-                names = _runs_here(those, name, paper, kinds)
-                runs[name] = _trainings(names, name, paper, given, corpus, defaults, finished)
+            if is_pretrained_locally(name):
+                names = _possible_runs(model_claims, name, paper, kinds)
+                runs[name] = _trainings(names, name, paper, inputs, corpus, defaults, finished)
                 continue
             with about_option("--models"):
                 source = resolve_model(where)
                 load_config(source)
         except UserError as error:
-            if name not in paper.models or is_trained_here(name):
+            if name not in paper.models or is_pretrained_locally(name):
                 raise
             lacking[name] = f"{ALIASES.get(name, name)}, which cannot be read: {as_clause(error)}"
             continue
         if name not in paper.models:
-            told = {datum for datum, value in given.data.items() if value is not None}
-            kinds[name] = kinds_of(source, {kind for claim in those for kind in claim.kinds}, told)
-        names = _runs_here(those, name, paper, kinds)
+            available_data = {datum for datum, value in inputs.data.items() if value is not None}
+            kinds[name] = kinds_of(source, {kind for claim in model_claims for kind in claim.kinds}, available_data)
+        names = _possible_runs(model_claims, name, paper, kinds)
         costs = _Costs(source, cache, defaults) if cache else None
-        stated = needs_of(names, paper, where, given, defaults)
+        stated = needs_of(names, paper, where, inputs, defaults)
         runs[name] = _Planning(source, corpus, defaults, finished, place, costs).of(stated)
     return Plan(paper, runs, lacking, kinds)
 
 
-def _runs_here(claims: Sequence[Claim], model: str, paper: Paper, kinds: Mapping[str, frozenset[str]]) -> list[str]:
+def _possible_runs(claims: Sequence[Claim], model: str, paper: Paper, kinds: Mapping[str, frozenset[str]]) -> list[str]:
     """Return the names of the runs of a model that it can have: trainings, or runs of a single model."""
     names = runs_of(claims, model, paper, kinds.get(model, ()))
-    return [name for name in names if (paper.runs[name]["command"] == "pretrain") == is_trained_here(model)]
+    return [name for name in names if (paper.runs[name]["command"] == "pretrain") == is_pretrained_locally(model)]
 
 
 def _with_columns(need: Need, corpus: Corpus) -> Need:
@@ -281,8 +283,8 @@ def _text_of(need: Need, corpus: Corpus) -> tuple[Corpus, str]:
         return pairs, pairs.fingerprint
     if need.command == "cloze" and "corpus" not in need.options:
         file = need.options.get("file", minimal_pairs.BUILTIN)
-        asked, _ = minimal_pairs.read_pairs(file, f"--cloze {file}")
-        return from_sentences("cloze", [pair.text for pair in asked]), minimal_pairs.fingerprint_of(asked)
+        word_pairs, _ = minimal_pairs.read_pairs(file, f"--cloze {file}")
+        return from_sentences("cloze", [pair.text for pair in word_pairs]), minimal_pairs.fingerprint_of(word_pairs)
     return corpus, corpus.fingerprint
 
 
@@ -319,13 +321,13 @@ class _Planning:
 
     def _planned(self, stated: Need) -> Planned:
         need = _with_columns(stated, self.corpus)
-        if need.lacking or (gone := next((one for one in need.reads if one in self.lacking), None)):
+        if need.lacking or (gone := next((name for name in need.reads if name in self.lacking), None)):
             self.lacking[need.name] = need.lacking or self.lacking[str(gone)]
             return Planned(replace(need, lacking=self.lacking[need.name]), None)
         need = need.in_folders(self.folders)
-        if need.command == TUNING and need.has_own_text:  # which is known by its fingerprint
+        if need.command == TUNING and need.has_separate_corpus:  # which is known by its fingerprint
             text = load_corpus(need.options["corpus"])
-            fingerprint, need = text.fingerprint, replace(need, has_own_text=False)
+            fingerprint, need = text.fingerprint, replace(need, has_separate_corpus=False)
         elif need.is_of_run:
             text = self.texts[need.reads[0]]
             fingerprint = text.fingerprint
@@ -333,12 +335,12 @@ class _Planning:
             text, fingerprint = _text_of(need, self.corpus)
         if need.command == TUNING:
             need = self._named(need, fingerprint)
-        there = self._there(need, fingerprint)
-        if there and need.command == TUNING:  # which may have another name, and others read it by that
-            need = replace(need, options={**need.options, "name": there.name})
-        self.folders[need.name] = there or self.place / str(need.options.get("name", need.name))
+        folder = self._existing_folder(need, fingerprint)
+        if folder and need.command == TUNING:  # which may have another name, and others read it by that
+            need = replace(need, options={**need.options, "name": folder.name})
+        self.folders[need.name] = folder or self.place / str(need.options.get("name", need.name))
         self.texts[need.name] = text
-        return Planned(need, there, *(self.costs.of(need, text) if self.costs and not there else ()))
+        return Planned(need, folder, *(self.costs.of(need, text) if self.costs and not folder else ()))
 
     def _named(self, need: Need, fingerprint: str) -> Need:
         """Return a tuning with a name, by which other runs read it and a killed one is continued."""
@@ -348,7 +350,7 @@ class _Planning:
             options["runs"] = str(self.place)
         return replace(need, options=options)
 
-    def _there(self, need: Need, fingerprint: str) -> Path | None:
+    def _existing_folder(self, need: Need, fingerprint: str) -> Path | None:
         """Return the folder of a run if it exists; one that reads a run exists only if that does."""
         source = self.source
         if need.model_of_run:
@@ -376,18 +378,18 @@ class _Costs:
 
     def of(self, need: Need, text: Corpus) -> tuple[float, int]:
         """Return about how many seconds a run takes, and how many bytes it adds to the cache."""
-        key = text.fingerprint, need.options.get("corpus") if need.has_own_text else None, need.model_of_run
+        key = text.fingerprint, need.options.get("corpus") if need.has_separate_corpus else None, need.model_of_run
         reading = self.readings.get(key) or Reading.of(self.source.request(text), self.source.cache)
         self.speed = self.speed or Speed.measure(reading.request)
-        own = seconds(need, self.defaults[need.command], reading, self.speed)
+        run_seconds = seconds(need, self.defaults[need.command], reading, self.speed)
         if key in self.readings or need.command in ("hierarchy", TUNING):  # which read into no cache
-            return own, 0
+            return run_seconds, 0
         self.readings[key] = reading
-        return own + reading.seconds(self.speed), reading.missing_bytes
+        return run_seconds + reading.seconds(self.speed), reading.missing_bytes
 
 
 def _trainings(
-    names: Sequence[str], model: str, paper: Paper, given: Given, corpus: Corpus,
+    names: Sequence[str], model: str, paper: Paper, inputs: UserInputs, corpus: Corpus,
     defaults: Mapping[str, Mapping[str, Any]], finished: Sequence[Path],
 ) -> list[Planned]:  # fmt: skip
     """Return the runs of `pretrain` for encoders of a size; each has a fixed name, by which a killed run is continued.
@@ -395,18 +397,18 @@ def _trainings(
     Raises:
         UserError: If there is no such size.
     """
-    size = model.removeprefix(TRAINED_HERE)
+    size = model.removeprefix(PRETRAINED_PREFIX)
     if size not in get_args(Size):
-        sizes = ", ".join(f"{TRAINED_HERE}{one}" for one in get_args(Size))
+        sizes = ", ".join(f"{PRETRAINED_PREFIX}{name}" for name in get_args(Size))
         raise UserError(f"`--models {model}`: encoders that are trained here are {sizes}.")
     shape, recipe = chosen_recipe(cast(Size, size), EncoderOptions(), TrainingOptions())
-    usual = {**defaults["pretrain"], "encoder": asdict(shape), "training": asdict(recipe)}
-    found = []
-    for need in needs_of(names, paper, model, replace(given, data={**given.data, "size": size}), defaults):
+    training_defaults = {**defaults["pretrain"], "encoder": asdict(shape), "training": asdict(recipe)}
+    planned = []
+    for need in needs_of(names, paper, model, replace(inputs, data={**inputs.data, "size": size}), defaults):
         named = replace(need, options={**need.options, "name": f"{model}-{_digest(corpus.fingerprint, need.line)}"})
-        there = existing(need, finished, usual, Fingerprints("", corpus.fingerprint))
-        found.append(Planned(named, there, 0.0 if there or need.lacking else training_seconds(need)))
-    return found
+        folder = existing(need, finished, training_defaults, Fingerprints("", corpus.fingerprint))
+        planned.append(Planned(named, folder, 0.0 if folder or need.lacking else training_seconds(need)))
+    return planned
 
 
 def _digest(*parts: str) -> str:
@@ -431,29 +433,29 @@ def carry_out(planned: Plan, make: Maker, load: Callable[[Path], Any], say: Say)
         lacking: dict[str, str] = {}
         places: dict[str, Path] = {}
         for run, described in planned.paper.runs.items():
-            if (described["command"] == "pretrain") != is_trained_here(name):
+            if (described["command"] == "pretrain") != is_pretrained_locally(name):
                 lacking[run] = _NOT_OF_ONE_MODEL
-        for one in runs:
-            if one.need.lacking:
-                lacking[one.need.name] = one.need.lacking
+        for planned_run in runs:
+            if planned_run.need.lacking:
+                lacking[planned_run.need.name] = planned_run.need.lacking
                 continue
-            if one.there:
-                remark(f"{one.need.line}: read from {one.there}")
-                places[one.need.name] = one.there
+            if planned_run.folder:
+                remark(f"{planned_run.need.line}: read from {planned_run.folder}")
+                places[planned_run.need.name] = planned_run.folder
                 continue
             n += 1
-            remark(f"run {n} of {len(planned.to_run)}: {one.need.line}")
+            remark(f"run {n} of {len(planned.to_run)}: {planned_run.need.line}")
             try:
-                with stage(one.need.line):
-                    if gone := [lacking[other] for other in one.need.reads if other in lacking]:
+                with stage(planned_run.need.line):
+                    if gone := [lacking[other] for other in planned_run.need.reads if other in lacking]:
                         raise UserError(gone[0])
-                    places[one.need.name] = make(one.need.command, one.need.options)
+                    places[planned_run.need.name] = make(planned_run.need.command, planned_run.need.options)
             except UserError as error:
-                lacking[one.need.name] = as_clause(error)
-                say(f"{one.need.line} is left out: {as_clause(error)}")
+                lacking[planned_run.need.name] = as_clause(error)
+                say(f"{planned_run.need.line} is left out: {as_clause(error)}")
             drop_garbage()
         loaded = {run: load(place) for run, place in places.items()}
-        lines = {one.need.name: one.need.line for one in runs}
+        lines = {planned_run.need.name: planned_run.need.line for planned_run in runs}
         models.append(Model(name, loaded, lines, lacking, planned.kinds.get(name, frozenset())))
         folders[name] = {run: str(place) for run, place in places.items()}
     missing = [Model(name, lacking={"": why}) for name, why in planned.lacking.items()]
@@ -472,7 +474,7 @@ def _at_hand(paper: Paper) -> list[str]:
 
 
 def _not_named(model: str) -> str:
-    if is_trained_here(model):
+    if is_pretrained_locally(model):
         return f"encoders that the authors trained and did not publish: `--models {model}` trains such ones"
     if model not in ALIASES:
         return f"a model of the authors, who did not publish it: `--models {model}=FOLDER` says that a folder holds one"

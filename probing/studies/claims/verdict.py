@@ -35,17 +35,17 @@ class Range:
         Raises:
             ValueError: If it is none of these forms, or its ends are the wrong way round.
         """
-        found = _FORMS.fullmatch(text)
-        if not found:
+        match = _FORMS.fullmatch(text)
+        if not match:
             raise ValueError(
                 f"`{text}` is no range: expected one such as > 0.5, >= 0.5, < 0.5, <= 0.5, = 2, 0.3 to 0.5"
             )
-        if found["low"]:
-            low, high = float(found["low"]), float(found["high"])
+        if match["low"]:
+            low, high = float(match["low"]), float(match["high"])
             if low > high:
                 raise ValueError(f"`{text}` is no range: its lower end comes first")
             return cls(low, high)
-        end, sign = float(found["end"]), found["sign"]
+        end, sign = float(match["end"]), match["sign"]
         return cls(
             -math.inf if sign.startswith("<") else end, math.inf if sign.startswith(">") else end, sign in ("<", ">")
         )
@@ -70,7 +70,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ClaimEstimate:
     """A value that a measure found in finished runs.
 
     Args:
@@ -92,16 +92,16 @@ class Measured:
             raise ValueError(f"no interval of finite numbers: {self.low} to {self.high} around {self.value}")
 
     @classmethod
-    def exact(cls, value: float, control: float | None = None, neurons: tuple[int, ...] = ()) -> Measured:
+    def exact(cls, value: float, control: float | None = None, neurons: tuple[int, ...] = ()) -> ClaimEstimate:
         """Return a value without an interval."""
         return cls(value, value, value, control, neurons)
 
 
-def judge(measured: Measured | None, criterion: Range, control: Range | None = None) -> Verdict:
+def judge(estimate: ClaimEstimate | None, criterion: Range, control: Range | None = None) -> Verdict:
     """Return the verdict on a claim.
 
     Args:
-        measured: What was found; None if nothing could be measured.
+        estimate: What was found; None if nothing could be measured.
         criterion: The range in which the value is by the claim.
         control: The range in which the control is if the value means what it seems to; None without a control.
 
@@ -110,10 +110,10 @@ def judge(measured: Measured | None, criterion: Range, control: Range | None = N
         it and the control is within its range; `unclear` if the interval has points on both sides, or if the control
         alone fails; `not testable here` without a value.
     """
-    if measured is None:
+    if estimate is None:
         return "not testable here"
-    if criterion.excludes(measured.low, measured.high):
+    if criterion.excludes(estimate.low, estimate.high):
         return "not confirmed"
-    found = measured.control
-    passed = control is None or (found is not None and control.holds(found, found))
-    return "confirmed" if passed and criterion.holds(measured.low, measured.high) else "unclear"
+    control_value = estimate.control
+    passed = control is None or (control_value is not None and control.holds(control_value, control_value))
+    return "confirmed" if passed and criterion.holds(estimate.low, estimate.high) else "unclear"

@@ -89,21 +89,21 @@ def compare(
     """
     out_of_them = [*out_of_range("top", top, 1), *out_of_range("null_draws", null_draws, 1, MOST_NULL_DRAWS)]
     call = Call.of(study_of("compare"), config, name, wandb, out_of_them)
-    given: list[str] = config["folders"] or []
-    if len(given) + len(models or ()) < 2:
+    run_folders: list[str] = config["folders"] or []
+    if len(run_folders) + len(models or ()) < 2:
         raise UserError("`compare` takes two or more finished runs, such as runs/A runs/B, or `--models`.")
-    if any(map(is_of_tunings, given)):
-        return _compare_recipes(call, given, name)
-    if corpus is not None and not given:
+    if any(map(is_of_tunings, run_folders)):
+        return _compare_recipes(call, run_folders, name)
+    if corpus is not None and not run_folders:
         raise UserError("`--corpus` is the text of finished runs; give that of `--models` with `--fit.corpus`.")
     defaults: dict[str, Any] = {"runs": runs, "cache": cache, "quiet": quiet, "figure_format": figure_format}
     defaults |= {"trainer": trainer or {}, "wandb": asdict(replace(call.wandb, name=None))}
     options = _fit_options({**defaults, **(fit or {})}, fit, models)
-    made = [load_fit_of_classes(folder) for folder in given]
+    fit_runs = [load_fit_of_classes(folder) for folder in run_folders]
     call.expect(len(models or ()) + 2)
     for model in models or ():
         with stage(f"fit of {model}"):
-            made.append(_fitted(model, options))
+            fit_runs.append(_fitted(model, options))
     with quiet_libraries():
         from probing.runs.finished import Extraction, by_index, open_runs, pairs_of, ranked_of, with_shuffled
         from probing.runs.places import given_texts
@@ -111,7 +111,7 @@ def compare(
         from probing.studies.compare.recipes import top_everywhere
 
         check_trainer_options(trainer or {}, "lbfgs")
-        opened = open_runs(made, matching, given_texts(corpus))
+        opened = open_runs(fit_runs, matching, given_texts(corpus))
         extract = Extraction(call.cached, trainer or {}, call.say)
         with stage(f"rankings of {len(opened)} runs"):
             ranked = [ranked_of(finished, extract, seed) for finished in opened]
@@ -123,38 +123,40 @@ def compare(
 
         stem = "compare-" + "-".join(dict.fromkeys(finished.source.short_name for finished in opened))
         folder = RunFolder(call.place, name, stem[:120])
-        return call.write_into(folder, lambda _: _measured(opened, pairs, common, top))
+        return call.write_into(folder, lambda _: _study_output(opened, pairs, common, top))
 
 
-def _compare_recipes(call: Call, given: Sequence[str], name: str | None) -> Result:
+def _compare_recipes(call: Call, run_folders: Sequence[str], name: str | None) -> Result:
     """Compare runs of `finetune`; of the options, those of where and how results are written apply.
 
     Raises:
         UserError: If another option is given, or a run of another command, or the runs cannot be compared.
     """
-    usual = {option: one.default for option, one in signature(compare).parameters.items()}
-    of_rankings = [one for one in usual if one not in (*_OF_RECIPES, "folders", "name", "wandb")]
-    if typed := [option for option in of_rankings if (call.config[option] or None) != (usual[option] or None)]:
+    option_defaults = {option: parameter.default for option, parameter in signature(compare).parameters.items()}
+    of_rankings = [key for key in option_defaults if key not in (*_OF_RECIPES, "folders", "name", "wandb")]
+    if changed_options := [
+        option for option in of_rankings if (call.config[option] or None) != (option_defaults[option] or None)
+    ]:
         raise UserError(
-            f"`--{typed[0]}` is about rankings, and of runs of `finetune` scores are compared; leave it out."
+            f"`--{changed_options[0]}` is about rankings, and of runs of `finetune` scores are compared; leave it out."
         )
-    if other := [folder for folder in given if not is_of_tunings(folder)]:
+    if other := [folder for folder in run_folders if not is_of_tunings(folder)]:
         raise UserError(
             f"`{other[0]}` is no finished run of `finetune`, as others are; give runs of `fit` alone, whose rankings "
             "are compared, or of `finetune` alone, whose scores are."
         )
     call.expect(1)
     with quiet_libraries():
-        from probing.studies.compare.recipes import measured
+        from probing.studies.compare.recipes import study_output
 
-        with stage(f"scores of {len(given)} runs"):
-            found = measured([load_run(folder) for folder in given])
+        with stage(f"scores of {len(run_folders)} runs"):
+            output = study_output([load_run(folder) for folder in run_folders])
         for option in of_rankings:
             del call.config[option]
-        return call.write_into(RunFolder(call.place, name, "compare-finetune"), lambda _: found)
+        return call.write_into(RunFolder(call.place, name, "compare-finetune"), lambda _: output)
 
 
-def _said(opened: Sequence[Any], rows: Sequence[Row], common: Any, top: int) -> list[str]:
+def _summary_lines(opened: Sequence[Any], rows: Sequence[Row], common: Any, top: int) -> list[str]:
     """Return what a neuron is in the compared runs, and what is said of neurons at the top of all of them.
 
     Args:
@@ -167,10 +169,10 @@ def _said(opened: Sequence[Any], rows: Sequence[Row], common: Any, top: int) -> 
     from probing.statistics import few_sentences
     from probing.tables.evidence_sentences import say
 
-    unread = unread_lines({one.label: one.run.accuracy for one in opened})
-    few = few_sentences(min(one.run.results["n_sentences"]["test"] for one in opened))
+    unread = unread_lines({finished.label: finished.run.accuracy for finished in opened})
+    few = few_sentences(min(finished.run.results["n_sentences"]["test"] for finished in opened))
     return [
-        *sites_lines({one.label: site_of(one.run.config) for one in opened}),
+        *sites_lines({finished.label: site_of(finished.run.config) for finished in opened}),
         everywhere_sentence(common.rows, common.summary(), top, is_evidence=not unread),
         *unpaired_lines(rows),
         *unread,
@@ -180,13 +182,13 @@ def _said(opened: Sequence[Any], rows: Sequence[Row], common: Any, top: int) -> 
 
 
 def _fit_options(
-    options: Mapping[str, Any], given: Mapping[str, Any] | None, models: Sequence[str] | None
+    options: Mapping[str, Any], fit_values: Mapping[str, Any] | None, models: Sequence[str] | None
 ) -> dict[str, Any]:
     """Return the keyword arguments of `fit`: the options given for it, and those that it shares with the comparison."""
     from probing.cli.arguments import OptionSource, checked
     from probing.studies.fit import fit
 
-    if given and not models:
+    if fit_values and not models:
         raise UserError("`--fit.*` are options of the models given with `--models`, and none is given.")
     refuse([f"`--fit.{name}` cannot be set: `--models` decides" for name in ("model", "name") if name in options])
     keywords = checked(fit, options, "fit", OptionSource("--fit."))
@@ -202,7 +204,7 @@ def _fitted(model: str, options: Mapping[str, Any]) -> Run:
     return run
 
 
-def _measured(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], common: Any, top: int) -> Measured:
+def _study_output(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], common: Any, top: int) -> Measured:
     """Return what a comparison writes.
 
     Args:
@@ -213,24 +215,24 @@ def _measured(opened: Sequence[Any], pairs: Mapping[tuple[int, int], Any], commo
     """
     rows = [row for pair in pairs.values() for row in pair.rows]
     results = {
-        "runs": {one.label: str(one.run.folder) for one in opened},
+        "runs": {finished.label: str(finished.run.folder) for finished in opened},
         "related": {f"{opened[i].label}, {opened[j].label}": pair.related for (i, j), pair in pairs.items()},
         "top_everywhere": common.summary(),
-        "verdicts": verdicts(rows, {one.label: one.run.accuracy for one in opened}, top),
-        "said": _said(opened, rows, common, top),
+        "verdicts": verdicts(rows, {finished.label: finished.run.accuracy for finished in opened}, top),
+        "said": _summary_lines(opened, rows, common, top),
     }
-    runs = {one.label: one.run for one in opened}
+    runs = {finished.label: finished.run for finished in opened}
     tables = {"agreement": rows, "top_everywhere": common.rows}
     return Measured(tables, results, draw=lambda folder, formats: _draw(folder, rows, runs, formats))
 
 
 def _draw(
-    folder: Path, rows: Sequence[Mapping[str, Any]], made: Mapping[str, Run], formats: Sequence[str]
+    folder: Path, rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Run], formats: Sequence[str]
 ) -> list[Path]:
     from probing.tables.probe_figures import write_comparison_figures
 
-    tasks = dict.fromkeys(short_name(run.config) for run in made.values())
-    accuracy = {label: run.accuracy for label, run in made.items()}
+    tasks = dict.fromkeys(short_name(run.config) for run in runs.values())
+    accuracy = {label: run.accuracy for label, run in runs.items()}
     return write_comparison_figures(folder, rows, accuracy, " and ".join(tasks), formats)
 
 
@@ -257,52 +259,52 @@ class Compare(Study):
         tables = {schema.name: read_rows(folder / f"{schema.name}.csv", schema) for schema in schemas}
         return Result(self, folder, read_yaml(folder / "config.yaml"), results, tables)
 
-    def is_of_recipes(self, made: Result) -> bool:
+    def is_of_recipes(self, result: Result) -> bool:
         """Return whether runs of `finetune` were compared."""
-        return bool(made.results.get("compared") == TUNINGS)
+        return bool(result.results.get("compared") == TUNINGS)
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the agreement; of recipes, their scores and options."""
-        if self.is_of_recipes(made):
-            return compare_tables.recipe_tables(made.recipes, made.options)
-        return agreement_tables(made.agreement, made.config["top"])
+        if self.is_of_recipes(result):
+            return compare_tables.recipe_tables(result.recipes, result.options)
+        return agreement_tables(result.agreement, result.config["top"])
 
-    def more_tables(self, made: Result) -> list[Any]:
+    def more_tables(self, result: Result) -> list[Any]:
         """Return the neurons at the top of all runs."""
-        return everywhere_tables(made.top_everywhere)
+        return everywhere_tables(result.top_everywhere)
 
-    def answer(self, made: Result) -> list[str]:
+    def answer(self, result: Result) -> list[str]:
         """Return the verdict on each pair of runs."""
-        if self.is_of_recipes(made):
-            return compare_tables.answer(made.recipes, made.results)
-        return list(made.results["verdicts"].values())
+        if self.is_of_recipes(result):
+            return compare_tables.answer(result.recipes, result.results)
+        return list(result.results["verdicts"].values())
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what is said of neurons at the top of all runs, and what the verdicts hold for."""
-        if self.is_of_recipes(made):
-            return compare_tables.conclusions(made.recipes, made.options, made.results)
-        return list(made.results["said"])
+        if self.is_of_recipes(result):
+            return compare_tables.conclusions(result.recipes, result.options, result.results)
+        return list(result.results["said"])
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page that shows these results alone."""
-        if self.is_of_recipes(made):
-            return f"recipes of tuning: {listed(list(made.results['runs']))}"
-        return super().about(made)
+        if self.is_of_recipes(result):
+            return f"recipes of tuning: {listed(list(result.results['runs']))}"
+        return super().about(result)
 
-    def heading(self, made: Result) -> str:
+    def heading(self, result: Result) -> str:
         """Return the heading of the section on a page."""
-        return f"{_RECIPES}: {made.folder.name}" if self.is_of_recipes(made) else super().heading(made)
+        return f"{_RECIPES}: {result.folder.name}" if self.is_of_recipes(result) else super().heading(result)
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the agreement of each pair of runs; of recipes, what the terminal shows."""
-        if self.is_of_recipes(made):
-            return super().section(made, place)
+        if self.is_of_recipes(result):
+            return super().section(result, place)
 
-        return agreement_section(made, place.anchor)
+        return agreement_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
-        if self.is_of_recipes(made):
+        if self.is_of_recipes(result):
             return {_RECIPES: compare_tables.RECIPE_TERMS}
 
         return {self.title: TERMS}

@@ -130,22 +130,22 @@ def tunings_of(runs: Sequence[Result]) -> list[Tunings]:
         with reading(run.folder):
             _check_task(first, run)
             answers.append(read_answers_of(run))
-    made = []
-    for label, run, own in zip(labels, runs, answers, strict=True):
+    tunings = []
+    for label, run, run_answers in zip(labels, runs, answers, strict=True):
         with reading(run.folder):
-            made.append(_by_cluster(label, run, _aligned(first, answers[0], run, own)))
-    return made
+            tunings.append(_by_cluster(label, run, _aligned(first, answers[0], run, run_answers)))
+    return tunings
 
 
 def _check_task(first: Result, run: Result) -> None:
     """Refuse runs that do not predict the same."""
     both = f"`{first.folder}` and `{run.folder}`"
-    tasks = [short_name(one.config) for one in (first, run)]
+    tasks = [short_name(compared_run.config) for compared_run in (first, run)]
     if tasks[0] != tasks[1] or first.results["numbers"] != run.results["numbers"]:
-        as_what = [f"{task} as {'numbers' if one.results['numbers'] else 'classes'}" for task, one in
+        as_what = [f"{task} as {'numbers' if compared_run.results['numbers'] else 'classes'}" for task, compared_run in
                    zip(tasks, (first, run), strict=True)]  # fmt: skip
         raise UserError(f"{both} predict {as_what[0]} and {as_what[1]}; expected runs on the same task.")
-    classes = [set(one.results["classes"]) for one in (first, run)]
+    classes = [set(compared_run.results["classes"]) for compared_run in (first, run)]
     if only := sorted(classes[0] ^ classes[1]):
         raise UserError(
             f"{both} have other classes: {listed(only[:5])} {'is' if len(only) == 1 else 'are'} in one of them alone; "
@@ -153,40 +153,41 @@ def _check_task(first: Result, run: Result) -> None:
         )
 
 
-def _aligned(first: Result, of_first: TunedAnswers, run: Result, own: TunedAnswers) -> TunedAnswers:
+def _aligned(first: Result, of_first: TunedAnswers, run: Result, run_answers: TunedAnswers) -> TunedAnswers:
     """Return the answers of a run in the order of the test sentences of the first one.
 
     Raises:
         UserError: If the test parts differ.
     """
     both = f"`{first.folder}` and `{run.folder}`"
-    n_shared = len(np.intersect1d(of_first.sentence, own.sentence))
+    n_shared = len(np.intersect1d(of_first.sentence, run_answers.sentence))
     examples = examples_of(run.results)
-    if not n_shared == len(of_first.sentence) == len(own.sentence):
+    if not n_shared == len(of_first.sentence) == len(run_answers.sentence):
         raise UserError(
-            f"{both} are tested on {len(of_first.sentence):,} and {len(own.sentence):,} {examples}, of which they "
-            f"share {n_shared:,}; expected the same test part: the same text and --seed, or the same --test_corpus."
+            f"{both} are tested on {len(of_first.sentence):,} and {len(run_answers.sentence):,} {examples}, of which "
+            f"they share {n_shared:,}; expected the same test part: the same text and --seed, or the same "
+            "--test_corpus."
         )
-    order = np.argsort(own.sentence)[np.argsort(np.argsort(of_first.sentence))]
-    found = TunedAnswers(
-        own.sentence[order], own.labels[order], own.cluster[order], own.of[order],
-        {name: sums[order] for name, sums in own.right.items()},
+    order = np.argsort(run_answers.sentence)[np.argsort(np.argsort(of_first.sentence))]
+    aligned = TunedAnswers(
+        run_answers.sentence[order], run_answers.labels[order], run_answers.cluster[order], run_answers.of[order],
+        {name: sums[order] for name, sums in run_answers.right.items()},
     )  # fmt: skip
-    if n_other := int((found.labels != of_first.labels).sum()):
+    if n_other := int((aligned.labels != of_first.labels).sum()):
         raise UserError(
             f"{both}: in {n_other:,} of {n_shared:,} {examples}, other things are to be predicted, because "
             "labels have changed, or tokenizers divide or cut sentences otherwise; expected the same targets."
         )
-    clusters = np.stack([of_first.cluster, found.cluster])
-    n_clusters = {len(np.unique(one)) for one in clusters}
+    clusters = np.stack([of_first.cluster, aligned.cluster])
+    n_clusters = {len(np.unique(cluster_ids)) for cluster_ids in clusters}
     if n_clusters != {np.unique(clusters, axis=1).shape[1]}:
         raise UserError(f"{both} have intervals over other units; expected runs with the same --group_by.")
-    if not np.allclose(found.of, of_first.of, rtol=_ROUNDING, atol=0):
+    if not np.allclose(aligned.of, of_first.of, rtol=_ROUNDING, atol=0):
         raise UserError(
             f"{both} were trained on other numbers, so that their constant answers differ, and R² with them; expected "
             "runs on the same training part."
         )
-    return found
+    return aligned
 
 
 def _numbered(clusters: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -209,13 +210,13 @@ def _by_cluster(label: str, run: Result, answers: TunedAnswers) -> Tunings:
     return Tunings(label, run, sums(answers.of), right)
 
 
-def recipes_of(made: Sequence[Tunings]) -> list[dict[str, Any]]:
+def recipes_of(tunings: Sequence[Tunings]) -> list[dict[str, Any]]:
     """Return the rows of `recipes.csv`: each pair of runs, from each start that both have.
 
     Raises:
         UserError: If two runs have no start in common.
     """
-    pairs = list(combinations(made, 2))
+    pairs = list(combinations(tunings, 2))
     rows = []
     for a, b in pairs:
         starts = [start for start in a.right if start in b.right]
@@ -229,51 +230,51 @@ def recipes_of(made: Sequence[Tunings]) -> list[dict[str, Any]]:
 
 
 def _recipe(a: Tunings, b: Tunings, start: str, level: float) -> dict[str, Any]:
-    levels = [one.levels(start) for one in (a, b)]
+    levels = [tuning.levels(start) for tuning in (a, b)]
     shared = [sorted(set(first) & set(second)) for first, second in zip(*levels, strict=True)]
     is_paired = any(shared[0] == seeds and shared[1] == orders for seeds, orders in levels)
-    own = [one.crossed(start, *(shared if is_paired else of)) for one, of in zip((a, b), levels, strict=True)]
+    crossed = [tuning.crossed(start, *(shared if is_paired else of)) for tuning, of in zip((a, b), levels, strict=True)]
     compared = paired_difference if is_paired else independent_difference
-    found = compared(own[0], own[1], a.of, level)
+    test = compared(crossed[0], crossed[1], a.of, level)
     # No two accuracies differ by more than 1.
     most = np.inf if a.run.results["numbers"] else 1.0
-    scores = [float(one.sum(2).mean() / a.of.sum()) for one in own]
+    scores = [float(tuning.sum(2).mean() / a.of.sum()) for tuning in crossed]
     row = {
         "run_a": a.label, "run_b": b.label, "start": start, "draws": PAIRED if is_paired else INDEPENDENT,
-        "tunings_a": own[0].shape[0] * own[0].shape[1], "tunings_b": own[1].shape[0] * own[1].shape[1],
+        "tunings_a": crossed[0].shape[0] * crossed[0].shape[1], "tunings_b": crossed[1].shape[0] * crossed[1].shape[1],
         "score_a": scores[0], "score_b": scores[1],
-        "difference": found.mean, "low": max(found.low, -most), "high": min(found.high, most),
+        "difference": test.mean, "low": max(test.low, -most), "high": min(test.high, most),
     }  # fmt: skip
-    return row | {"verdict": verdict_of(row, is_paired and np.array_equal(own[0], own[1]))}
+    return row | {"verdict": verdict_of(row, is_paired and np.array_equal(crossed[0], crossed[1]))}
 
 
-def _options(made: Sequence[Tunings]) -> dict[str, dict[str, str]]:
+def _options(tunings: Sequence[Tunings]) -> dict[str, dict[str, str]]:
     """Return the options of each run; a text is what it holds, so that one that has moved is the same."""
-    texts = {one.label: one.run.results["corpora"] for one in made}
+    texts = {tuning.label: tuning.run.results["corpora"] for tuning in tunings}
     options = {}
     names = [name for of in texts.values() for name in of]
-    for one in made:
-        with reading(one.run.folder):
-            own = options_of(one.run.config, (*NOT_OF_THE_RUN, "verbose", *names))
-            for name, text in texts[one.label].items():
+    for tuning in tunings:
+        with reading(tuning.run.folder):
+            run_options = options_of(tuning.run.config, (*NOT_OF_THE_RUN, "verbose", *names))
+            for name, text in texts[tuning.label].items():
                 prints = {of[name]["fingerprint"] if name in of else None for of in texts.values()}
-                own[name] = f"{text['name']} ({text['fingerprint'][:8]})" if len(prints) > 1 else ""
-            options[one.label] = own
+                run_options[name] = f"{text['name']} ({text['fingerprint'][:8]})" if len(prints) > 1 else ""
+            options[tuning.label] = run_options
     return options
 
 
-def measured(runs: Sequence[Result]) -> Measured:
+def study_output(runs: Sequence[Result]) -> Measured:
     """Hold runs against each other, and return what is written.
 
     Raises:
         UserError: If they cannot be.
     """
-    made = tunings_of(runs)
-    rows = recipes_of(made)
+    tunings = tunings_of(runs)
+    rows = recipes_of(tunings)
     first = runs[0]
     with reading(first.folder):
-        results = _results(made, first)
-    options = differing(_options(made))
+        results = _results(tunings, first)
+    options = differing(_options(tunings))
 
     def draw(folder: Path, formats: Sequence[str]) -> list[Path]:
         return write_recipe_figures(folder, rows, first.results["numbers"], formats)
@@ -281,16 +282,16 @@ def measured(runs: Sequence[Result]) -> Measured:
     return Measured({"recipes": rows, "options": options}, results, draw=draw)
 
 
-def _results(made: Sequence[Tunings], first: Result) -> dict[str, Any]:
+def _results(tunings: Sequence[Tunings], first: Result) -> dict[str, Any]:
     return {
         "compared": TUNINGS,
-        "runs": {one.label: str(one.run.folder) for one in made},
-        "models": {one.label: one.run.config["model"] for one in made},
+        "runs": {tuning.label: str(tuning.run.folder) for tuning in tunings},
+        "models": {tuning.label: tuning.run.config["model"] for tuning in tunings},
         "task": short_name(first.config),
         "numbers": first.results["numbers"],
         "examples": examples_of(first.results),
         "intervals_over": first.results["intervals_over"],
-        "n_tunings": {one.label: {start: len(of) for start, of in one.right.items()} for one in made},
+        "n_tunings": {tuning.label: {start: len(of) for start, of in tuning.right.items()} for tuning in tunings},
     }
 
 
@@ -332,10 +333,10 @@ def top_everywhere(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], k: int) 
     at_top = [_of_first(ranked, pairs, run, ranked[run].scores[:, None], k)[:, 0] for run in range(len(ranked))]
     everywhere = np.all(at_top, axis=0)
     nulls, p_values = [], np.zeros(everywhere.shape)
-    for run, one in enumerate(ranked):
-        if one.shuffled is None:
+    for run, ranking in enumerate(ranked):
+        if ranking.shuffled is None:
             continue
-        drawn = _of_first(ranked, pairs, run, one.shuffled, k)
+        drawn = _of_first(ranked, pairs, run, ranking.shuffled, k)
         others = np.all([mask for other, mask in enumerate(at_top) if other != run], axis=0)
         nulls.append((drawn & others[:, None]).sum((0, 2)))
         p_values = np.maximum(p_values, (1 + drawn.sum(1)) / (1 + drawn.shape[1]))
@@ -366,11 +367,11 @@ def _of_first(
     top = (ranks := neuron_ranks(scores)) <= min(k, ranks.shape[-1])
     if run == 0:
         return top
-    found = np.zeros((len(ranked[0].layers), scores.shape[1], ranked[0].d_model), dtype=bool)
+    in_top = np.zeros((len(ranked[0].layers), scores.shape[1], ranked[0].d_model), dtype=bool)
     for i, j in ranked[0].aligned(ranked[run]).items():
         partner = pairs[run].partners[i, j]
-        found[i] = top[j][:, partner] & (partner >= 0)
-    return found
+        in_top[i] = top[j][:, partner] & (partner >= 0)
+    return in_top
 
 
 def _row(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], i: int, neuron: int) -> dict[str, Any]:
@@ -379,11 +380,11 @@ def _row(ranked: Sequence[Ranked], pairs: Mapping[int, Pair], i: int, neuron: in
     row: dict[str, Any] = {"layer": first.layers[i], "neuron": int(neuron), "rank": _rank(first, i, neuron)}
     unseen = [first.label] if _is_unseen(first, i, neuron) else []
     for other, pair in pairs.items():
-        one, j = ranked[other], first.aligned(ranked[other])[i]
+        other_ranking, j = ranked[other], first.aligned(ranked[other])[i]
         partner = int(pair.partners[i, j, neuron])
-        row |= {f"{one.label} layer": one.layers[j], f"{one.label} neuron": partner}
-        row |= {f"{one.label} rank": _rank(one, j, partner)}
-        unseen += [one.label] if _is_unseen(one, j, partner) else []
+        row |= {f"{other_ranking.label} layer": other_ranking.layers[j], f"{other_ranking.label} neuron": partner}
+        row |= {f"{other_ranking.label} rank": _rank(other_ranking, j, partner)}
+        unseen += [other_ranking.label] if _is_unseen(other_ranking, j, partner) else []
     return row | {"no_signal": ", ".join(unseen)}
 
 

@@ -65,10 +65,10 @@ def agreement_tables(rows: Sequence[Row], top: int) -> list[Any]:
 
 
 def _by_pair(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    found: dict[tuple[str, str], list[Row]] = {}
+    rows_by_pair: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["model_a"], row["model_b"]), []).append(row)
-    return found
+        rows_by_pair.setdefault((row["model_a"], row["model_b"]), []).append(row)
+    return rows_by_pair
 
 
 def same_depth(rows: Sequence[Row]) -> list[tuple[int, int]]:
@@ -111,8 +111,10 @@ def verdicts(rows: Sequence[Row], accuracy_of_run: Mapping[str, Sequence[Row]], 
 
 def _verdict(a: str, b: str, rows: Sequence[Row], unread: Collection[tuple[str, int]], top: int) -> str:
     read = [(i, j) for i, j in same_depth(rows) if (a, i) not in unread and (b, j) not in unread]
-    found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
-    overlaps, spearmans = ([found[i, j, of] for i, j in read if (i, j, of) in found] for of in ("overlap", "spearman"))
+    row_of = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
+    overlaps, spearmans = (
+        [row_of[i, j, of] for i, j in read if (i, j, of) in row_of] for of in ("overlap", "spearman")
+    )
     if not overlaps:
         return say("no_verdict", a=a, b=b)
     beyond = [[row.get("p_value", math.nan) <= ALPHA for row in of] for of in (overlaps, spearmans)]
@@ -192,27 +194,27 @@ def everywhere_sentence(rows: Sequence[Row], summary: Row, top: int, is_evidence
         is_evidence: Whether the rankings of all runs are to be read; otherwise nothing is said of signals.
     """
     n = len(rows)
-    subject = "1 neuron and its match are" if n == 1 else f"{n} neurons and their matches are"
+    neurons = "1 neuron and its match are" if n == 1 else f"{n} neurons and their matches are"
     if "chance_p_value" not in summary:
-        return say("everywhere", subject=subject, top=top)
+        return say("everywhere", subject=neurons, top=top)
     mean, low, high = (f"{summary[f'chance_{name}']:.1f}".removesuffix(".0") for name in ("mean", "low", "high"))
     p = summary["chance_p_value"]
-    said = say("everywhere_by_chance", subject=subject, top=top, mean=mean, low=low, high=high, p=p)
+    sentence = say("everywhere_by_chance", subject=neurons, top=top, mean=mean, low=low, high=high, p=p)
     beyond = [row for row in rows if row["p_value"] <= ALPHA and not row["no_signal"]]
     if not n or not is_evidence:
-        return said
+        return sentence
     verb = "has a signal and is" if len(beyond) == 1 else "have a signal and are"
-    return f"{said} {say('everywhere_beyond', n=len(beyond) or 'None', verb=verb, share=ALPHA)}"
+    return f"{sentence} {say('everywhere_beyond', n=len(beyond) or 'None', verb=verb, share=ALPHA)}"
 
 
 def _agreement_table(rows: Sequence[Row]) -> Any:
-    found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
+    row_of = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
     table = plain_table(f"{rows[0]['model_a']} (a) and {rows[0]['model_b']} (b), matched by {rows[0]['matching']}")
     for heading in ("layers", "top overlap", "by chance", "Spearman", "95% range", "by chance", "p", "match", "CKA"):
         table.add_column(heading, justify="right")
     for layers in same_depth(rows):
         overlap, spearman, match, cka = (
-            found.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
+            row_of.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
         )
         table.add_row(
             f"{layers[0]}, {layers[1]}",
@@ -356,10 +358,12 @@ def _labels(layers: Sequence[int], points: Sequence[tuple[float, float]], anchor
 MAPS = {"spearman": "Spearman of the rankings", "overlap": "overlap of the top", "cka": "linear CKA"}
 
 
-def agreement_section(made: Result, anchor: str) -> Html:
+def agreement_section(result: Result, anchor: str) -> Html:
     """Return the section on the agreement of rankings, pair by pair."""
-    found = dict.fromkeys((row["model_a"], row["model_b"]) for row in made.agreement)
-    parts = [_pair([row for row in made.agreement if (row["model_a"], row["model_b"]) == pair]) for pair in found]
+    model_pairs = dict.fromkeys((row["model_a"], row["model_b"]) for row in result.agreement)
+    parts = [
+        _pair([row for row in result.agreement if (row["model_a"], row["model_b"]) == pair]) for pair in model_pairs
+    ]
     return element(
         "section",
         element("h2", "Agreement of the rankings"),
@@ -370,7 +374,7 @@ def agreement_section(made: Result, anchor: str) -> Html:
             "for the matching.",
         ),
         *parts,
-        _everywhere(made),
+        _everywhere(result),
         id=anchor,
     )
 
@@ -379,10 +383,10 @@ def _pair(rows: Sequence[Row]) -> Html:
     names = rows[0]["model_a"], rows[0]["model_b"]
     drawn = []
     for statistic, title in MAPS.items():
-        here = {(row["layer_a"], row["layer_b"]): row for row in rows if row["statistic"] == statistic}
-        if here:
-            titles = {layers: _said(row) for layers, row in here.items()}
-            drawn.append(heat_map({layers: row["value"] for layers, row in here.items()}, titles, names, title))
+        row_of = {(row["layer_a"], row["layer_b"]): row for row in rows if row["statistic"] == statistic}
+        if row_of:
+            titles = {layers: _cell_title(row) for layers, row in row_of.items()}
+            drawn.append(heat_map({layers: row["value"] for layers, row in row_of.items()}, titles, names, title))
     return element(
         "section",
         element("h3", f"{names[0]} and {names[1]}, neurons matched by {rows[0]['matching']}"),
@@ -391,23 +395,23 @@ def _pair(rows: Sequence[Row]) -> Html:
     )
 
 
-def _said(row: Row) -> str:
+def _cell_title(row: Row) -> str:
     """Return a cell's numbers in words."""
     parts = [f"layers {row['layer_a']} and {row['layer_b']}: {row['value']:.3f}"]
     for of, words in (("", "95% range"), ("chance", "by chance")):
-        if said := interval(row, of, " to "):
-            parts.append(f"{words} {said}")
+        if bounds := interval(row, of, " to "):
+            parts.append(f"{words} {bounds}")
     if _has(row, "p_value"):
         parts.append(f"p = {row['p_value']:.2g}")
     return ", ".join(parts)
 
 
 def _aligned(rows: Sequence[Row]) -> Html:
-    found = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
+    row_of = {(row["layer_a"], row["layer_b"], row["statistic"]): row for row in rows}
     body = []
     for layers in same_depth(rows):
         overlap, spearman, match, cka = (
-            found.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
+            row_of.get((*layers, name), {}) for name in ("overlap", "spearman", "correlation", "cka")
         )
         p_value = f"{spearman['p_value']:.1g}" if _has(spearman, "p_value") else ""
         cells = [
@@ -422,16 +426,16 @@ def _aligned(rows: Sequence[Row]) -> Html:
     return table(head, body)
 
 
-def _everywhere(made: Result) -> Html:
-    top = made.config.get("top", 10)
-    if not made.top_everywhere:
+def _everywhere(result: Result) -> Html:
+    top = result.config.get("top", 10)
+    if not result.top_everywhere:
         return element("p", f"No neuron is, together with its matches, among the first {top} of every run.")
-    head = list(made.top_everywhere[0])
-    body = [[row.get(name, "") for name in head] for row in made.top_everywhere]
-    said = f"{len(body)} neurons and their matches are among the first {top} of every run at the same relative depth"
+    head = list(result.top_everywhere[0])
+    body = [[row.get(name, "") for name in head] for row in result.top_everywhere]
+    summary = f"{len(body)} neurons and their matches are among the first {top} of every run at the same relative depth"
     if len(body) == 1:
-        said = f"One neuron and its matches are among the first {top} of every run at the same relative depth"
-    return element("details", element("summary", said), table(head, body))
+        summary = f"One neuron and its matches are among the first {top} of every run at the same relative depth"
+    return element("details", element("summary", summary), table(head, body))
 
 
 def _has(row: Row, column: str) -> bool:
@@ -501,9 +505,9 @@ def verdict_of(row: Row, is_equal: bool) -> str:
     """
     if is_equal:
         return EQUAL
-    if (found := ends(row)) is None:
+    if (bounds := ends(row)) is None:
         return UNKNOWN
-    return FIRST if found[0] > 0 else SECOND if found[1] < 0 else UNRESOLVED
+    return FIRST if bounds[0] > 0 else SECOND if bounds[1] < 0 else UNRESOLVED
 
 
 def answer(rows: Sequence[Row], results: Mapping[str, Any]) -> list[str]:
@@ -569,12 +573,12 @@ def _options(rows: Sequence[Row]) -> str:
 def _draws(a: str, b: str, rows: Sequence[Row], n_tunings: Mapping[str, Mapping[str, int]]) -> str:
     if rows[0]["draws"] == INDEPENDENT:
         return say("independent_tunings", a=a, b=b)
-    left_out = [
+    excluded = [
         f"{n} of {run}"
         for run, side in ((a, "a"), (b, "b"))
         if (n := sum(n_tunings[run][row["start"]] - row[f"tunings_{side}"] for row in rows))
     ]
-    more = f"; left out are the tunings that only one has, {listed(left_out)}" if left_out else ""
+    more = f"; left out are the tunings that only one has, {listed(excluded)}" if excluded else ""
     return say("paired_tunings", a=a, b=b, left_out=more)
 
 
@@ -587,8 +591,8 @@ def recipe_tables(rows: Sequence[Row], options: Sequence[Row]) -> list[Any]:
         for heading in ("option", *runs):
             table.add_column(heading)
         for option in dict.fromkeys(row["option"] for row in options):
-            there = {row["run"]: row["setting"] for row in options if row["option"] == option}
-            table.add_row(option, *(there[run] for run in runs))
+            setting_of = {row["run"]: row["setting"] for row in options if row["option"] == option}
+            table.add_row(option, *(setting_of[run] for run in runs))
         tables.append(table)
     return tables
 
@@ -602,20 +606,20 @@ def _scores(rows: Sequence[Row]) -> Any:
     return shown_table(RECIPES, rows, title, _SHOWN)
 
 
-def options_of(config: Mapping[str, Any], left_out: Sequence[str]) -> dict[str, str]:
+def options_of(config: Mapping[str, Any], excluded: Sequence[str]) -> dict[str, str]:
     """Return the options of a run as text by name, those of a group as `group.name`.
 
     Args:
         config: Its configuration.
-        left_out: Options that do not decide what is learnt.
+        excluded: Options that do not decide what is learnt.
     """
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for name, setting in config.items():
         if isinstance(setting, dict):
-            found |= {f"{name}.{inside}": one for inside, one in options_of(setting, ()).items()}
-        elif name not in left_out:
-            found[name] = "" if setting is None else str(setting)
-    return found
+            options |= {f"{name}.{inside}": inner for inside, inner in options_of(setting, ()).items()}
+        elif name not in excluded:
+            options[name] = "" if setting is None else str(setting)
+    return options
 
 
 def differing(options: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:

@@ -106,58 +106,60 @@ def disable(
         What was found; None on ranks other than the first.
     """
     call = Call.of(study_of("disable"), config, name, wandb, _problems(tokens, retrain, prune_share))
-    wanted: dict[str, Any] = {**chosen_with_data("--readouts", config["readouts"], READOUTS_OF_TUNED)}
-    tuned = _tuned_of(wanted.pop(TASK, None), config)
-    made = _run_of(config["run"], config)
+    readout_sources: dict[str, Any] = {**chosen_with_data("--readouts", config["readouts"], READOUTS_OF_TUNED)}
+    tuned = _tuned_of(readout_sources.pop(TASK, None), config)
+    fit_run = _run_of(config["run"], config)
     with quiet_libraries():
-        from probing.studies.disable.figures import measured
+        from probing.studies.disable.figures import study_output
         from probing.studies.disable.survey import others, survey
 
-        asked, subject = _asked(call, made or tuned, wanted, tokenizer)
-        call.expect(1 + (POSITION in subject.readouts) + bool(others(subject)))
-        stores = subject.read()
+        ablation, setup = _config_and_setup(call, fit_run or tuned, readout_sources, tokenizer)
+        call.expect(1 + (POSITION in setup.wanted) + bool(others(setup)))
+        stores = setup.read()
         call.watch.end("extract")
         if not is_main_process():
             return None
-        files = subject.source.model
+        files = setup.source.model
 
         def measure(_: Path) -> Measured:
-            found = survey(subject, stores, asked)
-            return measured(found, stores, files.short_name, tuned)
+            results = survey(setup, stores, ablation)
+            return study_output(results, stores, files.short_name, tuned)
 
         return call.write(files, measure)
 
 
-def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokenizer: Any) -> tuple[Any, Any]:
-    """Return the `Asked` of the survey and the `probing.interventions.subject.InterventionSetup` of a configuration.
+def _config_and_setup(
+    call: Call, source_run: Run | Tuned | None, readout_sources: dict[str, Any], tokenizer: Any
+) -> tuple[Any, Any]:
+    """Return the `AblationConfig` of the survey and the `probing.interventions.subject.Subject` of a configuration.
 
     Args:
         call: The call of the command.
-        made: The run whose probes are read, or the tuned model whose head is, if there is one.
-        wanted: What else is read, with its data as typed.
+        source_run: The run whose probes are read, or the tuned model whose head is, if there is one.
+        readout_sources: What else is read, with its data as typed.
         tokenizer: Tokenizer of a model that is an object.
     """
     from probing.interventions.probed_task import KINDS, UNITS
-    from probing.interventions.subject import InterventionSetup, data_of
-    from probing.studies.disable.survey import Asked, check
+    from probing.interventions.subject import Subject, data_of
+    from probing.studies.disable.survey import AblationConfig, check
 
     config = call.config
     units, kinds = chosen("--units", config["units"], UNITS), chosen("--kinds", config["kinds"], KINDS)
     prune = _pruned(config["prune"])
     check(units, kinds, UNITS_PRUNED in prune)
-    data = data_of(wanted)
-    if isinstance(made, Tuned):
-        data[TUNED] = _task_of(made)
-    split_seed = config["seed"] if made is None else made.config["seed"]
+    data = data_of(readout_sources)
+    if isinstance(source_run, Tuned):
+        data[TUNED] = _task_of(source_run)
+    split_seed = config["seed"] if source_run is None else source_run.config["seed"]
     source = call.source(seed=split_seed, tokenizer=tokenizer)
     blocks = source.blocks(layer_numbers(config["layer"]))
     source = replace(source, layers=list(range(source.config.num_hidden_layers + 1)))
-    split_by: GroupBy = "sentence" if made is None else made.split_by
-    if isinstance(made, Tuned) and made.are_pairs:
-        corpora, splits = _pairs_of(made, config, call.say)
+    split_by: GroupBy = "sentence" if source_run is None else source_run.split_by
+    if isinstance(source_run, Tuned) and source_run.are_pairs:
+        corpora, splits = _pairs_of(source_run, config, call.say)
     else:
         corpora, splits = read_corpora(config["corpus"], config["test_corpus"], split_seed, call.say, split_by)
-    asked = Asked(
+    ablation = AblationConfig(
         units,
         kinds,
         blocks,
@@ -169,54 +171,54 @@ def _asked(call: Call, made: Run | Tuned | None, wanted: dict[str, Any], tokeniz
         WEIGHTS_PRUNED in prune,
         _bits(config["quantise"]),
     )
-    frozen = None if isinstance(made, Tuned) else _frozen(made, source)
-    subject = InterventionSetup(source, corpora, splits, split_seed, frozen, data)
-    return _of_layers(asked, subject, config), subject
+    frozen = None if isinstance(source_run, Tuned) else _frozen(source_run, source)
+    setup = Subject(source, corpora, splits, split_seed, frozen, data)
+    return _of_layers(ablation, setup, config), setup
 
 
-def _of_layers(asked: Any, subject: Any, config: dict[str, Any]) -> Any:
+def _of_layers(ablation: Any, setup: Any, config: dict[str, Any]) -> Any:
     """Return what is asked without skipped layers, unless these were typed, where a layer is more than its block.
 
     Raises:
         UserError: If something else is asked that needs whole layers.
     """
-    name, skips = subject.source.model.name, "skip" in asked.kinds and "layers" in asked.units
+    name, skips = setup.source.model.name, "skip" in ablation.kinds and "layers" in ablation.units
     needs = {
-        "--prune weights": (asked.prune_weights, "prunes all matrices of a layer"),
-        f"--quantise {config['quantise']}": (asked.bits, "rounds what enters a layer and all of its matrices"),
+        "--prune weights": (ablation.prune_weights, "prunes all matrices of a layer"),
+        f"--quantise {config['quantise']}": (ablation.bits, "rounds what enters a layer and all of its matrices"),
         "--kinds skip": (skips and config["kinds"] != "all", "takes whole layers out"),
     }
-    for option, (is_asked, what) in needs.items():
-        if is_asked:
-            subject.model.check_layers(option, what, name)
-    if not skips or subject.model.are_layers:
-        return asked
-    subject.source.say(f"no layer is skipped: a layer of {name} is spread over several modules")
-    return replace(asked, kinds=[kind for kind in asked.kinds if kind != "skip"])
+    for option, (is_requested, what) in needs.items():
+        if is_requested:
+            setup.model.check_layers(option, what, name)
+    if not skips or setup.model.are_layers:
+        return ablation
+    setup.source.say(f"no layer is skipped: a layer of {name} is spread over several modules")
+    return replace(ablation, kinds=[kind for kind in ablation.kinds if kind != "skip"])
 
 
-def _pruned(typed: bool | str | list[str]) -> list[str]:
+def _pruned(flag_value: bool | str | list[str]) -> list[str]:
     """Return what `--prune` asks to prune: units, weights, both or nothing."""
-    if isinstance(typed, bool):
-        return [UNITS_PRUNED] if typed else []
-    return chosen("--prune", typed, (UNITS_PRUNED, WEIGHTS_PRUNED))
+    if isinstance(flag_value, bool):
+        return [UNITS_PRUNED] if flag_value else []
+    return chosen("--prune", flag_value, (UNITS_PRUNED, WEIGHTS_PRUNED))
 
 
-def _bits(typed: int | list[int] | str | None) -> list[int]:
+def _bits(flag_value: int | list[int] | str | None) -> list[int]:
     """Return the numbers of bits that a model is rounded to, each once.
 
     Raises:
         UserError: If one is no whole number, or not between 2 and 16.
     """
-    if typed is None:
+    if flag_value is None:
         return []
-    words = ",".join(map(str, typed)) if isinstance(typed, list) else str(typed)
+    words = ",".join(map(str, flag_value)) if isinstance(flag_value, list) else str(flag_value)
     try:
-        found = list(dict.fromkeys(int(word) for word in words.split(",")))
+        bit_counts = list(dict.fromkeys(int(word) for word in words.split(",")))
     except ValueError:
         raise UserError(f"`--quantise {words}`: expected numbers of bits, such as 8,4.") from None
-    refuse([problem for bits in found for problem in out_of_range("quantise", bits, 2, 16)])
-    return found
+    refuse([problem for bits in bit_counts for problem in out_of_range("quantise", bits, 2, 16)])
+    return bit_counts
 
 
 def _problems(tokens: int, retrain: int, prune_share: float) -> list[str]:
@@ -241,18 +243,18 @@ def _run_of(folder: str | None, config: dict[str, Any]) -> Run | None:
     return run
 
 
-def _tuned_of(typed: str | None, config: dict[str, Any]) -> Tuned | None:
+def _tuned_of(folder: str | None, config: dict[str, Any]) -> Tuned | None:
     """Return the tuned model whose head is read, and note in the configuration what is read because of it.
 
     Raises:
         UserError: If there is no such model, or an option contradicts it.
     """
-    if typed is None:
+    if folder is None:
         return None
-    option = f"--readouts {TASK}={typed}"
+    option = f"--readouts {TASK}={folder}"
     if config["run"] is not None:
         raise UserError(f"`--run` and `{option}` both say which text is read; leave one of the two out.")
-    tuned = tuned_of(typed, option)
+    tuned = tuned_of(folder, option)
     read_as_tuned(tuned, config, defaults(disable))
     return tuned
 
@@ -268,14 +270,14 @@ def _pairs_of(tuned: Tuned, config: dict[str, Any], say: Callable[[str], None]) 
     parts, other = read_parts(config["corpus"], "--corpus", say), None
     if config["test_corpus"] is not None:
         other = config["test_corpus"], read_parts(config["test_corpus"], "--test_corpus", say)
-    found = pair_text(config["corpus"], parts, other, tuned.config["seed"], tuned.split_by, say)
+    pairs = pair_text(config["corpus"], parts, other, tuned.config["seed"], tuned.split_by, say)
     prints = [text["fingerprint"] for text in tuned.results["corpora"].values()]
-    if [corpus.fingerprint for corpus in found.corpora] != prints:
+    if [corpus.fingerprint for corpus in pairs.corpora] != prints:
         raise UserError(
             f"`{tuned.typed}`: the pairs at `{config['corpus']}` are others than those that the run read; give their "
             "folder or file with --corpus, or repeat the run."
         )
-    return found.corpora, found.splits
+    return pairs.corpora, pairs.splits
 
 
 def _task_of(tuned: Tuned) -> Any:
@@ -310,39 +312,41 @@ class Disable(Study):
         "figures/": "Effects by layer and head, and pruning curves.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the effects."""
-        return [*tables.tables(made.by_name), *weight_tables(made.by_name), *quantised_tables(made.by_name)]
+        return [*tables.tables(result.by_name), *weight_tables(result.by_name), *quantised_tables(result.by_name)]
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what the effects say, a sentence for each question."""
-        of = made.by_name
+        of = result.by_name
         further = [
             line
             for say in (weight_sentences, quantised_sentences)
             for readout in tables.readouts_of(of)
             for line in say(of, readout)
         ]
-        return [*tables.tuned_sentences(made.results), *tables.conclusions(of), *further]
+        return [*tables.tuned_sentences(result.results), *tables.conclusions(of), *further]
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page."""
         from probing.page.charts import model_name
 
-        return f"attention heads of {model_name(made.config)}"
+        return f"attention heads of {model_name(result.config)}"
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return maps of heads, the tables of the terminal, and pruning curves."""
         from probing.studies.disable.figures import disabling_section
 
-        return disabling_section(made, place.anchor)
+        return disabling_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         from probing.studies.disable.figures import DISABLED, PRUNED, ROUNDED
 
         further = {"Pruned weights": (PRUNED, "weight_pruning"), "Rounded numbers": (ROUNDED, "quantised")}
-        return {self.title: DISABLED} | {title: terms for title, (terms, name) in further.items() if made.by_name[name]}
+        return {self.title: DISABLED} | {
+            title: terms for title, (terms, name) in further.items() if result.by_name[name]
+        }
 
 
 STUDY = Disable()

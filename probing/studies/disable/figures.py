@@ -18,7 +18,7 @@ from probing.results import Html, element, in_brackets, interval, table
 from probing.runs import Result, Terms, framed, section_of
 from probing.runs.call import Measured
 from probing.runs.loading import Tuned
-from probing.studies.disable.survey import Found
+from probing.studies.disable.survey import AblationResults
 from probing.studies.disable.tables import (
     MAGNITUDE,
     MEAN,
@@ -82,33 +82,33 @@ ROUNDED: Terms = {
 }
 
 
-def disabling_section(made: Result, anchor: str) -> Html:
+def disabling_section(result: Result, anchor: str) -> Html:
     """Return what was found, a map of heads for each kind of replacement and readout, and the numbers.
 
     Args:
-        made: The results of `disable`.
+        result: The results of `disable`.
         anchor: What the section is linked by.
     """
-    of = made.by_name
+    of = result.by_name
     return section_of(
-        made,
+        result,
         anchor,
-        *(one for readout in readouts_of(of) for one in _maps(at_last_layer(of, readout))),
-        *framed(made.tables()),
-        *_curves(made.pruning),
+        *(head_map_figure for readout in readouts_of(of) for head_map_figure in _maps(at_last_layer(of, readout))),
+        *framed(result.tables()),
+        *_curves(result.pruning),
     )
 
 
 def _maps(rows: Sequence[Row]) -> Iterator[Html]:
     heads = [row for row in rows if is_head(row)]
     for kind in kinds_of(heads):
-        here = {_place(row): row for row in heads if row["kind"] == kind}
+        row_of = {_place(row): row for row in heads if row["kind"] == kind}
         measure = measure_of(heads[0]["readout"])
         title = f"{named(heads[0]['readout'], heads[0]['layer'])} without the head ({kind}), in {measure.unit}"
         title = title[0].upper() + title[1:]
         caption = element("figcaption", f"{title}; darker where more is lost")
         # No head links to sentences, so that the survey's number is not used.
-        yield element("figure", caption, head_map(_measure(here), sorted(here), 0, title, links=False))
+        yield element("figure", caption, head_map(_measure(row_of), sorted(row_of), 0, title, links=False))
 
 
 def _place(row: Row) -> Place:
@@ -127,27 +127,27 @@ def _measure(rows: dict[Place, Row]) -> HeadMeasure:
     def text(row: Row) -> str:
         return f"{measure.times * row['effect']:+.{measure.digits}f}"
 
-    def told(row: Row) -> str:
+    def effect_text(row: Row) -> str:
         between = interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
         return f"{text(row)} {measure.unit}{in_brackets(between)}"
 
-    return HeadMeasure("effect", "", rows, text, lambda row: harm(row) / most, told)
+    return HeadMeasure("effect", "", rows, text, lambda row: harm(row) / most, effect_text)
 
 
 def _curves(rows: Sequence[Row]) -> Iterator[Html]:
     """Yield a table for each readout: what is left at each step, by importance, in reverse and in random orders."""
     for readout, units in dict.fromkeys((row["readout"], row["units"]) for row in rows):
-        here = [row for row in rows if (row["readout"], row["units"]) == (readout, units)]
+        curve_rows = [row for row in rows if (row["readout"], row["units"]) == (readout, units)]
         body: list[list[Any]] = []
-        for n in sorted({row["n_disabled"] for row in here}):
-            step = [row for row in here if row["n_disabled"] == n]
+        for n in sorted({row["n_disabled"] for row in curve_rows}):
+            step = [row for row in curve_rows if row["n_disabled"] == n]
             by_order = {row["order"]: row["value"] for row in step if row["order"] != "random"}
             drawn = [row["value"] for row in step if row["order"] == "random"]
             between = f"{sum(drawn) / len(drawn):.3f} ({min(drawn):.3f} to {max(drawn):.3f})"
             body.append([n, f"{by_order['importance']:.3f}", f"{by_order['reverse']:.3f}", between])
         head = [f"{units} disabled", "least important first", "most important first", "random orders: mean (range)"]
-        what = named(readout, here[0]["layer"])
-        caption = f"{what[0].upper()}{what[1:]} as more and more {units} are disabled ({here[0]['kind']})"
+        what = named(readout, curve_rows[0]["layer"])
+        caption = f"{what[0].upper()}{what[1:]} as more and more {units} are disabled ({curve_rows[0]['kind']})"
         yield element("figure", element("figcaption", caption), table(head, body))
 
 
@@ -179,10 +179,10 @@ def write_figures(
     drawings: dict[str, Callable[[Figure], None]] = {}
     for readout in readouts_of(tables):
         rows, end = at_last_layer(tables, readout), file_name(readout)
-        heads, layers = ([row for row in rows if is_head(row) is wanted] for wanted in (True, False))
+        heads, layers = ([row for row in rows if is_head(row) is of_heads] for of_heads in (True, False))
         for kind in kinds_of(heads):
-            here = [row for row in heads if row["kind"] == kind]
-            drawings[f"heads_{kind}{end}"] = partial(draw_head_map, rows=here, what=f"{model}, {kind}")
+            kind_rows = [row for row in heads if row["kind"] == kind]
+            drawings[f"heads_{kind}{end}"] = partial(draw_head_map, rows=kind_rows, what=f"{model}, {kind}")
         if layers:
             drawings[f"layers{end}"] = partial(effects_of_layers, rows=layers, model=model)
         for units in dict.fromkeys(row["units"] for row in tables.get("pruning", ()) if row["readout"] == readout):
@@ -231,9 +231,9 @@ def effects_of_layers(figure: Figure, rows: Sequence[Row], model: str) -> None:
     axes = figure.add_subplot()
     kinds, layers = kinds_of(rows), sorted({int(row["unit"]) for row in rows})
     for kind, shift in zip(kinds, side_by_side(len(kinds), layers), strict=True):
-        here = [row for row in rows if row["kind"] == kind]
-        values = np.array([measure.times * row["effect"] for row in here])
-        reach, at = error_bars(here, values, times=measure.times), [int(row["unit"]) for row in here]
+        kind_rows = [row for row in rows if row["kind"] == kind]
+        values = np.array([measure.times * row["effect"] for row in kind_rows])
+        reach, at = error_bars(kind_rows, values, times=measure.times), [int(row["unit"]) for row in kind_rows]
         look = joined(_LOOKS[kind], layers)
         axes.errorbar(np.add(at, shift), values, yerr=reach, ms=4, capsize=2, label=kind, **look)
     axes.axhline(0, color=GREY, lw=0.8)
@@ -280,7 +280,9 @@ def weight_curves(figure: Figure, rows: Mapping[str, Sequence[Row]], model: str)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center")
 
 
-def measured(found: Found, stores: Sequence[ActivationStore], model_name: str, tuned: Tuned | None = None) -> Measured:
+def study_output(
+    ablation: AblationResults, stores: Sequence[ActivationStore], model_name: str, tuned: Tuned | None = None
+) -> Measured:
     """Return the tables with what belongs to them.
 
     Args:
@@ -289,13 +291,13 @@ def measured(found: Found, stores: Sequence[ActivationStore], model_name: str, t
         model_name: The model's short name, for titles.
         tuned: The tuned model whose head was read.
     """
-    tokens = found.text.tokens
+    tokens = ablation.text.tokens
     results = {
         "cache": {side: origin(store) for side, store in (("train", stores[0]), ("test", stores[-1]))},
-        "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": found.n_heads},
+        "model": {"n_layers": stores[-1].plan.n_layers, "n_heads": ablation.n_heads},
         "n_sentences": tokens.n_sentences,
         "n_tokens": tokens.n_tokens,
-        **_read(found),
+        **_read(ablation),
     }
     if tuned is not None:
         n_tested = tuned.results["n_examples"]["test"]
@@ -303,10 +305,10 @@ def measured(found: Found, stores: Sequence[ActivationStore], model_name: str, t
             "run": str(tuned.folder), "checkpoint": tuned.checkpoint.name, "score": tuned.score, "n_tested": n_tested,
         }  # fmt: skip
     return Measured(
-        found.tables,
+        ablation.tables,
         results,
-        _logged_rows(found.disabled),
-        draw=lambda folder, formats: write_figures(folder, found.tables, model_name, formats),
+        _logged_rows(ablation.disabled),
+        draw=lambda folder, formats: write_figures(folder, ablation.tables, model_name, formats),
     )
 
 
@@ -323,10 +325,10 @@ def _logged_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(by_layer.values())
 
 
-def _read(found: Found) -> dict[str, Any]:
+def _read(results: AblationResults) -> dict[str, Any]:
     """Return what each readout gives while nothing is disabled."""
     by_name = {
-        name: {"n_examples": found.n_examples[name], "intact": {str(layer): value for layer, value in intact.items()}}
-        for name, intact in found.intact.items()
+        name: {"n_examples": results.n_examples[name], "intact": {str(layer): value for layer, value in intact.items()}}
+        for name, intact in results.intact.items()
     }
     return {"readouts": by_name}

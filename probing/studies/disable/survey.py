@@ -89,25 +89,27 @@ class Rounding:
         bits: Number of bits; 0 for the model as it is.
         rounded: Whether weights, activations or both are rounded.
         scale: Whether a whole tensor or each channel has a scale.
-        kept: Neurons of hidden states that are not rounded and do not count for the scale: none, outliers, random.
+        unrounded: Neurons of hidden states that are not rounded and do not count for the scale: none, outliers, random.
         draw: Number of the random draw.
     """
 
     bits: int
     rounded: str = ""
     scale: str = ""
-    kept: str = NOTHING
+    unrounded: str = NOTHING
     draw: int = 0
 
 
 def roundings(bits: Sequence[int]) -> list[Rounding]:
     """Return all that is measured: the model as it is, then each number of bits."""
-    made = [Rounding(0)]
+    settings = [Rounding(0)]
     for n in bits:
-        made += [Rounding(n, rounded, scale) for rounded in (WEIGHTS, ACTIVATIONS, BOTH) for scale in (TENSOR, CHANNEL)]
-        made += [Rounding(n, rounded, TENSOR, OUTLIERS) for rounded in (ACTIVATIONS, BOTH)]
-        made += [Rounding(n, ACTIVATIONS, TENSOR, RANDOM, draw) for draw in range(1, N_DRAWS + 1)]
-    return made
+        settings += [
+            Rounding(n, rounded, scale) for rounded in (WEIGHTS, ACTIVATIONS, BOTH) for scale in (TENSOR, CHANNEL)
+        ]
+        settings += [Rounding(n, rounded, TENSOR, OUTLIERS) for rounded in (ACTIVATIONS, BOTH)]
+        settings += [Rounding(n, ACTIVATIONS, TENSOR, RANDOM, draw) for draw in range(1, N_DRAWS + 1)]
+    return settings
 
 
 def rounded(values: Tensor, bits: int, largest: Tensor) -> Tensor:
@@ -139,16 +141,16 @@ def rounded_weights(
     try:
         for weight in weights if bits else ():
             magnitude = weight.detach().abs()
-            is_of_columns = any(weight is one for one in columns)
+            is_of_columns = any(weight is column_weight for column_weight in columns)
             largest = magnitude.amax(0 if is_of_columns else 1, keepdim=True) if by_channel else magnitude.amax()
             weight.data.copy_(rounded(weight.detach(), bits, largest))
         yield
     finally:
-        for weight, own in zip(weights if bits else (), before, strict=True):
-            weight.data.copy_(own)
+        for weight, original in zip(weights if bits else (), before, strict=True):
+            weight.data.copy_(original)
 
 
-def made_by_columns(model: nn.Module) -> list[nn.Parameter]:
+def column_weights(model: nn.Module) -> list[nn.Parameter]:
     """Return the weights whose columns are the units that they make, as GPT-2 has them."""
     from transformers.pytorch_utils import Conv1D
 
@@ -172,14 +174,14 @@ class Range:
         """Return the range of hidden states, shape (n_tokens, d_model)."""
         profile = ProfileAccumulator(states.shape[1])
         profile.update(states)
-        named = {one.neuron for one in outliers_of(profile.result())}
+        named = {outlier.neuron for outlier in outliers_of(profile.result())}
         return cls(states.abs().amax(0).float().cpu(), sorted(named))
 
-    def kept(self, rounding: Rounding, seed: int, block: int) -> list[int]:
+    def unrounded(self, rounding: Rounding, seed: int, block: int) -> list[int]:
         """Return the neurons that a rounding keeps as they are."""
-        if rounding.kept == OUTLIERS:
+        if rounding.unrounded == OUTLIERS:
             return self.outliers
-        if rounding.kept == RANDOM:
+        if rounding.unrounded == RANDOM:
             generator = np.random.default_rng([seed, 16, block, rounding.draw])
             n = min(len(self.outliers), len(self.largest) - len(self.outliers))
             return random_neurons(len(self.largest), n, self.outliers, generator)
@@ -210,15 +212,15 @@ class RoundedStates:
         return model.run(batch.inputs, self.layer + 1, states, beside, layers, entering=entering)
 
     def _round(self, block: int) -> Any:
-        found, how = self.ranges[block], self.rounding
-        kept = torch.zeros(len(found.largest), dtype=torch.bool)
-        kept[found.kept(how, self.seed, block)] = True
-        others = found.largest.where(~kept, torch.zeros(()))
+        block_range, how = self.ranges[block], self.rounding
+        is_unrounded = torch.zeros(len(block_range.largest), dtype=torch.bool)
+        is_unrounded[block_range.unrounded(how, self.seed, block)] = True
+        others = block_range.largest.where(~is_unrounded, torch.zeros(()))
         largest = others if how.scale == CHANNEL else others.amax().expand_as(others)
 
         def change(states: Tensor) -> Tensor:
-            own = largest.to(states.device)
-            return torch.where(kept.to(states.device), states, rounded(states, how.bits, own))
+            device_largest = largest.to(states.device)
+            return torch.where(is_unrounded.to(states.device), states, rounded(states, how.bits, device_largest))
 
         return change
 
@@ -260,27 +262,31 @@ class Quantised:
             readout: What is read.
             store: Where passes are stored.
         """
-        n_kept = sum(len(one.outliers) for one in self.ranges.values())
-        made = {i + 1: one for i, one in enumerate(roundings(self.bits)) if n_kept or one.kept == NOTHING}
+        n_unrounded = sum(len(states_range.outliers) for states_range in self.ranges.values())
+        files = {
+            i + 1: setting
+            for i, setting in enumerate(roundings(self.bits))
+            if n_unrounded or setting.unrounded == NOTHING
+        }
         weights = matrices(self.readers.model, self.blocks)
-        columns = made_by_columns(self.readers.model.encoder)
+        columns = column_weights(self.readers.model.encoder)
         forward = Forward(self.readers, readout.text, self.batch_tokens)
         first = first_block(self.readers.model, self.blocks) - 1
 
-        def read(one: Rounding) -> Tensor:
-            ranges = self.ranges if one.rounded in (ACTIVATIONS, BOTH) else {}
-            of_weights = one.bits if one.rounded in (WEIGHTS, BOTH) else 0
-            with rounded_weights(weights, of_weights, one.scale == CHANNEL, columns):
-                return forward.read(RoundedStates(first, ranges, one, self.seed), readout)[-1].clone()
+        def read(rounding: Rounding) -> Tensor:
+            ranges = self.ranges if rounding.rounded in (ACTIVATIONS, BOTH) else {}
+            of_weights = rounding.bits if rounding.rounded in (WEIGHTS, BOTH) else 0
+            with rounded_weights(weights, of_weights, rounding.scale == CHANNEL, columns):
+                return forward.read(RoundedStates(first, ranges, rounding, self.seed), readout)[-1].clone()
 
-        found = run_unfinished(made, store, read, f"rounded to few bits, {readout.name}")
+        outputs = run_unfinished(files, store, read, f"rounded to few bits, {readout.name}")
         named = {"readout": readout.name, "layer": max(readout.layers(1))}
-        sums = {one: gave.astype(np.float64) for one, gave in found.items()}
-        return quantised_rows(sums, readout.n, named, n_kept)
+        sums = {setting: gave.astype(np.float64) for setting, gave in outputs.items()}
+        return quantised_rows(sums, readout.n, named, n_unrounded)
 
 
 def quantised_rows(
-    found: Mapping[Rounding, NDArray[np.float64]], n: NDArray[np.int64], named: Mapping[str, Any], n_kept: int
+    item_sums: Mapping[Rounding, NDArray[np.float64]], n: NDArray[np.int64], named: Mapping[str, Any], n_unrounded: int
 ) -> Rows:
     """Return the rows of `quantised.csv`: each rounding, and for each number of bits the mean of the random draws.
 
@@ -289,35 +295,48 @@ def quantised_rows(
     outliers is by rank among the draws: the share of these, and of what is tested, that lose no more.
 
     Args:
-        found: What each pass gave, as sums over the examples of each item, shape (n_items,).
+        item_sums: What each pass gave, as sums over the examples of each item, shape (n_items,).
         n: Number of examples of each item, shape (n_items,).
         named: Columns that all rows have: `readout`, `layer`.
-        n_kept: Number of neurons that are kept, over all blocks.
+        n_unrounded: Number of neurons that are kept, over all blocks.
     """
-    measure, whole = measure_of(str(named["readout"])), found[Rounding(0)]
+    measure, whole = measure_of(str(named["readout"])), item_sums[Rounding(0)]
 
-    def row(one: Rounding, kept: str, sums: NDArray[np.float64]) -> dict[str, Any]:
-        made = {
-            **named, "bits": one.bits, "rounded": one.rounded, "scale": one.scale, "kept": kept, "draw": one.draw,
-            "n_kept": 0 if kept == NOTHING else n_kept, "value": float(sums.sum() / n.sum()),
+    def row(rounding: Rounding, unrounded: str, sums: NDArray[np.float64]) -> dict[str, Any]:
+        columns = {
+            **named, "bits": rounding.bits, "rounded": rounding.rounded, "scale": rounding.scale,
+            "kept": unrounded, "draw": rounding.draw, "n_kept": 0 if unrounded == NOTHING else n_unrounded,
+            "value": float(sums.sum() / n.sum()),
         }  # fmt: skip
-        return made | tested(sums, whole, n, measure.is_share)
+        return columns | tested(sums, whole, n, measure.is_share)
 
-    main = [row(one, one.kept, sums) for one, sums in found.items() if one.bits and one.kept != RANDOM]
+    main = [
+        row(setting, setting.unrounded, sums)
+        for setting, sums in item_sums.items()
+        if setting.bits and setting.unrounded != RANDOM
+    ]
     draws, means = [], []
-    for bits in dict.fromkeys(one.bits for one in found if one.kept == RANDOM):
-        of_bits = {one: sums for one, sums in found.items() if (one.bits, one.kept) == (bits, RANDOM)}
-        rows = [row(one, RANDOM, sums) for one, sums in of_bits.items()]
-        effects = [one["effect"] for one in rows]
+    for bits in dict.fromkeys(setting.bits for setting in item_sums if setting.unrounded == RANDOM):
+        of_bits = {
+            setting: sums for setting, sums in item_sums.items() if (setting.bits, setting.unrounded) == (bits, RANDOM)
+        }
+        rows = [row(setting, RANDOM, sums) for setting, sums in of_bits.items()]
+        effects = [draw_row["effect"] for draw_row in rows]
         mean = row(replace(next(iter(of_bits)), draw=0), RANDOM_MEAN, np.mean(list(of_bits.values()), axis=0))
         mean["low"], mean["high"] = widened(mean["effect"], (mean["low"], mean["high"]), effects)
-        own = next(one for one in main if (one["bits"], one["rounded"], one["kept"]) == (bits, ACTIVATIONS, OUTLIERS))
-        better = sum(measure.sign * effect >= measure.sign * own["effect"] for effect in effects)
-        own["rank_p"] = (1 + better) / (1 + len(effects))
+        outlier_row = next(
+            main_row
+            for main_row in main
+            if (main_row["bits"], main_row["rounded"], main_row["kept"]) == (bits, ACTIVATIONS, OUTLIERS)
+        )
+        better = sum(measure.sign * effect >= measure.sign * outlier_row["effect"] for effect in effects)
+        outlier_row["rank_p"] = (1 + better) / (1 + len(effects))
         draws += rows
         means.append(mean)
-    for one, p_value in zip([*main, *means], holm([one["p_value"] for one in [*main, *means]]), strict=True):
-        one["p_value"] = float(p_value)
+    for tested_row, p_value in zip(
+        [*main, *means], holm([tested_row["p_value"] for tested_row in [*main, *means]]), strict=True
+    ):
+        tested_row["p_value"] = float(p_value)
     return [*main, *means, *draws]
 
 
@@ -326,7 +345,7 @@ FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Asked:
+class AblationConfig:
     """What is asked.
 
     Args:
@@ -360,7 +379,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
+class AblationResults:
     """What was found.
 
     Args:
@@ -402,53 +421,53 @@ class Found:
         return always | {name: rows for name, rows in others.items() if rows}
 
 
-def survey(subject: InterventionSetup, stores: Sequence[ActivationStore], asked: Asked) -> Found:
+def survey(setup: Subject, stores: Sequence[ActivationStore], config: AblationConfig) -> AblationResults:
     """Disable one unit after the other, and read the later layers.
 
     Args:
-        subject: Model and corpora.
+        setup: Model and corpora.
         stores: The activations of each corpus.
-        asked: What is asked.
+        config: What is asked.
 
     Raises:
         UserError: If the cache cannot be written.
     """
-    text = draw_text(stores[-1], _is(subject.splits[-1], "test"), asked.n_tokens, asked.seed, subject.n_types)
-    train = draw_text(stores[0], _is(subject.splits[0], "train"), asked.n_tokens, asked.seed, subject.n_types)
-    work = _Work(subject, stores, asked, text, train)
-    parts: list[_Part] = []
-    if POSITION in subject.readouts:
-        with stage(f"positions read without {' and '.join(asked.units)}"):
+    text = draw_text(stores[-1], _is(setup.splits[-1], "test"), config.n_tokens, config.seed, setup.n_types)
+    train = draw_text(stores[0], _is(setup.splits[0], "train"), config.n_tokens, config.seed, setup.n_types)
+    work = _ReadoutPasses(setup, stores, config, text, train)
+    parts: list[_ReadoutResults] = []
+    if POSITION in setup.wanted:
+        with stage(f"positions read without {' and '.join(config.units)}"):
             parts.append(work.with_weights(work.positions()))
-    if others(subject):
-        named = ["the task" if name == TUNED else name for name in others(subject)]
-        with stage(f"{' and '.join(named)} read without {' and '.join(asked.units)}"):
-            readouts = subject.other_readouts(text, asked.n_tokens, asked.seed, stores)
+    if others(setup):
+        named = ["the task" if name == TUNED else name for name in others(setup)]
+        with stage(f"{' and '.join(named)} read without {' and '.join(config.units)}"):
+            readouts = setup.other_readouts(text, config.n_tokens, config.seed, stores)
             parts += [work.with_weights(work.other(readout)) for readout in readouts]
-    measured = [one for part in parts for one in part.measured]
-    frozen = [one for one in measured if one.readout != RETRAINED]
-    return Found(
-        effect_rows(measured), better_without_rows(frozen, asked.seed), raising_rows(frozen, asked.seed),
+    unit_effects = [unit_effect for part in parts for unit_effect in part.unit_effects]
+    frozen = [unit_effect for unit_effect in unit_effects if unit_effect.readout != RETRAINED]
+    return AblationResults(
+        effect_rows(unit_effects), better_without_rows(frozen, config.seed), raising_rows(frozen, config.seed),
         [row for part in parts for row in part.rows],
         [row for part in parts for row in part.pruning], [row for part in parts for row in part.areas],
         [row for part in parts for row in part.weights], [row for part in parts for row in part.quantised],
-        subject.model.heads.n_heads, text, {part.readout.name: _intact(part) for part in parts},
+        setup.model.heads.n_heads, text, {part.readout.name: _intact(part) for part in parts},
         {part.readout.name: int(part.readout.n.sum()) for part in parts},
     )  # fmt: skip
 
 
-def others(subject: InterventionSetup) -> list[str]:
+def others(setup: Subject) -> list[str]:
     """Return the names of what is read beside positions."""
-    return [name for name in subject.readouts if name != POSITION]
+    return [name for name in setup.wanted if name != POSITION]
 
 
 @dataclass(frozen=True)
-class _Part:
+class _ReadoutResults:
     """What was found by one readout.
 
     Args:
         readout: The readout.
-        measured: What its passes gave.
+        unit_effects: What its passes gave.
         rows: Rows of `importance.csv`.
         pruning: Rows of `pruning.csv`.
         areas: Rows of `pruning_areas.csv`.
@@ -457,7 +476,7 @@ class _Part:
     """
 
     readout: Readout
-    measured: Sequence[PassScores]
+    unit_effects: Sequence[Measured]
     rows: Rows
     pruning: Rows
     areas: Rows
@@ -466,33 +485,33 @@ class _Part:
 
 
 @dataclass(frozen=True, eq=False)
-class _Work:
+class _ReadoutPasses:
     """The passes for all readouts.
 
     Args:
-        subject: Model and corpora.
+        setup: Model and corpora.
         stores: The activations of each corpus.
-        asked: What is asked.
+        config: What is asked.
         text: Test sentences.
         train: Training sentences.
     """
 
-    subject: InterventionSetup
+    setup: Subject
     stores: Sequence[ActivationStore]
-    asked: Asked
+    config: AblationConfig
     text: Text
     train: Text
 
     @cached_property
     def jobs(self) -> list[Job]:
         """All possible passes; the index of a pass's file is the index of its job plus 1."""
-        heads = self.subject.model.heads
+        heads = self.setup.model.heads
         return all_jobs(heads.n_layers, heads.n_heads)
 
     @cached_property
     def probed(self) -> ProbedTask:
         """Positions, and the probes that read them."""
-        return self.subject.probed(POSITION)
+        return self.setup.probed(POSITION)
 
     @cached_property
     def passes(self) -> Passes:
@@ -500,52 +519,56 @@ class _Work:
         return self._passes_over(self.text)
 
     def _passes_over(self, text: ReadableText) -> Passes:
-        return Passes(self.subject.readers, text, self.train, self.stores[-1].plan.batch_tokens, self.asked.seed)
+        return Passes(self.setup.readers, text, self.train, self.stores[-1].plan.batch_tokens, self.config.seed)
 
-    def positions(self) -> _Part:
+    def positions(self) -> _ReadoutResults:
         """Read positions by frozen and by retrained probes."""
-        asked = self.asked
+        config = self.config
         with self._store(POSITION, self.probed.key(self.stores)) as store:
             probes, classes = self._probes(store)
-            readout = ProbeReadout(self.text, probes, self.subject.readers.device)
+            readout = ProbeReadout(self.text, probes, self.setup.readers.device)
             results = self._run(store, readout, lambda: self.passes)
-            layers = {block: probes.layers(block) for block in asked.blocks}
-            measured = pass_scores_of(results, layers, readout.n, POSITION)
-            if asked.n_retrained:
-                last = {one.job: one.effect() for one in measured if one.layer == max(probes.weight)}
-                strongest = chosen_units(list(results), last, asked.n_retrained, asked.seed)
+            layers = {block: probes.layers(block) for block in config.blocks}
+            unit_effects = measured_of(results, layers, readout.n, POSITION)
+            if config.n_retrained:
+                last = {
+                    unit_effect.job: unit_effect.effect()
+                    for unit_effect in unit_effects
+                    if unit_effect.layer == max(probes.weight)
+                }
+                strongest = chosen_units(list(results), last, config.n_retrained, config.seed)
                 repeated = self._retrained(store, results, strongest, probes, classes)
-                measured += pass_scores_of(repeated, layers, readout.n, RETRAINED)
+                unit_effects += measured_of(repeated, layers, readout.n, RETRAINED)
             rows = self._importance(store, readout)
         labels = self.probed.labels(self.stores, 0, classes, "train")[self.train.of_corpus]
         of_train = Probes(probes.weight, torch.from_numpy(labels.astype(np.int64)))
-        chosen_on = ProbeReadout(self.train, of_train, self.subject.readers.device)
-        return _Part(readout, measured, rows, *self._pruned(chosen_on, readout))
+        chosen_on = ProbeReadout(self.train, of_train, self.setup.readers.device)
+        return _ReadoutResults(readout, unit_effects, rows, *self._pruned(chosen_on, readout))
 
-    def other(self, readout: Readout) -> _Part:
+    def other(self, readout: Readout) -> _ReadoutResults:
         """Read something else than positions."""
         with self._store(readout.name, {"content": fingerprint_of(*readout.content)}) as store:
             results = self._run(store, readout, cache(lambda: self._passes_over(readout.text)))
-            layers = {block: readout.layers(block) for block in self.asked.blocks}
-            measured = pass_scores_of(results, layers, readout.n, readout.name)
+            layers = {block: readout.layers(block) for block in self.config.blocks}
+            unit_effects = measured_of(results, layers, readout.n, readout.name)
             rows = self._importance(store, readout)
-        if not self.asked.prune:
-            return _Part(readout, measured, rows, [], [])
-        sides = self.subject.pruning_sides(readout, self.train, self.asked.n_tokens, self.asked.seed)
-        return _Part(readout, measured, rows, *self._pruned(*sides))
+        if not self.config.prune:
+            return _ReadoutResults(readout, unit_effects, rows, [], [])
+        sides = self.setup.pruning_sides(readout, self.train, self.config.n_tokens, self.config.seed)
+        return _ReadoutResults(readout, unit_effects, rows, *self._pruned(*sides))
 
-    def with_weights(self, part: _Part) -> _Part:
+    def with_weights(self, part: _ReadoutResults) -> _ReadoutResults:
         """Return a part with the rows of pruned weights and of rounded numbers, if these are asked for."""
-        asked, readout, readers = self.asked, part.readout, self.subject.readers
+        config, readout, readers = self.config, part.readout, self.setup.readers
         batch_tokens = self.stores[-1].plan.batch_tokens
-        own = {"blocks": list(asked.blocks), "content": fingerprint_of(*readout.content)}
-        if asked.prune_weights:
-            pruning = WeightPruning(readers, asked.blocks, asked.seed, batch_tokens)
-            with self._store(readout.name, {"pruned": "weights", **own}, N_FILES) as store:
+        key_part = {"blocks": list(config.blocks), "content": fingerprint_of(*readout.content)}
+        if config.prune_weights:
+            pruning = WeightPruning(readers, config.blocks, config.seed, batch_tokens)
+            with self._store(readout.name, {"pruned": "weights", **key_part}, N_FILES) as store:
                 part = replace(part, weights=pruning.rows(readout, store))
-        if asked.bits:
-            rounding = Quantised(readers, self.train, asked.blocks, asked.bits, asked.seed, batch_tokens)
-            with self._store(readout.name, {"bits": list(asked.bits), **own}, rounding.n_files) as store:
+        if config.bits:
+            rounding = Quantised(readers, self.train, config.blocks, config.bits, config.seed, batch_tokens)
+            with self._store(readout.name, {"bits": list(config.bits), **key_part}, rounding.n_files) as store:
                 part = replace(part, quantised=rounding.rows(readout, store))
         return part
 
@@ -556,46 +579,51 @@ class _Work:
             chosen_on: The readout whose losses decide on the order.
             reported_on: The readout that is reported.
         """
-        asked, rows, areas = self.asked, list[Any](), list[Any]()
-        for units in asked.units if asked.prune else ():
-            own = {"pruned": units, "kind": asked.prune_kind, "share": asked.prune_share, "blocks": list(asked.blocks)}
+        config, rows, areas = self.config, list[Any](), list[Any]()
+        for units in config.units if config.prune else ():
+            key_part = {
+                "pruned": units,
+                "kind": config.prune_kind,
+                "share": config.prune_share,
+                "blocks": list(config.blocks),
+            }
             content = [fingerprint_of(*readout.content) for readout in (chosen_on, reported_on)]
             how = Cumulative(
-                self.subject.readers, units, asked.prune_kind, self._stands, asked.blocks, asked.prune_share,
-                asked.seed, self.stores[-1].plan.batch_tokens,
+                self.setup.readers, units, config.prune_kind, self._stands, config.blocks, config.prune_share,
+                config.seed, self.stores[-1].plan.batch_tokens,
             )  # fmt: skip
-            n_units = len(asked.blocks) * (self.subject.model.heads.n_heads if units == "heads" else 1)
+            n_units = len(config.blocks) * (self.setup.model.heads.n_heads if units == "heads" else 1)
             if n_units < 2:  # there is but one order
                 continue
-            n_passes = n_files(n_units, asked.prune_share)
-            with self._store(reported_on.name, own | {"content": content}, n_passes) as store:
-                made = how.rows(chosen_on, reported_on, store)
-            rows, areas = [*rows, *made[0]], [*areas, *made[1]]
+            n_passes = n_files(n_units, config.prune_share)
+            with self._store(reported_on.name, key_part | {"content": content}, n_passes) as store:
+                new_rows = how.rows(chosen_on, reported_on, store)
+            rows, areas = [*rows, *new_rows[0]], [*areas, *new_rows[1]]
         return rows, areas
 
     @cached_property
     def _stands(self) -> Tensor:
         """What stands in the place of the outputs of all heads together, shape (n_layers, width)."""
-        model = self.subject.readers.model
-        stands = torch.zeros(model.heads.n_layers, model.width, device=self.subject.readers.device)
-        if self.asked.prune_kind == "mean":
-            for block in self.asked.blocks:
+        model = self.setup.readers.model
+        stands = torch.zeros(model.heads.n_layers, model.width, device=self.setup.readers.device)
+        if self.config.prune_kind == "mean":
+            for block in self.config.blocks:
                 stands[block - 1] = self.passes.replacements(block).mean
         return stands
 
     @contextmanager
-    def _store(self, readout: str, own: Mapping[str, Any], n_passes: int | None = None) -> Iterator[PassStore]:
+    def _store(self, readout: str, key_part: Mapping[str, Any], n_passes: int | None = None) -> Iterator[PassStore]:
         """Open the store of the passes of a readout, which other jobs then wait for."""
-        key = _key(self.subject, self.stores, self.asked, readout, own)
+        key = _key(self.setup, self.stores, self.config, readout, key_part)
         n_passes = n_passes or 2 * len(self.jobs) + 1
-        with opened(self.subject.source, key, self.stores[-1], self.text.tokens, n_passes) as store:
+        with opened(self.setup.source, key, self.stores[-1], self.text.tokens, n_passes) as store:
             yield store
 
     def _run(self, store: PassStore, readout: Readout, passes: Callable[[], Passes]) -> dict[Job, Any]:
         """Return what each pass that is asked for gave."""
-        asked = self.asked
+        config = self.config
         chosen = {
-            i + 1: job for i, job in enumerate(self.jobs) if is_needed(job, asked.units, asked.kinds, asked.blocks)
+            i + 1: job for i, job in enumerate(self.jobs) if wanted(job, config.units, config.kinds, config.blocks)
         }
         what = "heads and layers" if readout.name == POSITION else f"heads and layers, {readout.name}"
         return run_unfinished(chosen, store, lambda job: passes().run(job, readout), what)
@@ -625,30 +653,30 @@ class _Work:
 
     def _importance(self, store: PassStore, readout: Readout) -> Rows:
         """Return the rows of `importance.csv`, whose gradients are stored as the last file."""
-        if "heads" not in self.asked.units:
+        if "heads" not in self.config.units:
             return []
-        last, subject = store.plan.n_layers, self.subject
+        last, setup = store.plan.n_layers, self.setup
         if store.unfinished([last]):
-            found = importance(subject.readers.model, subject.pad_token_id, readout, store.plan.batch_tokens)
-            store.put(last, {"importance": found})
+            gradients = importance(setup.readers.model, setup.pad_token_id, readout, store.plan.batch_tokens)
+            store.put(last, {"importance": gradients})
         by_item = store.get(last)["importance"].abs().numpy()
         layer = max(readout.layers(1))
-        return importance_rows(by_item, readout.n, self.asked.blocks, layer, readout.name)
+        return importance_rows(by_item, readout.n, self.config.blocks, layer, readout.name)
 
 
 def _key(
-    subject: InterventionSetup, stores: Sequence[ActivationStore], asked: Asked, readout: str, own: Mapping[str, Any]
+    setup: Subject, stores: Sequence[ActivationStore], config: AblationConfig, readout: str, part: Mapping[str, Any]
 ) -> dict[str, Any]:  # fmt: skip
     """Return everything that changes the results of a pass; units and kinds are not part of the key."""
     of_passes = {
         "format": FORMAT,
         "readout": readout,
         "train": dict(stores[0].plan.key),
-        "split_seed": subject.split_seed,
-        **own,
-        "trainer": {name: str(value) for name, value in subject.source.trainer.items()},
-        "n_tokens": asked.n_tokens,
-        "seed": asked.seed,
+        "split_seed": setup.split_seed,
+        **part,
+        "trainer": {name: str(value) for name, value in setup.source.trainer.items()},
+        "n_tokens": config.n_tokens,
+        "seed": config.seed,
     }
     return {**stores[-1].plan.key, "disabling": of_passes}
 
@@ -657,10 +685,14 @@ def _is(splits: Sequence[Split], side: Split) -> Any:
     return np.array([split == side for split in splits], dtype=bool)
 
 
-def _intact(part: _Part) -> dict[int, float]:
+def _intact(part: _ReadoutResults) -> dict[int, float]:
     """Return what a readout gives while nothing is disabled, by layer."""
-    found = {one.layer: float(one.intact.sum() / one.n.sum()) for one in part.measured if one.readout != RETRAINED}
-    return dict(sorted(found.items()))
+    intact_values = {
+        unit_effect.layer: float(unit_effect.intact.sum() / unit_effect.n.sum())
+        for unit_effect in part.unit_effects
+        if unit_effect.readout != RETRAINED
+    }
+    return dict(sorted(intact_values.items()))
 
 
 def check(units: Sequence[UnitType], kinds: Sequence[Kind], prune: bool) -> None:

@@ -167,15 +167,15 @@ def is_head(row: Row) -> bool:
     return "-" in row["unit"]
 
 
-def at_last_layer(made: Tables, readout: str = "position") -> list[Row]:
+def at_last_layer(rows_by_table: Tables, readout: str = "position") -> list[Row]:
     """Return the rows of `disabled.csv` that were read from the highest layer.
 
     Args:
-        made: The tables.
+        rows_by_table: The tables.
         readout: What was read: `position` by frozen probes, `position_retrained` by probes that were trained again, or
             another name in the column `readout`.
     """
-    rows = [row for row in made.get("disabled", ()) if row["readout"] == readout]
+    rows = [row for row in rows_by_table.get("disabled", ()) if row["readout"] == readout]
     last = max((row["layer"] for row in rows), default=0)
     return [row for row in rows if row["layer"] == last]
 
@@ -185,9 +185,11 @@ def kinds_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["kind"] for row in rows))
 
 
-def readouts_of(made: Tables) -> list[str]:
+def readouts_of(rows_by_table: Tables) -> list[str]:
     """Return what was read out, in the order of the rows; probes that were trained again are none of these."""
-    return [name for name in dict.fromkeys(row["readout"] for row in made.get("disabled", ())) if name != RETRAINED]
+    return [
+        name for name in dict.fromkeys(row["readout"] for row in rows_by_table.get("disabled", ())) if name != RETRAINED
+    ]
 
 
 def named(readout: str, layer: int) -> str:
@@ -202,14 +204,17 @@ def named(readout: str, layer: int) -> str:
     return f"{measure_of(readout).noun}{f' ({of})' if of else ''}{at}"
 
 
-def tables(made: Tables) -> list[Any]:
+def tables(rows_by_table: Tables) -> list[Any]:
     """Return the tables of the terminal as rich ones; those without rows are left out."""
-    found = []
-    for readout in readouts_of(made):
-        rows = at_last_layer(made, readout)
-        layers, heads = ([row for row in rows if is_head(row) is wanted] for wanted in (False, True))
-        found += [_table(layers, "layer", ""), _table(_first(heads), "head", f", of {len(_units(heads))} heads")]
-    return [table for table in [*found, _retrained_table(made)] if table is not None]
+    readout_tables = []
+    for readout in readouts_of(rows_by_table):
+        rows = at_last_layer(rows_by_table, readout)
+        layers, heads = ([row for row in rows if is_head(row) is of_heads] for of_heads in (False, True))
+        readout_tables += [
+            _table(layers, "layer", ""),
+            _table(_first(heads), "head", f", of {len(_units(heads))} heads"),
+        ]
+    return [table for table in [*readout_tables, _retrained_table(rows_by_table)] if table is not None]
 
 
 def _units(rows: Sequence[Row]) -> list[str]:
@@ -241,23 +246,23 @@ def _table(rows: Sequence[Row], what: str, of: str) -> Any:
     table = plain_table(title[0].upper() + title[1:])
     for heading in (what, *kinds):
         table.add_column(heading, justify="right")
-    found = {(row["unit"], row["kind"]): row for row in rows}
+    row_of = {(row["unit"], row["kind"]): row for row in rows}
     for unit in _units(rows):
-        table.add_row(unit, *(points(found.get((unit, kind))) for kind in kinds))
+        table.add_row(unit, *(points(row_of.get((unit, kind))) for kind in kinds))
     return table
 
 
-def _retrained_table(made: Tables) -> Any:
+def _retrained_table(rows_by_table: Tables) -> Any:
     """Return the effect of each unit on probes as they were, and on probes that were trained again, in points."""
     from probing.runtime.terminal import plain_table
 
-    rows = at_last_layer(made, RETRAINED)
+    rows = at_last_layer(rows_by_table, RETRAINED)
     if not rows:
         return None
     table = plain_table(f"Position accuracy of layer {rows[0]['layer']} by probes trained again, in points")
     for heading in ("without", "kind", "probe as it was", "trained again"):
         table.add_column(heading, justify="right")
-    frozen = {(row["unit"], row["kind"]): row for row in at_last_layer(made)}
+    frozen = {(row["unit"], row["kind"]): row for row in at_last_layer(rows_by_table)}
     for row in rows:
         table.add_row(row["unit"], row["kind"], points(frozen.get((row["unit"], row["kind"]))), points(row))
     return table
@@ -267,10 +272,10 @@ def points(row: Row | None) -> str:
     """Return an effect in its unit with its interval, and a star if its corrected p-value is below .05."""
     if row is None:
         return ""
-    return f"{_told(row)}{in_brackets(_between(row))}{'*' if row['p_value'] < 0.05 else ''}"
+    return f"{_change(row)}{in_brackets(_between(row))}{'*' if row['p_value'] < 0.05 else ''}"
 
 
-def _told(row: Row) -> str:
+def _change(row: Row) -> str:
     measure = measure_of(row["readout"])
     return f"{measure.times * row['effect']:+.{measure.digits}f}"
 
@@ -280,21 +285,21 @@ def _between(row: Row) -> str:
     return interval(row, between=" to ", form=f"+.{measure.digits}f", times=measure.times)
 
 
-def conclusions(made: Tables) -> list[str]:
+def conclusions(rows_by_table: Tables) -> list[str]:
     """Return the conclusions from the tables, a sentence for each question."""
     lines = []
-    for readout in readouts_of(made):
-        rows = at_last_layer(made, readout)
-        for wanted, what in ((False, "layer"), (True, "head")):
+    for readout in readouts_of(rows_by_table):
+        rows = at_last_layer(rows_by_table, readout)
+        for of_heads, what in ((False, "layer"), (True, "head")):
             for kind in kinds_of(rows):
-                if here := [row for row in rows if row["kind"] == kind and is_head(row) is wanted]:
-                    lines.append(_most(here, what, kind))
-        lines += _trained_again(made) if readout == POSITION else []
+                if kind_rows := [row for row in rows if row["kind"] == kind and is_head(row) is of_heads]:
+                    lines.append(_most(kind_rows, what, kind))
+        lines += _trained_again(rows_by_table) if readout == POSITION else []
         lines += [
-            *_raising(made, readout),
-            *_better_without(made, readout),
-            *_importance(made, readout),
-            *_pruning(made, readout),
+            *_raising(rows_by_table, readout),
+            *_better_without(rows_by_table, readout),
+            *_importance(rows_by_table, readout),
+            *_pruning(rows_by_table, readout),
             *_why_no_intervals(rows),
         ]
     return lines
@@ -308,8 +313,8 @@ def _most(rows: Sequence[Row], what: str, kind: str) -> str:
     without = f"Without a {what}, with {PLACES[kind]}" if kind != "skip" else "With a block skipped"
     return (
         f"{without}: {_changes_most(most)} by {what} {most['unit']}, from {most['intact']:.3f} to "
-        f"{most['value']:.3f} ({_told(most)} {measure_of(most['readout']).unit}{_after(most)}); {lower} of {len(rows)} "
-        f"{what}s lower it and {higher} raise it (corrected p below .05)."
+        f"{most['value']:.3f} ({_change(most)} {measure_of(most['readout']).unit}{_after(most)}); {lower} of "
+        f"{len(rows)} {what}s lower it and {higher} raise it (corrected p below .05)."
     )
 
 
@@ -335,11 +340,11 @@ def _loses(most: Row) -> str:
     return "loses most" if most["effect"] < 0 else "loses nothing, and gains least"
 
 
-def _trained_again(made: Tables) -> list[str]:
+def _trained_again(rows_by_table: Tables) -> list[str]:
     """Say, for heads and for layers, without how many of them a retrained probe reads less, and which costs it most."""
     lines = []
-    for wanted, what in ((False, "layer"), (True, "head")):
-        rows = [row for row in at_last_layer(made, RETRAINED) if is_head(row) is wanted]
+    for of_heads, what in ((False, "layer"), (True, "head")):
+        rows = [row for row in at_last_layer(rows_by_table, RETRAINED) if is_head(row) is of_heads]
         if rows:
             lower = sum(row["effect"] < 0 and row["p_value"] < 0.05 for row in rows)
             most = min(rows, key=lambda row: row["effect"])
@@ -351,24 +356,24 @@ def _trained_again(made: Tables) -> list[str]:
     return lines
 
 
-def _raising(made: Tables, readout: str) -> list[str]:
+def _raising(rows_by_table: Tables, readout: str) -> list[str]:
     """Say of a tuned model without how many units its task gains, and whether these are more than chance gives."""
     if readout not in (TUNED, TUNED_R2):
         return []
     lines = []
     for units in ("layers", "heads"):
-        rows = [row for row in made.get("raising", ()) if (row["readout"], row["units"]) == (readout, units)]
+        rows = [row for row in rows_by_table.get("raising", ()) if (row["readout"], row["units"]) == (readout, units)]
         if not rows:
             continue
         more = [row["kind"] for row in rows if row["p_value"] < 0.05]
-        told = [
+        names = [
             f"{row['n_better']} ({row['kind']}; clearly without {row['n_clear']}, where chance gives "
             f"{row['n_chance_low']} to {row['n_chance_high']})"
             for row in rows
         ]
         verdict = f"more than chance gives with {listed(more)}" if more else "no more than chance gives"
         lines.append(
-            f"Of {rows[0]['n_units']} {units}, the {measure_of(readout).noun} rises without {listed(told)}: {verdict} "
+            f"Of {rows[0]['n_units']} {units}, the {measure_of(readout).noun} rises without {listed(names)}: {verdict} "
             "(p below .05 by random signs of the differences, corrected)."
         )
     return lines
@@ -383,56 +388,61 @@ def tuned_sentences(results: Mapping[str, Any]) -> list[str]:
     tuned = results.get("tuned")
     if tuned is None:
         return []
-    (readout, found), *_ = ((name, one) for name, one in results["readouts"].items() if name in (TUNED, TUNED_R2))
-    (intact,), score = found["intact"].values(), tuned["score"]
-    said = f"Intact, {tuned['checkpoint']} has a {measure_of(readout).noun} of {intact:.3f}"
-    if found["n_examples"] < tuned["n_tested"]:
+    (readout, shown), *_ = ((name, values) for name, values in results["readouts"].items() if name in (TUNED, TUNED_R2))
+    (intact,), score = shown["intact"].values(), tuned["score"]
+    sentence = f"Intact, {tuned['checkpoint']} has a {measure_of(readout).noun} of {intact:.3f}"
+    if shown["n_examples"] < tuned["n_tested"]:
         return [
-            f"{said} on {found['n_examples']:,} of the {tuned['n_tested']:,} targets that its run tested ({score:.3f})."
+            f"{sentence} on {shown['n_examples']:,} of the {tuned['n_tested']:,} targets that its run tested "
+            f"({score:.3f})."
         ]
     if abs(intact - score) <= SAME:
-        return [f"{said} on the {found['n_examples']:,} targets of the test part, as its run says."]
-    return [f"{said}, where its run says {score:.3f}: it was tuned with other versions or on another machine."]
+        return [f"{sentence} on the {shown['n_examples']:,} targets of the test part, as its run says."]
+    return [f"{sentence}, where its run says {score:.3f}: it was tuned with other versions or on another machine."]
 
 
-def _better_without(made: Tables, readout: str) -> list[str]:
-    rows = [row for row in made.get("better_without", ()) if row["readout"] == readout]
+def _better_without(rows_by_table: Tables, readout: str) -> list[str]:
+    rows = [row for row in rows_by_table.get("better_without", ()) if row["readout"] == readout]
     last = max((row["layer"] for row in rows), default=0)
     lines = []
     for units in ("layers", "heads"):
-        here = [row for row in rows if row["units"] == units and row["layer"] == last]
-        better = [row for row in here if _gain(row) > 0 and row["p_value"] < 0.05]
-        if not here:
+        unit_rows = [row for row in rows if row["units"] == units and row["layer"] == last]
+        better = [row for row in unit_rows if _gain(row) > 0 and row["p_value"] < 0.05]
+        if not unit_rows:
             continue
         unit = measure_of(readout).unit
-        told = [f"{row['unit']} ({row['kind']}: {_told(row)} {unit}{_within(row)})" for row in better]
+        better_texts = [f"{row['unit']} ({row['kind']}: {_change(row)} {unit}{_within(row)})" for row in better]
         what = units.removesuffix("s")
         of = "" if readout == POSITION else f" ({'task' if readout in (TUNED, TUNED_R2) else readout})"
         items = f"{measure_of(readout).items}s{of}"
         lines.append(
             f"Better without a {what}, chosen on one half of the {items} and measured on the other: "
-            + (f"{', '.join(told)}." if told else "none, by any kind of replacement (corrected p below .05).")
+            + (
+                f"{', '.join(better_texts)}."
+                if better_texts
+                else "none, by any kind of replacement (corrected p below .05)."
+            )
         )
     return lines
 
 
-def _importance(made: Tables, readout: str) -> list[str]:
+def _importance(rows_by_table: Tables, readout: str) -> list[str]:
     """Return which heads the loss depends on most by its gradient."""
-    rows = [row for row in made.get("importance", ()) if row["readout"] == readout]
+    rows = [row for row in rows_by_table.get("importance", ()) if row["readout"] == readout]
     rows.sort(key=lambda row: -row["importance"])
     if not rows:
         return []
-    told = []
+    head_texts = []
     for row in rows[:3]:
         between = interval(row, between=" to ", form=".3g")
-        told.append(f"{row['unit']} ({row['importance']:.3g}{', ' + between if between else ''})")
+        head_texts.append(f"{row['unit']} ({row['importance']:.3g}{', ' + between if between else ''})")
     loss = _LOSSES[readout.split(":")[0]].format(layer=rows[0]["layer"])
-    return [f"By gradients (Michel et al. 2019), {loss} depends most on heads {', '.join(told)}."]
+    return [f"By gradients (Michel et al. 2019), {loss} depends most on heads {', '.join(head_texts)}."]
 
 
-def _pruning(made: Tables, readout: str) -> list[str]:
+def _pruning(rows_by_table: Tables, readout: str) -> list[str]:
     """Return how much is kept as more and more is disabled by importance, beside other orders."""
-    rows = [row for row in made.get("pruning_areas", ()) if row["readout"] == readout]
+    rows = [row for row in rows_by_table.get("pruning_areas", ()) if row["readout"] == readout]
     lines = []
     for units in ("layers", "heads"):
         by_order = {row["order"]: row for row in rows if row["units"] == units}
@@ -442,7 +452,7 @@ def _pruning(made: Tables, readout: str) -> list[str]:
         lines.append(
             f"Disabled together ({least['kind']}), the least important {units} first, {units} leave an area of "
             f"{least['area']:.3f} under the curve of {named(readout, least['layer'])}, and in random orders "
-            f"{least['random_area']:.3f} ({_told(least)} {measure_of(readout).unit}{_after(least)}; better than "
+            f"{least['random_area']:.3f} ({_change(least)} {measure_of(readout).unit}{_after(least)}; better than "
             f"{least['percentile']:.0f}% of them, p = {least['p_value']:.2g} by rank); in the reverse order "
             f"{reverse['area']:.3f}."
         )
@@ -460,18 +470,18 @@ def _why_no_intervals(rows: Sequence[Row]) -> list[str]:
     return [few] if few else []
 
 
-def by_order(made: Tables, readout: str) -> dict[str, list[Row]]:
+def by_order(rows_by_table: Tables, readout: str) -> dict[str, list[Row]]:
     """Return the rows of a readout by their order, each by share: those of random draws one draw after the other."""
-    found: dict[str, list[Row]] = {}
-    for row in made.get("weight_pruning", ()):
+    order_rows: dict[str, list[Row]] = {}
+    for row in rows_by_table.get("weight_pruning", ()):
         if row["readout"] == readout:
-            found.setdefault(row["order"], []).append(row)
-    return found
+            order_rows.setdefault(row["order"], []).append(row)
+    return order_rows
 
 
-def weight_tables(made: Tables) -> list[Any]:
+def weight_tables(rows_by_table: Tables) -> list[Any]:
     """Return a table for each readout as a rich one: what is left at each share, by magnitude and at random."""
-    return [_weight_table(rows) for readout in readouts_of(made) if (rows := by_order(made, readout))]
+    return [_weight_table(rows) for readout in readouts_of(rows_by_table) if (rows := by_order(rows_by_table, readout))]
 
 
 def _weight_table(rows: Mapping[str, Sequence[Row]]) -> Any:
@@ -488,22 +498,26 @@ def _weight_table(rows: Mapping[str, Sequence[Row]]) -> Any:
         table.add_column(heading, justify="right")
     for row in rows[MAGNITUDE]:
         both = [row, random.get(row["share"], first)]
-        told = [cell for one in both for cell in (f"{one['value']:.3f}", points(one) if one["share"] else "")]
-        table.add_row(f"{row['share']:.0%}", *told)
+        cells = [
+            cell
+            for order_row in both
+            for cell in (f"{order_row['value']:.3f}", points(order_row) if order_row["share"] else "")
+        ]
+        table.add_row(f"{row['share']:.0%}", *cells)
     return table
 
 
-def weight_sentences(made: Tables, readout: str) -> list[str]:
+def weight_sentences(rows_by_table: Tables, readout: str) -> list[str]:
     """Return from which share on pruned weights cost something, by magnitude and at random."""
-    rows = by_order(made, readout)
+    rows = by_order(rows_by_table, readout)
     if not rows:
         return []
     first, sign = rows[MAGNITUDE][0], measure_of(readout).sign
-    told = [_from(rows[order], sign) for order in (MAGNITUDE, MEAN)]
+    clauses = [_from(rows[order], sign) for order in (MAGNITUDE, MEAN)]
     what = "the " + named(readout, first["layer"])
     return [
-        f"With the smallest weights of each matrix pruned, {what} is worse than the whole model's {told[0]} "
-        f"({first['n_weights']:,} weights); with random ones, {told[1]} (corrected p below .05)."
+        f"With the smallest weights of each matrix pruned, {what} is worse than the whole model's {clauses[0]} "
+        f"({first['n_weights']:,} weights); with random ones, {clauses[1]} (corrected p below .05)."
     ]
 
 
@@ -520,15 +534,15 @@ def _from(rows: Sequence[Row], sign: int) -> str:
 _KEPT = {NOTHING: "", OUTLIERS: "outliers", RANDOM_MEAN: "random"}
 
 
-def quantised_tables(made: Tables) -> list[Any]:
+def quantised_tables(rows_by_table: Tables) -> list[Any]:
     """Return a table for each readout as a rich one."""
-    by_readout = {readout: _of(made, readout) for readout in readouts_of(made)}
+    by_readout = {readout: _of(rows_by_table, readout) for readout in readouts_of(rows_by_table)}
     return [_quantised_table(rows) for rows in by_readout.values() if rows]
 
 
-def _of(made: Tables, readout: str) -> list[Row]:
+def _of(rows_by_table: Tables, readout: str) -> list[Row]:
     """Return the rows of a readout but for single draws, by bits."""
-    rows = [row for row in made.get("quantised", ()) if row["readout"] == readout and row["kept"] != RANDOM]
+    rows = [row for row in rows_by_table.get("quantised", ()) if row["readout"] == readout and row["kept"] != RANDOM]
     bits = list(dict.fromkeys(row["bits"] for row in rows))
     return sorted(rows, key=lambda row: bits.index(row["bits"]))
 
@@ -547,24 +561,26 @@ def _quantised_table(rows: Sequence[Row]) -> Any:
     return table
 
 
-def quantised_sentences(made: Tables, readout: str) -> list[str]:
+def quantised_sentences(rows_by_table: Tables, readout: str) -> list[str]:
     """Return for each number of bits what rounded hidden states cost, and whether the outliers are why."""
-    found = {
-        (row["bits"], row["rounded"], row["scale"], row["kept"]): row for row in _of(made, readout)
+    row_of = {
+        (row["bits"], row["rounded"], row["scale"], row["kept"]): row for row in _of(rows_by_table, readout)
     }  # fmt: skip
-    said = []
-    for bits in dict.fromkeys(key[0] for key in found):
-        own = found[bits, ACTIVATIONS, TENSOR, NOTHING]
-        verb = "changes" if own["p_value"] < 0.05 else "is not shown to change"
-        start = f"With hidden states rounded to {bits} bits by one scale a layer, {named(readout, own['layer'])} {verb}"
-        start = f"{start}: {points(own)}"
-        kept = found.get((bits, ACTIVATIONS, TENSOR, OUTLIERS))
-        if kept is None:
-            said.append(f"{start}; no layer has an outlier that could be kept in full.")
-            continue
-        random = found[bits, ACTIVATIONS, TENSOR, RANDOM_MEAN]
-        said.append(
-            f"{start}; with the {count(kept['n_kept'], 'outlier')} of all blocks kept in full: {points(kept)}; with as "
-            f"many random neurons: {points(random)} (p by rank {kept['rank_p']:.2g})."
+    sentences = []
+    for bits in dict.fromkeys(key[0] for key in row_of):
+        plain = row_of[bits, ACTIVATIONS, TENSOR, NOTHING]
+        verb = "changes" if plain["p_value"] < 0.05 else "is not shown to change"
+        start = (
+            f"With hidden states rounded to {bits} bits by one scale a layer, {named(readout, plain['layer'])} {verb}"
         )
-    return said
+        start = f"{start}: {points(plain)}"
+        exempt = row_of.get((bits, ACTIVATIONS, TENSOR, OUTLIERS))
+        if exempt is None:
+            sentences.append(f"{start}; no layer has an outlier that could be kept in full.")
+            continue
+        random = row_of[bits, ACTIVATIONS, TENSOR, RANDOM_MEAN]
+        sentences.append(
+            f"{start}; with the {count(exempt['n_kept'], 'outlier')} of all blocks kept in full: {points(exempt)}; "
+            f"with as many random neurons: {points(random)} (p by rank {exempt['rank_p']:.2g})."
+        )
+    return sentences

@@ -51,20 +51,20 @@ def matrices(model: LaterBlocks, blocks: Sequence[int]) -> list[nn.Parameter]:
         model: The model.
         blocks: The blocks, from 1; all of them where blocks share their weights.
     """
-    found: dict[nn.Parameter, None] = {}
-    for block in own_blocks(model, blocks):
+    weights: dict[nn.Parameter, None] = {}
+    for block in block_modules(model, blocks):
         for module in block.modules():
             weight = getattr(module, "weight", None)
             if isinstance(weight, nn.Parameter) and weight.ndim == 2 and not isinstance(module, nn.Embedding):
-                found[weight] = None
-    return list(found)
+                weights[weight] = None
+    return list(weights)
 
 
 def _are_shared(model: LaterBlocks) -> bool:
     return len(set(model.anatomy.blocks or ())) < model.anatomy.n_layers
 
 
-def own_blocks(model: LaterBlocks, blocks: Sequence[int]) -> list[nn.Module]:
+def block_modules(model: LaterBlocks, blocks: Sequence[int]) -> list[nn.Module]:
     """Return the modules of some blocks; all modules where blocks share their weights."""
     every = model.anatomy.blocks or ()
     return list(dict.fromkeys(every if _are_shared(model) else [every[block - 1] for block in blocks]))
@@ -109,8 +109,8 @@ def pruned(weights: Sequence[nn.Parameter], percent: int, draw: int, seed: int) 
             n_pruned += len(gone)
         yield n_pruned
     finally:
-        for weight, own in zip(weights, before, strict=True):
-            weight.data.copy_(own)
+        for weight, original in zip(weights, before, strict=True):
+            weight.data.copy_(original)
 
 
 @dataclass(frozen=True)
@@ -155,22 +155,27 @@ class WeightPruning:
             store: Where passes are stored.
         """
         passes = [Pass(percent, draw) for draw in range(N_DRAWS + 1) for percent in PERCENT if percent or not draw]
-        files = {1 + one.draw * len(PERCENT) + PERCENT.index(one.percent): one for one in passes}
+        files = {
+            1 + weight_pass.draw * len(PERCENT) + PERCENT.index(weight_pass.percent): weight_pass
+            for weight_pass in passes
+        }
         forward = Forward(self.readers, readout.text, self.batch_tokens)
         whole = Intact(first_block(self.readers.model, self.blocks) - 1)
 
-        def read(one: Pass) -> Tensor:
-            with pruned(self.weights, one.percent, one.draw, self.seed):
+        def read(file_pass: Pass) -> Tensor:
+            with pruned(self.weights, file_pass.percent, file_pass.draw, self.seed):
                 return forward.read(whole, readout)[-1].clone()
 
-        found = run_unfinished(files, store, read, f"pruned weights, {readout.name}")
+        outputs = run_unfinished(files, store, read, f"pruned weights, {readout.name}")
         n_weights = sum(weight.numel() for weight in self.weights)
         named = {"readout": readout.name, "layer": max(readout.layers(1)), "n_weights": n_weights}
-        return weight_rows({one: sums.astype(np.float64) for one, sums in found.items()}, readout.n, named)
+        return weight_rows(
+            {weight_pass: sums.astype(np.float64) for weight_pass, sums in outputs.items()}, readout.n, named
+        )
 
 
 def weight_rows(
-    found: Mapping[Pass, NDArray[np.float64]], n: NDArray[np.int64], named: Mapping[str, Any]
+    item_sums: Mapping[Pass, NDArray[np.float64]], n: NDArray[np.int64], named: Mapping[str, Any]
 ) -> Rows:  # fmt: skip
     """Return the rows of `weight_pruning.csv`: by magnitude, for each random draw, and for the mean of the draws.
 
@@ -178,12 +183,12 @@ def weight_rows(
     draws. p-values are two-sided, over items, and corrected (Holm) for the shares of an order.
 
     Args:
-        found: What each pass gave, as sums over the examples of each item, shape (n_items,).
+        item_sums: What each pass gave, as sums over the examples of each item, shape (n_items,).
         n: Number of examples of each item, shape (n_items,).
         named: Columns that all rows have: `readout`, `layer`, `n_weights`.
     """
-    is_share, whole = measure_of(str(named["readout"])).is_share, found[Pass(0, 0)]
-    draws = sorted({one.draw for one in found if one.draw})
+    is_share, whole = measure_of(str(named["readout"])).is_share, item_sums[Pass(0, 0)]
+    draws = sorted({weight_pass.draw for weight_pass in item_sums if weight_pass.draw})
 
     def row(order: str, draw: int, percent: int, sums: NDArray[np.float64]) -> dict[str, Any]:
         return {
@@ -191,21 +196,21 @@ def weight_rows(
             **tested(sums, whole, n, is_share),
         }  # fmt: skip
 
-    by_magnitude = [row(MAGNITUDE, 0, percent, found[Pass(percent, 0)]) for percent in PERCENT]
+    by_magnitude = [row(MAGNITUDE, 0, percent, item_sums[Pass(percent, 0)]) for percent in PERCENT]
     by_magnitude[0] |= {"low": 0.0, "high": 0.0, "p_value": 1.0}  # nothing is compared
     of_draws = [
-        [row(RANDOM_UNITS, draw, percent, found[Pass(percent, draw)]) for percent in PERCENT[1:]] for draw in draws
+        [row(RANDOM_UNITS, draw, percent, item_sums[Pass(percent, draw)]) for percent in PERCENT[1:]] for draw in draws
     ]
     means = []
     for i, percent in enumerate(PERCENT[1:]):
-        one = row(MEAN, 0, percent, np.mean([found[Pass(percent, draw)] for draw in draws], axis=0))
+        mean_row = row(MEAN, 0, percent, np.mean([item_sums[Pass(percent, draw)] for draw in draws], axis=0))
         effects = [of_draw[i]["effect"] for of_draw in of_draws]
-        one["low"], one["high"] = widened(one["effect"], (one["low"], one["high"]), effects)
-        means.append(one)
+        mean_row["low"], mean_row["high"] = widened(mean_row["effect"], (mean_row["low"], mean_row["high"]), effects)
+        means.append(mean_row)
     for rows in (by_magnitude[1:], means, *of_draws):
-        for one, p_value in zip(rows, holm([one["p_value"] for one in rows]), strict=True):
-            one["p_value"] = float(p_value)
-    return [*by_magnitude, *means, *(one for rows in of_draws for one in rows)]
+        for order_row, p_value in zip(rows, holm([order_row["p_value"] for order_row in rows]), strict=True):
+            order_row["p_value"] = float(p_value)
+    return [*by_magnitude, *means, *(random_row for rows in of_draws for random_row in rows)]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -252,8 +257,10 @@ def head_gradients(
         whole: Any = vectors_received(args, kwargs)
         of_heads = whole[..., : model.width].unflatten(-1, (heads.n_heads, heads.d_head))
         scaled = of_heads * factors[number - 1][:, None, :, None]
-        given = torch.cat([scaled.flatten(-2), whole[..., model.width :]], dim=-1)
-        return with_vectors(args, kwargs, changes[number](given) if changes and number in changes else given)
+        head_vectors = torch.cat([scaled.flatten(-2), whole[..., model.width :]], dim=-1)
+        return with_vectors(
+            args, kwargs, changes[number](head_vectors) if changes and number in changes else head_vectors
+        )
 
     projections = [model.encoder.get_submodule(name) for name in heads.projections]
     with ExitStack() as hooks, torch.inference_mode(False), torch.enable_grad():
@@ -282,17 +289,17 @@ def importance(
         Shape (n_items, n_layers, heads), float32.
     """
     device = next(model.encoder.parameters()).device
-    found = torch.zeros(len(readout.n), model.heads.n_layers, model.heads.n_heads)
+    total = torch.zeros(len(readout.n), model.heads.n_layers, model.heads.n_heads)
     tokens, (sentences, items) = readout.text.tokens, readout.occurrences
     for some in batches(tokens.lengths[sentences], batch_tokens, model.anatomy.padding_is_neutral):
         batch = padded(tokens, sentences[some], pad_token_id, device)
         gradients = head_gradients(model, batch.inputs, readout.loss(batch, some), changes)
-        found.index_add_(0, torch.from_numpy(items[some]), gradients.float().cpu().transpose(0, 1))
-    return found
+        total.index_add_(0, torch.from_numpy(items[some]), gradients.float().cpu().transpose(0, 1))
+    return total
 
 
 def importance_rows(
-    found: NDArray[np.float32], n_examples: NDArray[np.int64], blocks: Sequence[int], layer: int, readout: str
+    importances: NDArray[np.float32], n_examples: NDArray[np.int64], blocks: Sequence[int], layer: int, readout: str
 ) -> list[dict[str, Any]]:
     """Return the rows of `importance.csv`: the mean over items with its 95% interval, and normalised by layer.
 
@@ -300,19 +307,19 @@ def importance_rows(
     report it.
 
     Args:
-        found: Absolute gradient of each item, such as a sentence, shape (n_items, n_layers, heads).
+        importances: Absolute gradient of each item, such as a sentence, shape (n_items, n_layers, heads).
         n_examples: Number of examples of each sentence, shape (n_sentences,); those without any do not count.
         blocks: The blocks to report.
         layer: The layer from which the loss is computed.
         readout: What was read.
     """
     counts = (n_examples > 0).astype(np.int64)
-    means = found.astype(np.float64)[counts > 0].mean(0)
+    means = importances.astype(np.float64)[counts > 0].mean(0)
     norms = np.linalg.norm(means, axis=1)
     rows = []
     for block in blocks:
-        for head in range(found.shape[2]):
-            sums = found[:, block - 1, head].astype(np.float64) * counts
+        for head in range(importances.shape[2]):
+            sums = importances[:, block - 1, head].astype(np.float64) * counts
             low, high = mean_interval(sums, counts)
             mean, norm = float(means[block - 1, head]), float(norms[block - 1])
             rows.append({
@@ -384,8 +391,8 @@ class Together:
             gone[(head - 1) * self.d_head : head * self.d_head] = True
 
         def change(outputs: Tensor) -> Tensor:
-            kept = torch.where(gone, stands.to(outputs.dtype), outputs[..., :width])
-            return torch.cat([kept, outputs[..., width:]], dim=-1)
+            head_outputs = torch.where(gone, stands.to(outputs.dtype), outputs[..., :width])
+            return torch.cat([head_outputs, outputs[..., width:]], dim=-1)
 
         return change
 
@@ -418,15 +425,15 @@ def scores(gradients: NDArray[np.float32], n: NDArray[np.int64], units: Sequence
         n: Number of examples of each item, shape (n_items,); items without any do not count.
         units: The units.
     """
-    there = gradients[n > 0].astype(np.float64)
-    norms = np.linalg.norm(np.abs(there).mean(0), axis=1)
-    found = []
+    nonempty = gradients[n > 0].astype(np.float64)
+    norms = np.linalg.norm(np.abs(nonempty).mean(0), axis=1)
+    unit_scores = []
     for unit in units:
         block = unit.heads[0][0] - 1
-        own = np.abs(there[:, block, [head - 1 for _, head in unit.heads]].sum(1)).mean()
+        strength = np.abs(nonempty[:, block, [head - 1 for _, head in unit.heads]].sum(1)).mean()
         is_head = len(unit.heads) == 1
-        found.append(own / norms[block] if is_head and norms[block] else own)
-    return np.array(found)
+        unit_scores.append(strength / norms[block] if is_head and norms[block] else strength)
+    return np.array(unit_scores)
 
 
 def by_importance(
@@ -442,19 +449,19 @@ def by_importance(
     order: list[Unit] = []
     for step, upto in enumerate(at[1:]):
         importance = estimate(step, order)
-        left = [i for i, unit in enumerate(units) if unit not in order]
-        left.sort(key=lambda i: (importance[i], i))
-        order += [units[i] for i in left[: upto - len(order)]]
+        remaining = [i for i, unit in enumerate(units) if unit not in order]
+        remaining.sort(key=lambda i: (importance[i], i))
+        order += [units[i] for i in remaining[: upto - len(order)]]
     return order
 
 
 def all_orders(importance: Sequence[Unit], units: Sequence[Unit], seed: int) -> list[tuple[str, int, list[Unit]]]:
     """Return the order by importance, its reverse and random ones, each with its name and the number of its draw."""
-    found = [(IMPORTANCE, 0, list(importance)), (REVERSE, 0, list(importance)[::-1])]
+    orders = [(IMPORTANCE, 0, list(importance)), (REVERSE, 0, list(importance)[::-1])]
     for draw in range(1, N_RANDOM + 1):
         order = np.random.default_rng([seed, draw]).permutation(len(units))
-        found.append((RANDOM, draw, [units[i] for i in order]))
-    return found
+        orders.append((RANDOM, draw, [units[i] for i in order]))
+    return orders
 
 
 @dataclass(frozen=True)
@@ -494,11 +501,11 @@ def curve_rows(curves: Sequence[Curve], n: NDArray[np.int64], named: Mapping[str
     for curve in curves:
         for step, upto in enumerate(curve.at):
             added = curve.units[curve.at[step - 1] if step else 0 : upto]
-            told = tested(curve.sums[step], curve.sums[0], n, is_share)
+            test = tested(curve.sums[step], curve.sums[0], n, is_share)
             rows.append({
                 **named, "order": curve.order, "draw": curve.draw, "n_disabled": upto, "share": upto / curve.at[-1],
                 "value": float(curve.sums[step].sum() / n.sum()),
-                **{name: told[name] for name in ("effect", "low", "high", "n")},
+                **{name: test[name] for name in ("effect", "low", "high", "n")},
                 "disabled": " ".join(unit.name for unit in added),
             })  # fmt: skip
     return rows
@@ -523,15 +530,15 @@ def area_rows(curves: Sequence[Curve], n: NDArray[np.int64], named: Mapping[str,
     for curve in curves:
         if curve.order == RANDOM:
             continue
-        own = curve.area()
-        area = sign * own.sum() / n.sum()
+        ordered = curve.area()
+        area = sign * ordered.sum() / n.sum()
         away = 1 if curve.order == IMPORTANCE else -1
-        told = tested(own, drawn.mean(0), n, is_share=False)
+        test = tested(ordered, drawn.mean(0), n, is_share=False)
         rows.append({
             **named, "order": curve.order, "area": float(sign * area), "random_area": float(sign * random.mean()),
-            "effect": told["effect"], "low": told["low"], "high": told["high"],
+            "effect": test["effect"], "low": test["low"], "high": test["high"],
             "percentile": percentile_of(area, random), "p_value": rank_p(away * area, away * random),
-            "n": told["n"],
+            "n": test["n"],
         })  # fmt: skip
     return rows
 
@@ -580,8 +587,8 @@ class Cumulative:
         def estimate(step: int, gone: Sequence[Unit]) -> NDArray[np.float64]:
             if store.unfinished([1 + step]):
                 store.put(1 + step, {"importance": torch.from_numpy(self._importance(chosen_on, units, gone))})
-            found: NDArray[np.float64] = store.get(1 + step)["importance"].numpy()
-            return found
+            unit_scores: NDArray[np.float64] = store.get(1 + step)["importance"].numpy()
+            return unit_scores
 
         orders = all_orders(by_importance(units, at, estimate), units, self.seed)
         files = {
@@ -602,8 +609,8 @@ class Cumulative:
         """Return the importance of all units while some are disabled."""
         changes = self._together(gone).of_blocks() if gone else None
         model, pad = self.readers.model, self.readers.pad_token_id
-        found = importance(model, pad, readout, self.batch_tokens, changes)
-        return scores(found.numpy(), readout.n, units)
+        gradients = importance(model, pad, readout, self.batch_tokens, changes)
+        return scores(gradients.numpy(), readout.n, units)
 
     def _together(self, gone: Sequence[Unit]) -> Together:
         heads: frozenset[Head] = frozenset(head for unit in gone for head in unit.heads)
@@ -618,13 +625,13 @@ class Cumulative:
         file_of = {
             index: first.setdefault(frozenset(unit.name for unit in gone), index) for index, gone in files.items()
         }
-        if left := store.unfinished(sorted(first.values())):
+        if unfinished := store.unfinished(sorted(first.values())):
             forward = Forward(self.readers, readout.text, self.batch_tokens)
             what = f"{self.units} disabled together, {readout.name}"
-            with counted(what, len(first), len(first) - len(left)) as advance:
-                for index in left:
+            with counted(what, len(first), len(first) - len(unfinished)) as advance:
+                for index in unfinished:
                     change = self._together(files[index]) if files[index] else Intact(self.blocks[0] - 1)
                     store.put(index, {"right": forward.read(change, readout)[-1].clone()})
                     advance(1)
-        found = {index: store.get(index)["right"].numpy().astype(np.float64) for index in first.values()}
-        return {index: found[file] for index, file in file_of.items()}
+        sums = {index: store.get(index)["right"].numpy().astype(np.float64) for index in first.values()}
+        return {index: sums[file] for index, file in file_of.items()}

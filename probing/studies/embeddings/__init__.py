@@ -86,33 +86,35 @@ def embeddings(
         *out_of_range("sentences", sentences, 3), *out_of_range("documents", documents, 2),
         *out_of_range("top", top, 1), *out_of_range("draws", draws, 1),
     ])  # fmt: skip
-    wanted = chosen("--edits", edits, EDITS)
-    made = None if run is None else _run_of(call.config)
+    edit_names = chosen("--edits", edits, EDITS)
+    fit_run = None if run is None else _run_of(call.config)
     with quiet_libraries():
         from probing.downstream.sentence_vectors import first_token_check
-        from probing.studies.embeddings.survey import Asked, Read, documents_of, survey, texts_of
+        from probing.studies.embeddings.survey import BiasConfig, Read, documents_of, survey, texts_of
 
         text, sets = load_corpus(corpus), _read_sets(call.config["sts"], call.say)
         setting = _setting(call, tokenizer)
         refuse(out_of_range("top", top, 1, setting.source.config.hidden_size - 1))
-        neurons = None if made is None else _neurons(made, setting.layer, top)
+        neurons = None if fit_run is None else _neurons(fit_run, setting.layer, top)
         count = partial(_n_tokens, setting)
         drawn = documents_of(
-            text, sentences, documents, INSERT in wanted, setting.limit, setting.n_special, count, seed
+            text, sentences, documents, INSERT in edit_names, setting.limit, setting.n_special, count, seed
         )  # fmt: skip
         if drawn.n_too_long:
             call.say(f"{drawn.n_too_long} runs of {sentences} sentences do not fit in {setting.limit} tokens: left out")
-        texts = texts_of(drawn, wanted, seed)
+        texts = texts_of(drawn, edit_names, seed)
         call.expect(2 + bool(sets))
-        corpora = [texts.corpus, drawn.of_others, *(one.corpus for one in sets)]
+        corpora = [texts.corpus, drawn.of_others, *(pair_set.corpus for pair_set in sets)]
         check = first_token_check([setting.pooling], setting.source.model.short_name)
         store, others, *rest = setting.source.read(corpora, [check] * len(corpora))
         if not is_main_process():
             return None
         call.watch.end("extract")
         read = Read(texts, store, others, list(zip(sets, rest, strict=True)), _word_table(setting.source, text))
-        asked = Asked(setting.layer, setting.pooling, neurons, top, draws, seed)
-        return call.write(setting.source.model, lambda _: _measured(survey(read, asked), read, drawn, setting))
+        bias_config = BiasConfig(setting.layer, setting.pooling, neurons, top, draws, seed)
+        return call.write(
+            setting.source.model, lambda _: _study_output(survey(read, bias_config), read, drawn, setting)
+        )
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class _Setting:
         tokenizer: Its tokenizer.
         layer: The layer that is pooled.
         pooling: How.
-        told_by: Who says so, for `results.json`.
+        pooling_source: Who says so, for `results.json`.
         limit: Most tokens of a text.
         n_special: Number of special tokens of a text.
     """
@@ -133,7 +135,7 @@ class _Setting:
     tokenizer: Any
     layer: int
     pooling: Pooling
-    told_by: str
+    pooling_source: str
     limit: int
     n_special: int
 
@@ -144,31 +146,44 @@ def _setting(call: Call, tokenizer: Any) -> _Setting:
     Raises:
         UserError: If the pooling is unknown or not one of these, or several layers are named.
     """
-    poolings = [one for one in POOLINGS if one != "first_last"]
+    poolings = [name for name in POOLINGS if name != "first_last"]
     source = call.source(tokenizer=tokenizer)
     if len(source.layers) > 1:
         raise UserError(f"`--layer {call.config['layer']}`: expected one layer, found {len(source.layers)}; name one.")
-    typed = call.config["pooling"]
-    if typed == AS_CHECKPOINT:
-        told = sentence_model(source.model)
-        pooling, told_by = told.pooling or "mean_special", "the checkpoint" if told.pooling else "the default"
-        if told.pooling is None:
+    flag_text = call.config["pooling"]
+    if flag_text == AS_CHECKPOINT:
+        sentence_config = sentence_model(source.model)
+        pooling, pooling_source = (
+            sentence_config.pooling or "mean_special",
+            "the checkpoint" if sentence_config.pooling else "the default",
+        )
+        if sentence_config.pooling is None:
             call.say(
                 f"{source.model.name} has no file that says how it pools: the mean over all tokens is taken (--pooling)"
             )
-        if told.ignored_modules:
-            call.say(f"what comes after the pooling is left out: {', '.join(told.ignored_modules)}")
+        if sentence_config.left_out:
+            call.say(f"what comes after the pooling is left out: {', '.join(sentence_config.left_out)}")
     else:
-        if typed not in poolings:
-            raise UserError(f"`--pooling {typed}`: expected {', '.join([AS_CHECKPOINT, *poolings])}; give one of them.")
-        told, pooling, told_by = sentence_model(source.model, with_pooling=False), typed, "--pooling"
-    found = load_tokenizer(source.model)
-    least, limit = length_limits(source.model, found)
-    if source.max_length is None and told.max_length is not None and least <= told.max_length <= limit:
-        source = replace(source, max_length=told.max_length)
+        if flag_text not in poolings:
+            raise UserError(
+                f"`--pooling {flag_text}`: expected {', '.join([AS_CHECKPOINT, *poolings])}; give one of them."
+            )
+        sentence_config, pooling, pooling_source = (
+            sentence_model(source.model, with_pooling=False),
+            flag_text,
+            "--pooling",
+        )
+    model_tokenizer = load_tokenizer(source.model)
+    least, limit = length_limits(source.model, model_tokenizer)
+    if (
+        source.max_length is None
+        and sentence_config.max_length is not None
+        and least <= sentence_config.max_length <= limit
+    ):
+        source = replace(source, max_length=sentence_config.max_length)
     return _Setting(
-        source, found, source.layers[0], cast(Pooling, pooling), told_by, min(source.max_length or limit, limit),
-        int(found.num_special_tokens_to_add()),
+        source, model_tokenizer, source.layers[0], cast(Pooling, pooling), pooling_source,
+        min(source.max_length or limit, limit), int(model_tokenizer.num_special_tokens_to_add()),
     )  # fmt: skip
 
 
@@ -180,19 +195,19 @@ def _n_tokens(setting: _Setting, sentences: Sequence[str]) -> Any:
     return tokens.lengths.astype("int64") - setting.n_special
 
 
-def _read_sets(typed: str | Sequence[str] | None, say: Callable[[str], None]) -> list[Any]:
+def _read_sets(flag_value: str | Sequence[str] | None, say: Callable[[str], None]) -> list[Any]:
     """Return the sets of sentence pairs that are reported on.
 
     Raises:
         UserError: If there are training parts only.
     """
-    folders = typed.split(",") if isinstance(typed, str) else list(typed or [])
+    folders = flag_value.split(",") if isinstance(flag_value, str) else list(flag_value or [])
     if not folders:
         return []
     from probing.interventions.pair_cosines import read_similarity
 
     sets = read_similarity(*(folder.strip() for folder in folders), option="--sts ")
-    for line in (line for one in sets for line in one.said()):
+    for line in (line for pair_set in sets for line in pair_set.said()):
         say(line)
     return sets
 
@@ -216,8 +231,10 @@ def _neurons(run: Run, layer: int, n: int) -> list[int]:
         UserError: If the run does not have the layer.
     """
     if layer not in run.layers:
-        there = ", ".join(map(str, run.layers))
-        raise UserError(f"`--run {run.folder}`: expected a run with layer {layer}, found {there}; give `--layer` too.")
+        run_layers = ", ".join(map(str, run.layers))
+        raise UserError(
+            f"`--run {run.folder}`: expected a run with layer {layer}, found {run_layers}; give `--layer` too."
+        )
     return [row["neuron"] for row in run.top(layer, n)]
 
 
@@ -230,28 +247,28 @@ def _word_table(source: Any, text: Corpus) -> Any:
     return word_table(encoder)
 
 
-def _measured(found: Any, read: Any, documents: Any, setting: _Setting) -> Measured:
-    """Return the tables of a `probing.studies.embeddings.survey.Found` with what belongs to them."""
+def _study_output(bias_results: Any, read: Any, documents: Any, setting: _Setting) -> Measured:
+    """Return the tables of a `probing.studies.embeddings.survey.BiasResults` with what belongs to them."""
     from probing.data.labelling import origin
     from probing.studies.embeddings.survey import write_figures
 
     model = setting.source.model
-    stores = {"documents": read.store, "others": read.others} | {one.label: store for one, store in read.sets}
+    stores = {"documents": read.store, "others": read.others} | {pair_set.label: store for pair_set, store in read.sets}
     results = {
         "model": {"name": model.name, "fingerprint": model.fingerprint(setting.source.random_weights_seed is None)},
         "cache": {name: origin(store) for name, store in stores.items()},
         "layer": setting.layer,
-        "pooling": {"pooling": setting.pooling, "told_by": setting.told_by},
+        "pooling": {"pooling": setting.pooling, "told_by": setting.pooling_source},
         "max_length": setting.limit,
-        "n_documents": {"measured": len(documents.measured), "others": len(documents.others),
+        "n_documents": {"measured": len(documents.evaluated), "others": len(documents.others),
                         "too_long": documents.n_too_long},
-        "tokens_per_document": float(documents.n_tokens[documents.measured].sum(1).mean()),
+        "tokens_per_document": float(documents.n_tokens[documents.evaluated].sum(1).mean()),
         "donor_distance": read.texts.donor_distance,
-        "explained": dict(found.explained),
-        "neurons": list(found.neurons),
+        "explained": dict(bias_results.explained),
+        "neurons": list(bias_results.neurons),
     }  # fmt: skip
-    draw = partial(write_figures, rows=found.tables["places"], model=model.short_name)
-    return Measured(found.tables, results, draw=lambda folder, formats: draw(folder, formats=formats))
+    draw = partial(write_figures, rows=bias_results.tables["places"], model=model.short_name)
+    return Measured(bias_results.tables, results, draw=lambda folder, formats: draw(folder, formats=formats))
 
 
 class Embeddings(Study):
@@ -266,31 +283,31 @@ class Embeddings(Study):
         "figures/embeddings": "What an edit changes, and what a sentence weighs, by its place in the document.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return start, middle and end, and the bias of all vectors."""
-        return tables.tables(made.by_name)
+        return tables.tables(result.by_name)
 
-    def answer(self, made: Result) -> list[str]:
+    def answer(self, result: Result) -> list[str]:
         """Return whether the start counts more than the end."""
         from probing.page.charts import model_name
 
-        return tables.answer(made.by_name, model_name(made.config))
+        return tables.answer(result.by_name, model_name(result.config))
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return what the bias is held against, and what corrections do to it."""
-        return tables.conclusions(made.by_name, made.results)
+        return tables.conclusions(result.by_name, result.results)
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page."""
         from probing.page.charts import model_name
 
-        return f"position bias of embeddings of {model_name(made.config)}"
+        return f"position bias of embeddings of {model_name(result.config)}"
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return the curves over places, and the tables of the terminal."""
-        return embeddings_section(made, place.anchor)
+        return embeddings_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         return {self.title: tables.terms()}
 

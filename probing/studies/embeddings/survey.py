@@ -70,7 +70,7 @@ class Documents:
 
     Args:
         sentences: The sentences of the corpus.
-        measured: The sentences of the documents that are measured, by their index, shape (n_documents, n_sentences).
+        evaluated: The sentences of the documents that are measured, by their index, shape (n_documents, n_sentences).
         others: The same of other documents, from which sentences come that replace others, and position parts.
         n_tokens: Number of tokens of each sentence without special ones; 0 for those of no document.
         n_too_long: Number of runs that were looked at and left out because the model does not take them whole.
@@ -78,7 +78,7 @@ class Documents:
     """
 
     sentences: Sequence[str]
-    measured: Ints
+    evaluated: Ints
     others: Ints
     n_tokens: Ints
     n_too_long: int
@@ -87,7 +87,7 @@ class Documents:
     @property
     def of_others(self) -> Corpus:
         """The other documents, a text each."""
-        return from_sentences("other documents", [self.text(one.tolist()) for one in self.others])
+        return from_sentences("other documents", [self.text(document.tolist()) for document in self.others])
 
     def text(self, sentences: Sequence[int]) -> str:
         """Return a text of some sentences, with spaces between."""
@@ -104,12 +104,12 @@ def runs_of(corpus: Corpus, n_sentences: int) -> Ints:
         n_sentences: Number of sentences of a run.
     """
     numbers = np.asarray(corpus.documents or np.zeros(len(corpus.sentences)), dtype=np.int64)
-    found = [
+    runs = [
         np.arange(first, first + n_sentences)
         for start, end in _spans(numbers)
         for first in range(start, end - n_sentences + 1, n_sentences)
     ]
-    return np.stack(found) if found else np.empty((0, n_sentences), dtype=np.int64)
+    return np.stack(runs) if runs else np.empty((0, n_sentences), dtype=np.int64)
 
 
 def _spans(numbers: Ints) -> list[tuple[int, int]]:
@@ -144,17 +144,17 @@ def documents_of(
     lengths = n_tokens[runs]
     room = limit - n_special - lengths.sum(1)
     fits = room >= (np.median(lengths, axis=1) if inserts and len(runs) else 0)
-    kept, room = runs[fits], room[fits]
-    if len(kept) < 4:
+    fitting_runs, room = runs[fits], room[fits]
+    if len(fitting_runs) < 4:
         in_documents = "" if corpus.documents is None else " of one document"
         raise UserError(
             f"`--sentences {n_sentences}`: expected at least 4 runs of {n_sentences} consecutive "
-            f"sentences{in_documents} that the model takes whole ({limit} tokens), found {len(kept)} in "
-            f"{corpus.name}, and {len(runs) - len(kept)} that are too long; give more text or fewer sentences."
+            f"sentences{in_documents} that the model takes whole ({limit} tokens), found {len(fitting_runs)} in "
+            f"{corpus.name}, and {len(runs) - len(fitting_runs)} that are too long; give more text or fewer sentences."
         )
-    n = min(n_documents, len(kept) // 2)
-    others = kept[n : n + OTHERS * n_documents]
-    return Documents(corpus.sentences, kept[:n], others, n_tokens, int((~fits).sum()), room[:n])
+    n = min(n_documents, len(fitting_runs) // 2)
+    others = fitting_runs[n : n + OTHERS * n_documents]
+    return Documents(corpus.sentences, fitting_runs[:n], others, n_tokens, int((~fits).sum()), room[:n])
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def texts_of(documents: Documents, edits: Sequence[str], seed: int) -> Texts:
         seed: Seed of the orders, and of the sentences that replace others.
     """
     generator = np.random.default_rng([seed, 1])
-    n_documents, n_sentences = documents.measured.shape
+    n_documents, n_sentences = documents.evaluated.shape
     index: dict[str, int] = {}
 
     def number(sentences: Sequence[int]) -> int:
@@ -201,22 +201,22 @@ def texts_of(documents: Documents, edits: Sequence[str], seed: int) -> Texts:
     shuffled = np.stack([generator.permutation(n_sentences) for _ in range(n_documents)])
     orders = np.stack([np.tile(np.arange(n_sentences), (n_documents, 1)), shuffled, shuffled[:, ::-1]])
     donors, inserted, distance = _donors(documents, generator)
-    alone = np.array([[number([i]) for i in one] for one in documents.measured.tolist()])
+    alone = np.array([[number([i]) for i in sentence_indices] for sentence_indices in documents.evaluated.tolist()])
     intact = np.zeros(orders.shape[:2], dtype=np.int64)
     edited: dict[str, list[list[list[int]]]] = {name: [[] for _ in orders] for name in edits}
     for which, order in enumerate(orders):
-        for i, own in enumerate(order):
-            text = documents.measured[i, own].tolist()
+        for i, sentence_order in enumerate(order):
+            text = documents.evaluated[i, sentence_order].tolist()
             intact[which, i] = number(text)
-            others = donors[i, own].tolist()
+            others = donors[i, sentence_order].tolist()
             for name in edits:
-                made = edited_at_all_places(text, name, others, int(inserted[i]))
-                edited[name][which].append([number(one) for one in made])
-    lengths = documents.n_tokens[documents.measured]
+                edited_texts = edited_at_all_places(text, name, others, int(inserted[i]))
+                edited[name][which].append([number(sentence_indices) for sentence_indices in edited_texts])
+    lengths = documents.n_tokens[documents.evaluated]
     return Texts(
         from_sentences("edited documents", index), orders, intact,
-        {name: np.array(found) for name, found in edited.items()}, alone, lengths / lengths.sum(1, keepdims=True),
-        distance,
+        {name: np.array(text_numbers) for name, text_numbers in edited.items()}, alone,
+        lengths / lengths.sum(1, keepdims=True), distance,
     )  # fmt: skip
 
 
@@ -244,21 +244,24 @@ def _donors(documents: Documents, generator: np.random.Generator) -> tuple[Ints,
     pool = documents.others.ravel()
     lengths = documents.n_tokens[pool]
     drawn, inserted, distances = [], [], []
-    for own, room in zip(documents.measured, documents.room, strict=True):
-        wanted = documents.n_tokens[own]
+    for document, room in zip(documents.evaluated, documents.room, strict=True):
+        replaced_lengths = documents.n_tokens[document]
         taken = np.zeros(len(pool), dtype=bool)
-        found = []
-        for length, most in [*zip(wanted, wanted + room, strict=True), (np.median(wanted), room)]:
+        donor_indices = []
+        for length, most in [
+            *zip(replaced_lengths, replaced_lengths + room, strict=True),
+            (np.median(replaced_lengths), room),
+        ]:
             distance = np.abs(lengths - length) + np.where(taken | (lengths > most), lengths.max() + 1.0, 0.0)
             nearest = np.argsort(distance, kind="stable")[:NEAREST]
             # Among these, none that is taken or too long, if there is another one.
             good = nearest[distance[nearest] <= lengths.max()]
             at = generator.choice(good if len(good) else nearest[:1])
             taken[at] = True
-            found.append(at)
-        drawn.append(pool[found[:-1]])
-        inserted.append(pool[found[-1]])
-        distances.append(np.abs(lengths[found[:-1]] - wanted).mean())
+            donor_indices.append(at)
+        drawn.append(pool[donor_indices[:-1]])
+        inserted.append(pool[donor_indices[-1]])
+        distances.append(np.abs(lengths[donor_indices[:-1]] - replaced_lengths).mean())
     return np.stack(drawn), np.array(inserted), float(np.mean(distances))
 
 
@@ -281,12 +284,12 @@ def bag_of_words(tokens: Tokens, table: nn.Module) -> Floats:
         tokens: The table of tokens.
         table: The model's table of word embeddings.
     """
-    kept = ~tokens.special
-    ids, at = np.unique(tokens.input_ids[kept], return_inverse=True)
+    is_content = ~tokens.special
+    ids, at = np.unique(tokens.input_ids[is_content], return_inverse=True)
     device = next(table.parameters()).device
     with torch.inference_mode():
         rows = table(torch.from_numpy(ids.astype(np.int64)).to(device)).cpu().double().numpy()
-    where = tokens.sentences[kept], at
+    where = tokens.sentences[is_content], at
     counts = csr_matrix((np.ones(len(at)), where), shape=(tokens.n_sentences, len(ids)))
     return np.asarray(counts @ rows / np.maximum(counts.sum(1).reshape(-1, 1), 1))
 
@@ -388,20 +391,20 @@ class PositionPart:
         """Return vectors less the mean and the position parts of their tokens, as if taken from each token."""
         return np.asarray(texts.vectors - self.over(texts.first, texts.stop))
 
-    def held(self, texts: Pooled, neurons: Sequence[int]) -> Floats:
+    def with_mean_neurons(self, texts: Pooled, neurons: Sequence[int]) -> Floats:
         """Return vectors in which some neurons have the mean of all tokens, as if held there in each token."""
-        found = texts.vectors.copy()
-        found[:, list(neurons)] = self.mean[list(neurons)]
-        return found
+        vectors = texts.vectors.copy()
+        vectors[:, list(neurons)] = self.mean[list(neurons)]
+        return vectors
 
 
-def _summed(store: ActivationStore, layer: int, kept: NDArray[np.bool_]) -> TwoWaySums:
+def _summed(store: ActivationStore, layer: int, selected: NDArray[np.bool_]) -> TwoWaySums:
     """Return the sums over some of the tokens of a layer."""
     tokens = store.tokens
-    design = Design(tokens.sentences[kept], tokens.positions[kept])
+    design = Design(tokens.sentences[selected], tokens.positions[selected])
     sums = TwoWaySums(design, store.read(layer, 0).shape[1])
     for shard in store.plan.shards:
-        sums.update(store.read(layer, shard.index)[torch.from_numpy(kept[store.shard_tokens(shard)])])
+        sums.update(store.read(layer, shard.index)[torch.from_numpy(selected[store.shard_tokens(shard)])])
     return sums
 
 
@@ -427,8 +430,8 @@ def changes(vectors: Floats, intact: Ints, edited: Ints) -> Floats:
         edited: The text after the edit at each place, shape (n_documents, n_places).
     """
     before = torch.from_numpy(vectors[np.repeat(intact, edited.shape[1])])
-    found = 1 - cosines(before, torch.from_numpy(vectors[edited.ravel()]))
-    return np.asarray(found.reshape(edited.shape))
+    distances = 1 - cosines(before, torch.from_numpy(vectors[edited.ravel()]))
+    return np.asarray(distances.reshape(edited.shape))
 
 
 def weights(documents: Floats, parts: Floats) -> tuple[Floats, float]:
@@ -447,11 +450,11 @@ def weights(documents: Floats, parts: Floats) -> tuple[Floats, float]:
     grams = np.einsum("noid,nojd->nij", parts, parts)
     products = np.einsum("noid,nod->ni", parts, documents)
     gram, product = grams.sum(0), products.sum(0)
-    found = np.linalg.pinv(gram, hermitian=True) @ product
+    solution = np.linalg.pinv(gram, hermitian=True) @ product
     total = float((documents**2).sum())
-    explained = float(2 * found @ product - found @ gram @ found) / total if total else float("nan")
+    explained = float(2 * solution @ product - solution @ gram @ solution) / total if total else float("nan")
     without = (np.linalg.pinv(gram - grams, hermitian=True) @ (product - products)[..., None])[..., 0]
-    pseudo = found - (len(documents) - 1) * (without - without.mean(0))
+    pseudo = solution - (len(documents) - 1) * (without - without.mean(0))
     return np.asarray(pseudo.round(DECIMALS)), explained
 
 
@@ -462,17 +465,17 @@ def values_of(vectors: Floats, texts: Texts) -> tuple[dict[tuple[str, str], Floa
         vectors: The vector of each text, shape (n_texts, d_model).
         texts: The texts.
     """
-    found: dict[tuple[str, str], Floats] = {}
+    values: dict[tuple[str, str], Floats] = {}
     explained: dict[str, float] = {}
     # A sentence weighs as much as its share of the tokens if all tokens weigh the same.
     alone = vectors[texts.alone] * texts.shares[..., None]
     for order, which in ORDERS.items():
         for name, edited in texts.edited.items():
-            found[name, order] = np.mean([changes(vectors, texts.intact[i], edited[i]) for i in which], axis=0)
+            values[name, order] = np.mean([changes(vectors, texts.intact[i], edited[i]) for i in which], axis=0)
         parts = np.stack([np.take_along_axis(alone, texts.orders[i][..., None], axis=1) for i in which], axis=1)
         documents = np.stack([vectors[texts.intact[i]] for i in which], axis=1)
-        found[WEIGHT, order], explained[order] = weights(documents, parts)
-    return found, explained
+        values[WEIGHT, order], explained[order] = weights(documents, parts)
+    return values, explained
 
 
 def middle(n_places: int) -> list[int]:
@@ -513,16 +516,16 @@ def ratio(name: str, *ratios: tuple[Floats, Floats]) -> dict[str, Any]:
 def places(values: Floats) -> Iterable[dict[str, Any]]:
     """Yield the mean at each place, counted from 1, with its interval over documents."""
     ones = np.ones(len(values), dtype=np.int64)
-    for at, own in enumerate(values.T):
-        low, high = mean_interval(own, ones)
-        yield {"position": at + 1, "value": own.mean(), "low": low, "high": high, "n_documents": len(values)}
+    for at, place_values in enumerate(values.T):
+        low, high = mean_interval(place_values, ones)
+        yield {"position": at + 1, "value": place_values.mean(), "low": low, "high": high, "n_documents": len(values)}
 
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class BiasConfig:
     """What is measured.
 
     Args:
@@ -562,7 +565,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Found:
+class BiasResults:
     """What was found.
 
     Args:
@@ -576,87 +579,99 @@ class Found:
     neurons: Sequence[int]
 
 
-def survey(read: Read, asked: Asked) -> Found:
+def survey(read: Read, config: BiasConfig) -> BiasResults:
     """Measure the bias of every kind of vector, and how well each agrees with human scores."""
-    part = PositionPart.of(read.others, asked.layer, asked.pooling != "mean")
-    neurons = part.first_neurons(asked.n_neurons) if asked.neurons is None else list(asked.neurons)
-    generator = np.random.default_rng([asked.seed, 2])
+    part = PositionPart.of(read.others, config.layer, config.pooling != "mean")
+    neurons = part.first_neurons(config.n_neurons) if config.neurons is None else list(config.neurons)
+    generator = np.random.default_rng([config.seed, 2])
     draws = [
-        generator.choice(len(part.mean), len(neurons), replace=False).tolist() for _ in range(asked.n_draws)
+        generator.choice(len(part.mean), len(neurons), replace=False).tolist() for _ in range(config.n_draws)
     ]  # fmt: skip
     with stage("position bias"):
-        pooled = Pooled.of(read.store, asked.layer, asked.pooling)
-        own, explained = values_of(pooled.vectors, read.texts)
-        found: dict[str, Values] = {MODEL: own}
-        found[BAG] = values_of(bag_of_words(read.store.tokens, read.words), read.texts)[0]
+        pooled = Pooled.of(read.store, config.layer, config.pooling)
+        model_values, explained = values_of(pooled.vectors, read.texts)
+        values: dict[str, Values] = {MODEL: model_values}
+        values[BAG] = values_of(bag_of_words(read.store.tokens, read.words), read.texts)[0]
         for name, vectors in _corrected(pooled, part, neurons).items():
-            found[name] = values_of(vectors, read.texts)[0]
-        of_draws = [values_of(part.held(pooled, one), read.texts)[0] for one in draws]
-        found[RANDOM] = {key: np.mean([one[key] for one in of_draws], axis=0) for key in own}
-    tables = {"bias": bias_rows(found, of_draws), "places": place_rows(found)}
+            values[name] = values_of(vectors, read.texts)[0]
+        of_draws = [values_of(part.with_mean_neurons(pooled, draw), read.texts)[0] for draw in draws]
+        values[RANDOM] = {key: np.mean([draw[key] for draw in of_draws], axis=0) for key in model_values}
+    tables = {"bias": bias_rows(values, of_draws), "places": place_rows(values)}
     if read.sets:
         with stage("similar sentences"):
-            tables["similarity"] = [row for one in read.sets for row in _of_pairs(*one, part, neurons, draws, asked)]
-    return Found(tables, explained, neurons)
+            tables["similarity"] = [row for draw in read.sets for row in _of_pairs(*draw, part, neurons, draws, config)]
+    return BiasResults(tables, explained, neurons)
 
 
 def _corrected(texts: Pooled, part: PositionPart, neurons: Sequence[int]) -> dict[str, Floats]:
-    return {CENTRED: part.centred(texts), POSITION: part.removed(texts), NEURONS: part.held(texts, neurons)}
+    return {
+        CENTRED: part.centred(texts),
+        POSITION: part.removed(texts),
+        NEURONS: part.with_mean_neurons(texts, neurons),
+    }
 
 
-def bias_rows(found: Mapping[str, Values], of_draws: Sequence[Values]) -> list[Row]:
+def bias_rows(values_by_name: Mapping[str, Values], of_draws: Sequence[Values]) -> list[Row]:
     """Return the rows of `bias.csv`.
 
     Args:
-        found: The numbers of each document, by the name of the vectors.
+        values_by_name: The numbers of each document, by the name of the vectors.
         of_draws: Those of each draw of random neurons.
     """
     rows = []
-    for key in found[MODEL]:
-        ratios = {name: relative(values[key]) for name, values in found.items()}
+    for key in values_by_name[MODEL]:
+        ratios = {name: relative(values[key]) for name, values in values_by_name.items()}
         for name in [MODEL, BAG, *AGAINST]:
-            row = {"measure": key[0], "order": key[1], "embedding": name} | bias(found[name][key])
+            row = {"measure": key[0], "order": key[1], "embedding": name} | bias(values_by_name[name][key])
             if against := AGAINST.get(name):
                 row |= {"against": against, **ratio("relative_difference", ratios[name], ratios[against])}
             if name == RANDOM:
-                each = [ratio("one", relative(one[key]))["one"] for one in of_draws]
+                each = [ratio("one", relative(draw_values[key]))["one"] for draw_values in of_draws]
                 row |= {"least": min(each), "most": max(each)}
             rows.append(row)
     return rows
 
 
-def place_rows(found: Mapping[str, Values]) -> list[Row]:
+def place_rows(values_by_name: Mapping[str, Values]) -> list[Row]:
     """Return the rows of `places.csv`."""
     return [
         {"measure": key[0], "order": key[1], "embedding": name, **row}
-        for key in found[MODEL]
+        for key in values_by_name[MODEL]
         for name in [MODEL, BAG, *AGAINST]
-        for row in places(found[name][key])
+        for row in places(values_by_name[name][key])
     ]
 
 
 def _of_pairs(
     pairs: SentencePairs, store: ActivationStore, part: PositionPart, neurons: Sequence[int],
-    draws: Sequence[Sequence[int]], asked: Asked,
+    draws: Sequence[Sequence[int]], config: BiasConfig,
 ) -> list[Row]:  # fmt: skip
     """Return the correlation of each kind of vector with human scores, and what it gains beside another kind."""
-    pooled = Pooled.of(store, asked.layer, asked.pooling)
-    resampled = Draws.of(pairs.subset, asked.seed, N_DRAWS)
+    pooled = Pooled.of(store, config.layer, config.pooling)
+    resampled = Draws.of(pairs.subset, config.seed, N_DRAWS)
     times = np.concatenate([np.ones((1, pairs.n_pairs), dtype=np.float32), resampled.times])
 
     def correlations(vectors: Floats) -> Floats:
         first, second = (torch.from_numpy(vectors[side]) for side in pairs.sentences.T)
         return weighted_spearman(cosines(first, second), pairs.gold, times)
 
-    found = {name: correlations(vectors) for name, vectors in _corrected(pooled, part, neurons).items()}
-    found[MODEL] = correlations(pooled.vectors)
-    found[RANDOM] = np.mean([correlations(part.held(pooled, one)) for one in draws], axis=0)
+    correlations_by_name = {name: correlations(vectors) for name, vectors in _corrected(pooled, part, neurons).items()}
+    correlations_by_name[MODEL] = correlations(pooled.vectors)
+    correlations_by_name[RANDOM] = np.mean(
+        [correlations(part.with_mean_neurons(pooled, draw)) for draw in draws], axis=0
+    )
     rows = []
     for name in [MODEL, *AGAINST]:
-        low, high = percentile_interval(found[name][1:], pairs.n_pairs)
-        row = {"set": pairs.label, "embedding": name, "spearman": float(found[name][0]), "low": low, "high": high}
+        low, high = percentile_interval(correlations_by_name[name][1:], pairs.n_pairs)
+        row = {
+            "set": pairs.label,
+            "embedding": name,
+            "spearman": float(correlations_by_name[name][0]),
+            "low": low,
+            "high": high,
+        }
         if against := AGAINST.get(name):
-            gain = found[name] - found[against]
+            gain = correlations_by_name[name] - correlations_by_name[against]
             low, high = percentile_interval(gain[1:], pairs.n_pairs)
             row |= {"against": against, "difference": float(gain[0]), "difference_low": low, "difference_high": high}
         rows.append({**row, "n_pairs": pairs.n_pairs})
@@ -716,7 +731,7 @@ def _panel(axes: Axes, rows: Sequence[ReadonlyRow], measure: str) -> None:
     for i, ((embedding, order), words) in enumerate(LINES.items()):
         line = curve(rows, measure, order, embedding)
         values = np.array(line.values)
-        low, high = np.array([one or (value, value) for one, value in zip(line.ends, values, strict=True)]).T
+        low, high = np.array([interval or (value, value) for interval, value in zip(line.ends, values, strict=True)]).T
         axes.errorbar(
             np.array(line.places) + 0.1 * (i - 1), values, yerr=np.clip([values - low, high - values], 0, None),
             label=words, ms=4, capsize=2, lw=1.3, elinewidth=0.7, **_LOOKS[embedding, order],

@@ -110,14 +110,14 @@ def rows_of(rows: Sequence[Row], **values: str) -> list[Row]:
 
 def measures_of(rows: Sequence[Row]) -> list[str]:
     """Return the measures that there are, edits first."""
-    there = {row["measure"] for row in rows}
-    return [name for name in MEASURES if name in there]
+    names = {row["measure"] for row in rows}
+    return [name for name in MEASURES if name in names]
 
 
-def tables(made: Tables) -> list[Any]:
+def tables(rows_by_table: Tables) -> list[Any]:
     """Return start, middle and end of the model, the bias of all vectors by measure, and the correlations, if any."""
-    bias = made["bias"]
-    found = [
+    bias = rows_by_table["bias"]
+    shown_tables = [
         shown_table(
             BIAS, rows_of(bias, embedding=MODEL, order=order), f"The model as it is, sentences {words}", _OF_MODEL
         )
@@ -125,11 +125,11 @@ def tables(made: Tables) -> list[Any]:
     ]
     for name in measures_of(bias):
         title = f"Bias of other vectors, sentences shuffled: {WORDS[name]}"
-        found.append(shown_table(BIAS, rows_of(bias, measure=name, order=SHUFFLED), title, _OF_VECTORS))
-    if made["similarity"]:
+        shown_tables.append(shown_table(BIAS, rows_of(bias, measure=name, order=SHUFFLED), title, _OF_VECTORS))
+    if rows_by_table["similarity"]:
         title = "Similar sentences: Spearman's correlation of cosines and human scores"
-        found.append(shown_table(SIMILARITY, made["similarity"], title, _OF_PAIRS))
-    return found
+        shown_tables.append(shown_table(SIMILARITY, rows_by_table["similarity"], title, _OF_PAIRS))
+    return shown_tables
 
 
 def terms() -> dict[str, str]:
@@ -137,9 +137,9 @@ def terms() -> dict[str, str]:
     return BIAS.terms(_OF_MODEL) | BIAS.terms(_OF_VECTORS) | SIMILARITY.terms(_OF_PAIRS)
 
 
-def answer(made: Tables, model: str) -> list[str]:
+def answer(rows_by_table: Tables, model: str) -> list[str]:
     """Return whether the start counts more than the end, where the same sentences stand at both."""
-    bias = made["bias"]
+    bias = rows_by_table["bias"]
     first = measures_of(bias)[0]
     (row,) = rows_of(bias, measure=first, order=SHUFFLED, embedding=MODEL)
     verdict = {
@@ -157,41 +157,41 @@ def answer(made: Tables, model: str) -> list[str]:
 
 def _side(row: Row, of: str) -> int:
     """Return on which side of 0 an interval lies: 1, -1, or 0 where it holds 0 or is not there."""
-    found = ends(row, of)
-    return 0 if found is None else int(found[0] > 0) - int(found[1] < 0)
+    bounds = ends(row, of)
+    return 0 if bounds is None else int(bounds[0] > 0) - int(bounds[1] < 0)
 
 
 def _difference(row: Row, of: str, form: str = "+.4f") -> str:
     within = interval(row, of, " to ", form)
     p = row.get(f"{of}_p", math.nan)
-    said = [f"difference {shown(row[of], form)}", within, f"p = {p:.2g}" if isinstance(p, float) and p == p else ""]
-    return f" ({', '.join(one for one in said if one)})"
+    clauses = [f"difference {shown(row[of], form)}", within, f"p = {p:.2g}" if isinstance(p, float) and p == p else ""]
+    return f" ({', '.join(clause for clause in clauses if clause)})"
 
 
-def conclusions(made: Tables, results: Mapping[str, Any]) -> list[str]:
+def conclusions(rows_by_table: Tables, results: Mapping[str, Any]) -> list[str]:
     """Return what stands beside the answer: the null, the middle, the weights, and what each correction changes.
 
     Args:
-        made: The tables.
+        rows_by_table: The tables.
         results: The content of `results.json`.
     """
-    bias = made["bias"]
+    bias = rows_by_table["bias"]
     first = measures_of(bias)[0]
     by_order = {order: rows_of(bias, measure=first, order=order) for order in ORDERS}
-    own = {row["embedding"]: row for row in by_order[SHUFFLED]}
+    shuffled = {row["embedding"]: row for row in by_order[SHUFFLED]}
     written = {row["embedding"]: row for row in by_order[AS_WRITTEN]}
     lines = [
-        f"Held against a bag of word embeddings, which has no positions: relative bias {_relative(own[MODEL])} of the "
-        f"model and {_relative(own[BAG])} of the bag with shuffled sentences, {_relative(written[MODEL])} and "
+        f"Held against a bag of word embeddings, which has no positions: relative bias {_relative(shuffled[MODEL])} of "
+        f"the model and {_relative(shuffled[BAG])} of the bag with shuffled sentences, {_relative(written[MODEL])} and "
         f"{_relative(written[BAG])} as written, where the first sentence may say more.",
-        f"Start beside middle, shuffled: {own[MODEL]['at_start']:.4f} and {own[MODEL]['at_middle']:.4f}"
-        f"{_difference(own[MODEL], 'start_middle')}; of the bag {own[BAG]['at_start']:.4f} and "
-        f"{own[BAG]['at_middle']:.4f}.",
+        f"Start beside middle, shuffled: {shuffled[MODEL]['at_start']:.4f} and {shuffled[MODEL]['at_middle']:.4f}"
+        f"{_difference(shuffled[MODEL], 'start_middle')}; of the bag {shuffled[BAG]['at_start']:.4f} and "
+        f"{shuffled[BAG]['at_middle']:.4f}.",
         _of_weights(bias, results),
-        *(_of_correction(own[name]) for name in AGAINST if name in own),
-        *_of_pairs(made["similarity"]),
+        *(_of_correction(shuffled[name]) for name in AGAINST if name in shuffled),
+        *_of_pairs(rows_by_table["similarity"]),
     ]
-    if few := few_sentences(own[MODEL]["n_documents"], "document"):
+    if few := few_sentences(shuffled[MODEL]["n_documents"], "document"):
         lines.append(few)
     return lines
 
@@ -232,13 +232,13 @@ def _of_pairs(rows: Sequence[Row]) -> list[str]:
     """Return a sentence for each set of sentence pairs: what each correction changes there."""
     lines = []
     for name in dict.fromkeys(row["set"] for row in rows):
-        own, *others = rows_of(rows, set=name)
+        model_row, *others = rows_of(rows, set=name)
         changed = [
             f"{shown(row['difference'], '+.4f')}{in_brackets(interval(row, 'difference', ' to ', '+.4f'))} "
             f"{EMBEDDINGS[row['embedding']]}, beside {EMBEDDINGS[row['against']]}"
             for row in others
         ]
-        lines.append(f"On {name}, Spearman's correlation is {own['spearman']:.4f}; {'; '.join(changed)}.")
+        lines.append(f"On {name}, Spearman's correlation is {model_row['spearman']:.4f}; {'; '.join(changed)}.")
     return lines
 
 
@@ -266,13 +266,13 @@ class Curve(NamedTuple):
 
 def curve(rows: Sequence[Row], measure: str, order: str, embedding: str) -> Curve:
     """Return the line of some vectors, from rows of `places.csv`; all 0 where the mean is 0."""
-    own = rows_of(rows, measure=measure, order=order, embedding=embedding)
-    mean = sum(row["value"] for row in own) / len(own)
+    place_rows = rows_of(rows, measure=measure, order=order, embedding=embedding)
+    mean = sum(row["value"] for row in place_rows) / len(place_rows)
     scale = 1 / mean if mean else 0.0
-    found = [ends(row) for row in own]
+    intervals = [ends(row) for row in place_rows]
     return Curve(
-        [row["position"] for row in own], [scale * row["value"] for row in own],
-        [None if one is None else (scale * one[0], scale * one[1]) for one in found],
+        [row["position"] for row in place_rows], [scale * row["value"] for row in place_rows],
+        [None if bounds is None else (scale * bounds[0], scale * bounds[1]) for bounds in intervals],
     )  # fmt: skip
 
 
@@ -285,22 +285,22 @@ _PLACES = Across(
 )
 
 
-def embeddings_section(made: Result, anchor: str) -> Html:
+def embeddings_section(result: Result, anchor: str) -> Html:
     """Return the answer, a chart for each measure, and the tables of the terminal.
 
     Args:
-        made: The results of `embeddings`.
+        result: The results of `embeddings`.
         anchor: What the section is linked by.
     """
-    charts = [_chart(made, name) for name in measures_of(made.bias)]
-    return section_of(made, anchor, *charts, *framed(made.tables()))
+    charts = [_chart(result, name) for name in measures_of(result.bias)]
+    return section_of(result, anchor, *charts, *framed(result.tables()))
 
 
-def _chart(made: Result, measure: str) -> Html:
+def _chart(result: Result, measure: str) -> Html:
     lines = []
     for (embedding, order), words in LINES.items():
-        found = curve(made.places, measure, order, embedding)
-        lines.append(Line(words, found.places, found.values, found.ends))
+        line_curve = curve(result.places, measure, order, embedding)
+        lines.append(Line(words, line_curve.places, line_curve.values, line_curve.ends))
     title = f"{WORDS[measure].capitalize()}: by place in the document, over the mean of all places"
     title += ", with 95% intervals" if any(any(line.ranges) for line in lines) else ""
     drawn = [value for line in lines for value in line.values]

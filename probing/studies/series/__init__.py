@@ -53,36 +53,36 @@ SERIES_TERMS: Terms = {
 _BESIDE = 2
 
 
-def series_section(made: Result, anchor: str) -> Html:
+def series_section(result: Result, anchor: str) -> Html:
     """Return what came first, the measures over the steps, and the tables of the terminal.
 
     Args:
-        made: The results of `series`.
+        result: The results of `series`.
         anchor: What the section is linked by.
     """
     return section_of(
-        made,
+        result,
         anchor,
-        *framed(made.tables()),
-        element("div", *(_chart(made.by_name, panel) for panel in panels(made.by_name)), class_="panels"),
+        *framed(result.tables()),
+        element("div", *(_chart(result.by_name, panel) for panel in panels(result.by_name)), class_="panels"),
     )
 
 
-def _chart(made: Tables, panel: Panel) -> Html:
+def _chart(rows_by_table: Tables, panel: Panel) -> Html:
     """Return a measure over the steps, with what it is compared with and its threshold."""
-    steps = sorted({row["step"] for row in made["series"] if not row.get("same_as")})
-    spread, layers = _spread(layers_of(made), LOOKS - _BESIDE), layers_of(made, panel.measure)
+    steps = sorted({row["step"] for row in rows_by_table["series"] if not row.get("same_as")})
+    spread, layers = _spread(layers_of(rows_by_table), LOOKS - _BESIDE), layers_of(rows_by_table, panel.measure)
     drawn = [layer for layer in spread if layer in layers]
-    lines = [Line(_named(layer), *course(made, panel.measure, layer)) for layer in drawn]
-    of_model = course(made, panel.measure)
+    lines = [Line(_named(layer), *course(rows_by_table, panel.measure, layer)) for layer in drawn]
+    of_model = course(rows_by_table, panel.measure)
     lines += [Line("the model", *of_model)] if of_model[0] else []
-    compared = panel.compared(made)
+    compared = panel.compared(rows_by_table)
     lines += [Line(panel.beside[1], *compared)] if panel.beside and compared[0] else []
-    if (threshold := panel.threshold(made)) is not None:
+    if (threshold := panel.threshold(rows_by_table)) is not None:
         lines.append(Line("threshold", steps, [threshold] * len(steps)))
     title = f"{panel.title[0].upper()}{panel.title[1:]} over the steps, in {panel.unit}"
     title += f"; {len(drawn)} of {len(layers)} layers" if len(drawn) < len(layers) else ""
-    if rows := first_rows(made).get(panel.quantity or ""):
+    if rows := first_rows(rows_by_table).get(panel.quantity or ""):
         title += f"; past its threshold for good from step {rows[0]['step']:,} on"
     up = Up.of((value for line in lines for value in line.values), panel.from_zero)
     chart = line_chart(lines, title, BY_STEP, up, labels=[_named(layer) for layer in spread])
@@ -147,27 +147,27 @@ def series(
     say = terminal.once(call.say)  # what every checkpoint says of the same text
     with quiet_libraries():
         from probing.studies.series.measures import MEASURES, How, Text
-        from probing.studies.series.survey import find_checkpoints, measured, survey
+        from probing.studies.series.survey import find_checkpoints, study_output, survey
         from probing.studies.series.tables import Thresholds
 
         names = chosen("--measures", measures, list(MEASURES))
         thresholds = Thresholds(threshold_loss, threshold_position, threshold_outliers)
-        found_there = find_checkpoints(model, revisions, checkpoints)
+        series_checkpoints = find_checkpoints(model, revisions, checkpoints)
         source_of = _source_of(
             layer, trainer, probe.solver, cache=call.cached, dtype=dtype, max_length=max_length,
             batch_tokens=batch_tokens, say=say,
         )  # fmt: skip
-        source_of(found_there[0])  # to refuse a layer that is not there before the text is read
-        _check_revisions(found_there[1:])
+        source_of(series_checkpoints[0])  # to refuse a layer that is not there before the text is read
+        _check_revisions(series_checkpoints[1:])
         text = Text(*read_corpora(corpus, test_corpus, seed, say))
         how = How(probe, seed)
         call.expect(1)
-        found = survey(found_there, source_of, names, text, how, keep_activations)
+        measurements = survey(series_checkpoints, source_of, names, text, how, keep_activations)
         call.watch.end("measure")
-        title = _title(found_there)
+        title = _title(series_checkpoints)
         folder = RunFolder(call.place, name, f"series-{title}"[:120])
         keep_inputs(config, config["model"], folder)
-        return call.write_into(folder, lambda _: measured(found, names, thresholds, title))
+        return call.write_into(folder, lambda _: study_output(measurements, names, thresholds, title))
 
 
 def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable[[Any], Any]:
@@ -181,18 +181,18 @@ def _source_of(layer: Layers, trainer: Any, solver: str, **how: Any) -> Callable
     """
     from probing.activations.source import ActivationSource
 
-    def source_of(one: Any) -> Any:
-        with about_option("--checkpoints" if one.revision is None else "--model"):
-            return ActivationSource.of(one.model, one.revision, layer, trainer, solver, **how)
+    def source_of(checkpoint: Any) -> Any:
+        with about_option("--checkpoints" if checkpoint.revision is None else "--model"):
+            return ActivationSource.of(checkpoint.model, checkpoint.revision, layer, trainer, solver, **how)
 
     return source_of
 
 
 def _check_revisions(checkpoints: Sequence[Any]) -> None:
     """Refuse a revision that is not there, before any checkpoint is measured; folders were looked at when found."""
-    for one in checkpoints:
-        if one.revision is not None:
-            check_revision(one.model, one.revision, "--revisions")
+    for checkpoint in checkpoints:
+        if checkpoint.revision is not None:
+            check_revision(checkpoint.model, checkpoint.revision, "--revisions")
 
 
 def _problems(loss: float, position: float, outliers: float) -> list[str]:
@@ -220,24 +220,24 @@ class Series(Study):
         "figures/series": "Each measure over the steps.",
     }
 
-    def tables(self, made: Result) -> list[Any]:
+    def tables(self, result: Result) -> list[Any]:
         """Return the series."""
-        return tables.tables(made.by_name)
+        return tables.tables(result.by_name)
 
-    def conclusions(self, made: Result) -> list[str]:
+    def conclusions(self, result: Result) -> list[str]:
         """Return when each quantity came, and in which order."""
-        return tables.conclusions(made.by_name)
+        return tables.conclusions(result.by_name)
 
-    def about(self, made: Result) -> str:
+    def about(self, result: Result) -> str:
         """Return the title of a page."""
-        first = made.results["checkpoints"][0]
+        first = result.results["checkpoints"][0]
         return f"checkpoints of {tables.series_name(first['model'], first['revision'])}"
 
-    def section(self, made: Result, place: SectionPlace) -> Html:
+    def section(self, result: Result, place: SectionPlace) -> Html:
         """Return what came first, and the measures over the steps."""
-        return series_section(made, place.anchor)
+        return series_section(result, place.anchor)
 
-    def terms(self, made: Result) -> Mapping[str, Terms]:
+    def terms(self, result: Result) -> Mapping[str, Terms]:
         """Return the meanings of the headings."""
         return {self.title: SERIES_TERMS}
 

@@ -33,7 +33,8 @@ from probing.errors import UserError
 from probing.heads.parts import PARTS
 from probing.heads.parts import measure as measure_heads
 from probing.heads.position import OFFSET_HEADS, POSITION_HEADS
-from probing.heads.subject import HeadConfig, HeadSurvey
+from probing.heads.subject import Asked as HeadsConfig
+from probing.heads.subject import Subject
 from probing.models import load_encoder, load_tokenizer
 from probing.probes.transforms import Fitting
 from probing.runs.finished import Asked, measure
@@ -63,7 +64,7 @@ def folder_of(cache: Path, key: Mapping[str, Any]) -> Path:
     return cache / f"series-{key['series']}-{fingerprint(key)[:16]}"
 
 
-def kept(
+def cached_document(
     cache: Path,
     key: Mapping[str, Any],
     make: Callable[[], tuple[Document, ActivationStore]],
@@ -88,14 +89,14 @@ def kept(
     with lock:
         for path in leftovers(folder):
             remove(path)
-        if (found := _read(folder)) is not None:
-            return found, True
-        made, source = make()
-        description = {one: source.header[one] for one in ("model", "revision", "corpus", "versions")}
+        if (stored := _read(folder)) is not None:
+            return stored, True
+        document, source = make()
+        description = {name: source.header[name] for name in ("model", "revision", "corpus", "versions")}
         store = PassStore.opened(folder, key, source.tokens, _ONLY, source.plan.batch_tokens, description)
-        store.put(_ONLY, {"document": _as_tensor(json.dumps(made))})
+        store.put(_ONLY, {"document": _as_tensor(json.dumps(document))})
         # Converted to JSON and back, so that a number is the same whether it was measured now or read from the cache.
-        return json.loads(json.dumps(made)), False
+        return json.loads(json.dumps(document)), False
 
 
 @contextmanager
@@ -163,8 +164,8 @@ def _read(folder: Path) -> Document | None:
     if store.unfinished([_ONLY]):
         return None
     store.touch()
-    found: Document = parse_json(bytes(store.get(_ONLY)["document"].tolist()).decode())
-    return found
+    document: Document = parse_json(bytes(store.get(_ONLY)["document"].tolist()).decode())
+    return document
 
 
 def _as_tensor(text: str) -> Any:
@@ -241,38 +242,46 @@ def _of_fit(source: ActivationSource, text: Text, how: How) -> tuple[Document, A
     task, corpora = load_task("position", None), text.corpora
     sides, stores = read_sides(source, corpora, text.splits, task, how.probe, "auto")
     controls = control_sides(["token"], sides, corpora, source, how.seed)
-    asked = Asked(0, False, False, "none", how.seed, ranking=False)
-    measured = measure(
-        sides, controls, source.layers, how.probe, asked, source.trainer, Stopwatch(), silence, None, None
+    fit_config = Asked(0, False, False, "none", how.seed, ranking=False)
+    fit_results = measure(
+        sides, controls, source.layers, how.probe, fit_config, source.trainer, Stopwatch(), silence, None, None
     )
-    assert isinstance(measured, Measured)
-    rows = [row for found in measured.accuracy() for row in _probe_rows(found)]
+    assert isinstance(fit_results, Measured)
+    rows = [row for accuracy_row in fit_results.accuracy() for row in _probe_rows(accuracy_row)]
     return _document(rows, stores[0]), stores[0]
 
 
-def _probe_rows(found: Mapping[str, Any]) -> Rows:
+def _probe_rows(accuracy_row: Mapping[str, Any]) -> Rows:
     """Return the rows of one layer of `accuracy.csv`."""
     rows = [
-        _row(found["layer"], name, found[name], found.get(f"{name}_low"), found.get(f"{name}_high"))
+        _row(
+            accuracy_row["layer"],
+            name,
+            accuracy_row[name],
+            accuracy_row.get(f"{name}_low"),
+            accuracy_row.get(f"{name}_high"),
+        )
         for name in _OF_PROBES
     ]
-    ends = (found["above_token_low"], found["above_token_high"])
-    rows.append(_row(found["layer"], "above_token", found["accuracy"] - found["token_accuracy"], *ends))
-    return [{**row, "n": int(found["n_test_tokens"])} for row in rows]
+    ends = (accuracy_row["above_token_low"], accuracy_row["above_token_high"])
+    rows.append(
+        _row(accuracy_row["layer"], "above_token", accuracy_row["accuracy"] - accuracy_row["token_accuracy"], *ends)
+    )
+    return [{**row, "n": int(accuracy_row["n_test_tokens"])} for row in rows]
 
 
 def _of_geometry(source: ActivationSource, text: Text, how: How) -> tuple[Document, ActivationStore]:
     """Measure the anisotropy of each layer, and how far the mean of each neuron is from those of the others."""
     (store,) = source.read(text.corpora[:1], [partial(check_tokens, special_tokens="exclude")])
     plan = Plan("exclude", (), "mean_profile", Fitting(), 0, (), how.seed)
-    found = survey(store, store, source.layers, load_encoder(source.model), load_tokenizer(source.model), plan)
+    geometry = survey(store, store, source.layers, load_encoder(source.model), load_tokenizer(source.model), plan)
     rows, deviations = [], {}
     for layer in source.layers:
-        here = [row["mean"] for row in found.dimensions if row["layer"] == layer]
-        deviations[str(layer)] = [float(value) for value in deviations_of(np.array(here))]
+        means = [row["mean"] for row in geometry.dimensions if row["layer"] == layer]
+        deviations[str(layer)] = [float(value) for value in deviations_of(np.array(means))]
         rows += [
             {**_row(layer, row["measure"], row["value"], row.get("low"), row.get("high")), "n": int(row["n_tokens"])}
-            for row in found.geometry
+            for row in geometry.geometry
             if row["layer"] == layer and row["transform"] == "none"
         ]
     return {**_document(rows, store), "deviations": deviations}, store
@@ -282,20 +291,20 @@ def _of_attention(source: ActivationSource, text: Text, how: How) -> tuple[Docum
     """Measure what heads attend to: fixed offsets, special tokens, how far and how widely."""
     blocks = [layer for layer in source.layers if layer > 0]
     request, *test = (source.request(corpus) for corpus in text.corpora)
-    asked = HeadConfig(test=test[0] if test else None, splits=text.splits, source=source)
-    subject = HeadSurvey.of(request, blocks, how.seed, asked)
-    if lack := OFFSET_HEADS.needs(subject):
+    heads_config = HeadsConfig(test=test[0] if test else None, splits=text.splits, source=source)
+    head_inputs = Subject.of(request, blocks, how.seed, heads_config)
+    if lack := OFFSET_HEADS.needs(head_inputs):
         raise UserError(f"`--measures attention` needs {lack}.")
     parts = [*(part for part in PARTS if part.name in ("profile", "tokens")), OFFSET_HEADS]
-    tables, stores = measure_heads(subject, parts, source.cache, source.trainer, source.say)
+    tables, stores = measure_heads(head_inputs, parts, source.cache, source.trainer, source.say)
     rows = [
         {**_row(row["layer"], name, row["value"], row["low"], row["high"]), "n": int(row["n"])}
-        for (measured, to), name in _OF_HEADS.items()
-        for row in of_measure(tables["attention_layers"], measured, to)
+        for (quantity, to), name in _OF_HEADS.items()
+        for row in of_measure(tables["attention_layers"], quantity, to)
     ]
     for layer in blocks:
         rows += _offset_rows(layer, [row for row in tables[POSITION_HEADS] if row["layer"] == layer])
-    store = subject.entry(stores)
+    store = head_inputs.entry(stores)
     return _document(rows, store), store
 
 
@@ -303,11 +312,11 @@ def _offset_rows(layer: int, heads: Sequence[Mapping[str, Any]]) -> Rows:
     """Return how many heads of a layer attend to a fixed offset, and the one that does so most."""
     n = sum(row["position_head"] == "yes" for row in heads)
     rows = [_row(layer, "n_position_heads", n)]
-    there = [row for row in heads if not math.isnan(row["mass"])]
-    if there:
-        most = max(there, key=lambda row: row["mass"])
-        found = _row(layer, "offset_mass", most["mass"], most["mass_low"], most["mass_high"])
-        rows.append({**found, "n": int(most["n"]), "head": most["head"], "offset": most["offset"]})
+    attending = [row for row in heads if not math.isnan(row["mass"])]
+    if attending:
+        most = max(attending, key=lambda row: row["mass"])
+        mass_row = _row(layer, "offset_mass", most["mass"], most["mass_low"], most["mass_high"])
+        rows.append({**mass_row, "n": int(most["n"]), "head": most["head"], "offset": most["offset"]})
     return rows
 
 

@@ -24,7 +24,16 @@ from probing.runs.call import Measured
 from probing.runtime import drop_garbage
 from probing.runtime.files import most_text, open_file, parse_json, read_text
 from probing.runtime.progress import remark, stage
-from probing.studies.series.measures import MEASURES, Document, How, Rows, Text, kept, key_of, without_new_entries
+from probing.studies.series.measures import (
+    MEASURES,
+    Document,
+    How,
+    Rows,
+    Text,
+    cached_document,
+    key_of,
+    without_new_entries,
+)
 from probing.studies.series.tables import (
     LOST,
     UNIGRAM,
@@ -119,31 +128,31 @@ def find_checkpoints(
     return _by_step([Checkpoint(_step(name, "--revisions"), name, model, name) for name in names], "--revisions")
 
 
-def _words(typed: str | Sequence[str]) -> list[str]:
-    typed = [typed] if isinstance(typed, str) else typed
-    words = [word.strip() for one in typed for word in one.split(",")]
+def _words(flag_value: str | Sequence[str]) -> list[str]:
+    flag_value = [flag_value] if isinstance(flag_value, str) else flag_value
+    words = [word.strip() for text in flag_value for word in text.split(",")]
     return list(dict.fromkeys(word for word in words if word))
 
 
 def _folders(patterns: Sequence[str]) -> list[Path]:
     """Return the folders that patterns match; files beside checkpoints, such as a table, are passed over."""
-    found: dict[Path, None] = {}
+    folders_in_order: dict[Path, None] = {}
     for pattern in patterns:
-        there = [Path(path) for path in sorted(glob(pattern))] if has_magic(pattern) else [Path(pattern)]
-        folders = [path for path in there if os.path.isdir(path)]
+        matches = [Path(path) for path in sorted(glob(pattern))] if has_magic(pattern) else [Path(pattern)]
+        folders = [path for path in matches if os.path.isdir(path)]
         if has_magic(pattern) and not folders:
             raise UserError(
                 f"`--checkpoints {pattern}` matches no folder; give the pattern of folders that hold a model each, "
                 "such as 'DIR/step*'."
             )
-        if not has_magic(pattern) and not os.path.exists(there[0]):
+        if not has_magic(pattern) and not os.path.exists(matches[0]):
             raise UserError(f"`--checkpoints {pattern}`: there is no such folder; give folders that hold a model each.")
-        found |= dict.fromkeys(folders)
-    if not found:
+        folders_in_order |= dict.fromkeys(folders)
+    if not folders_in_order:
         raise UserError(
             f"`--checkpoints {','.join(patterns) or ' '}` names no folder; give folders that hold a model each."
         )
-    return list(found)
+    return list(folders_in_order)
 
 
 def _of_folder(folder: Path) -> Checkpoint:
@@ -178,13 +187,14 @@ def _by_step(checkpoints: Sequence[Checkpoint], option: str) -> list[Checkpoint]
     Raises:
         UserError: If two are of one step.
     """
-    ordered = sorted(checkpoints, key=lambda one: one.step)
-    for one, other in pairwise(ordered):
-        if one.step == other.step:
-            names = sorted((one, other), key=lambda each: (each.name, each.model))
+    ordered = sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+    for earlier, later in pairwise(ordered):
+        if earlier.step == later.step:
+            names = sorted((earlier, later), key=lambda each: (each.name, each.model))
             first, second = (each.name if each.revision else each.model for each in names)
             raise UserError(
-                f"`{option}`: {first} and {second} are both of step {one.step}; leave one of them out, or rename it."
+                f"`{option}`: {first} and {second} are both of step {earlier.step}; leave one of them out, or "
+                f"rename it."
             )
     return ordered
 
@@ -201,10 +211,18 @@ def loss_rows(checkpoints: Sequence[Checkpoint]) -> list[dict[str, Any]]:
     A run of `pretrain` also tells the loss of a model of token frequencies.
     """
     return [
-        {"step": one.step, "checkpoint": one.name, "command": "training", "measure": measure, "value": value}
-        for one in checkpoints
-        if one.folder is not None
-        for measure, value in (_of_pretrain(one.folder, one.step) or _of_trainer(one.folder, one.step)).items()
+        {
+            "step": checkpoint.step,
+            "checkpoint": checkpoint.name,
+            "command": "training",
+            "measure": measure,
+            "value": value,
+        }
+        for checkpoint in checkpoints
+        if checkpoint.folder is not None
+        for measure, value in (
+            _of_pretrain(checkpoint.folder, checkpoint.step) or _of_trainer(checkpoint.folder, checkpoint.step)
+        ).items()
     ]
 
 
@@ -214,8 +232,8 @@ def _of_pretrain(folder: Path, step: int) -> dict[str, float]:
     try:
         with open_file(training.parent.parent / LOSSES, "r", most=most_text(), newline="", encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if f"{row['arm']}-seed{row['seed']}" == training.name]
-            (own,) = (row for row in rows if int(row["step"]) == step)
-            return {LOST: float(own["loss"]), UNIGRAM: float(own["unigram_loss"])}
+            (step_row,) = (row for row in rows if int(row["step"]) == step)
+            return {LOST: float(step_row["loss"]), UNIGRAM: float(step_row["unigram_loss"])}
     except (OSError, LookupError, ValueError):
         return {}
 
@@ -227,41 +245,41 @@ def _of_trainer(folder: Path, step: int) -> dict[str, float]:
     except (OSError, ValueError):
         return {}
     history = state.get("log_history", ()) if isinstance(state, Mapping) else ()
-    told = [entry["eval_loss"] for entry in history if entry.get("step") == step and "eval_loss" in entry]
-    return {LOST: float(told[-1])} if told else {}
+    losses = [entry["eval_loss"] for entry in history if entry.get("step") == step and "eval_loss" in entry]
+    return {LOST: float(losses[-1])} if losses else {}
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckpointMeasurements:
     """What was measured of a series.
 
     Args:
         checkpoints: The checkpoints, by step.
-        measured: For each checkpoint what each measure found, by its name.
-        n_kept: Number of these that were in the cache.
+        documents: For each checkpoint what each measure found, by its name.
+        n_cached: Number of these that were in the cache.
         identity: Of each checkpoint, what its weights, its configuration and its tokenizer are known by.
     """
 
     checkpoints: Sequence[Checkpoint]
-    measured: Sequence[dict[str, Document]]
-    n_kept: int
+    documents: Sequence[dict[str, Document]]
+    n_cached: int
     identity: Sequence[str] = ()
 
     def same_as(self) -> dict[int, str]:
         """Return by the step of each checkpoint that is the same model as later ones the name of the last of these."""
         last = dict(zip(self.identity, self.checkpoints, strict=False))
-        pairs = zip(self.checkpoints, (last[own] for own in self.identity), strict=False)
-        return {one.step: other.name for one, other in pairs if one is not other}
+        pairs = zip(self.checkpoints, (last[digest] for digest in self.identity), strict=False)
+        return {checkpoint.step: other.name for checkpoint, other in pairs if checkpoint is not other}
 
     def rows_by_checkpoint(self) -> list[Rows]:
         """Return for each checkpoint a row for each layer and measure."""
         return [
             [
-                {"step": one.step, "checkpoint": one.name, "command": name, **row}
+                {"step": checkpoint.step, "checkpoint": checkpoint.name, "command": name, **row}
                 for name, document in documents.items()
                 for row in document["rows"]
             ]
-            for one, documents in zip(self.checkpoints, self.measured, strict=True)
+            for checkpoint, documents in zip(self.checkpoints, self.documents, strict=True)
         ]
 
     def deviations(self) -> list[dict[int, list[float]]]:
@@ -272,7 +290,7 @@ class Found:
         return [
             {int(layer): list(values) for layer, values in documents["geometry"]["deviations"].items()}
             if "geometry" in documents else {}
-            for documents in self.measured
+            for documents in self.documents
         ]  # fmt: skip
 
 
@@ -283,7 +301,7 @@ def survey(
     text: Text,
     how: How,
     keeps_activations: bool,
-) -> Found:
+) -> CheckpointMeasurements:
     """Measure each checkpoint, with one model in memory at a time.
 
     Args:
@@ -297,36 +315,44 @@ def survey(
     Raises:
         UserError: If a checkpoint cannot be read, or does not read the text as the first one does.
     """
-    measured: list[dict[str, Document]] = []
+    documents: list[dict[str, Document]] = []
     identity: list[str] = []
-    n_kept = 0
+    n_cached = 0
     with stage(count(len(checkpoints), "checkpoint"), len(checkpoints)) as advance:
         for i, checkpoint in enumerate(checkpoints):
             source = source_of(checkpoint)
             identity.append(_identity(source))
             if (first := identity.index(identity[-1])) < i:
-                measured.append(measured[first])
+                documents.append(documents[first])
                 remark(f"step {checkpoint.step} ({checkpoint.name}) is the same model as {checkpoints[first].name}")
                 advance(1)
                 continue
-            here: dict[str, Document] = {}
-            were_kept = []
+            new_documents: dict[str, Document] = {}
+            cached_names = []
             with without_new_entries([source], keeps_activations):
                 for name in names:
 
                     def make(name: str = name, source: ActivationSource = source) -> Any:
                         return MEASURES[name](source, text, how)
 
-                    here[name], was_kept = kept(source.cache, key_of(name, source, text, how), make, source.say)
-                    were_kept += [name] * was_kept
+                    new_documents[name], is_cached = cached_document(
+                        source.cache, key_of(name, source, text, how), make, source.say
+                    )
+                    cached_names += [name] * is_cached
                     drop_garbage()  # the model that was read, before the next one is loaded
-                _check_text(checkpoints[0], measured[0] if measured else here, checkpoint, here)
-            measured.append(here)
-            n_kept += len(were_kept)
-            left, cached = len(checkpoints) - i - 1, f", {', '.join(were_kept)} from the cache" if were_kept else ""
-            remark(f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {left} of {len(checkpoints)} left")
+                _check_text(checkpoints[0], documents[0] if documents else new_documents, checkpoint, new_documents)
+            documents.append(new_documents)
+            n_cached += len(cached_names)
+            n_remaining, cached = (
+                len(checkpoints) - i - 1,
+                f", {', '.join(cached_names)} from the cache" if cached_names else "",
+            )
+            remark(
+                f"step {checkpoint.step} ({checkpoint.name}) is measured{cached}; {n_remaining} of "
+                f"{len(checkpoints)} left"
+            )
             advance(1)
-    return Found(checkpoints, measured, n_kept, identity)
+    return CheckpointMeasurements(checkpoints, documents, n_cached, identity)
 
 
 def _identity(source: ActivationSource) -> str:
@@ -344,18 +370,20 @@ def _identity(source: ActivationSource) -> str:
     return digest.hexdigest()
 
 
-def _check_text(first: Checkpoint, of_first: dict[str, Document], one: Checkpoint, here: dict[str, Document]) -> None:
+def _check_text(
+    first: Checkpoint, of_first: dict[str, Document], checkpoint: Checkpoint, documents: dict[str, Document]
+) -> None:
     """Refuse a checkpoint whose tokenizer makes other tokens of the text.
 
     Raises:
         UserError: If the tokens differ.
     """
-    for key, document in here.items():
+    for key, document in documents.items():
         if document["tokens"] != of_first[key]["tokens"]:
-            option = "--checkpoints" if one.revision is None else "--revisions"
+            option = "--checkpoints" if checkpoint.revision is None else "--revisions"
             raise UserError(
-                f"`{option}`: {one.name} makes other tokens of the text than {first.name}, so that the two cannot be "
-                "compared; give checkpoints of one training, with one tokenizer."
+                f"`{option}`: {checkpoint.name} makes other tokens of the text than {first.name}, so that the two "
+                "cannot be compared; give checkpoints of one training, with one tokenizer."
             )
 
 
@@ -453,51 +481,65 @@ def _legend(figure: Figure) -> None:
 Written = dict[str, list[dict[str, Any]]]
 
 
-def tables_of(found: Found, thresholds: Thresholds) -> Written:
+def tables_of(measurements: CheckpointMeasurements, thresholds: Thresholds) -> Written:
     """Return the rows of each table by its name."""
-    deviations, steps = found.deviations(), [one.step for one in found.checkpoints]
-    rows = loss_rows(found.checkpoints)
+    deviations, steps = measurements.deviations(), [checkpoint.step for checkpoint in measurements.checkpoints]
+    rows = loss_rows(measurements.checkpoints)
     outliers = []
-    for one, own in zip(found.checkpoints, found.rows_by_checkpoint(), strict=True):
-        here, about = deviations[steps.index(one.step)], {"step": one.step, "checkpoint": one.name}
-        rows += own
-        for layer, values in here.items():
-            there = [(abs(value), k) for k, value in enumerate(values) if abs(value) > thresholds.outliers]
+    for checkpoint, checkpoint_rows in zip(measurements.checkpoints, measurements.rows_by_checkpoint(), strict=True):
+        layer_deviations, about = (
+            deviations[steps.index(checkpoint.step)],
+            {"step": checkpoint.step, "checkpoint": checkpoint.name},
+        )
+        rows += checkpoint_rows
+        for layer, values in layer_deviations.items():
+            beyond = [(abs(value), k) for k, value in enumerate(values) if abs(value) > thresholds.outliers]
             outliers += [
-                {**about, "layer": layer, "neuron": k, "deviations": values[k]} for _, k in sorted(there, reverse=True)
+                {**about, "layer": layer, "neuron": k, "deviations": values[k]} for _, k in sorted(beyond, reverse=True)
             ]
             of_layer = {**about, "command": "geometry", "layer": layer}
-            rows.append({**of_layer, "measure": "n_outliers", "value": float(len(there))})
+            rows.append({**of_layer, "measure": "n_outliers", "value": float(len(beyond))})
             k = max(range(len(values)), key=lambda k: (abs(values[k]), -k))
             rows.append({**of_layer, "measure": "largest_deviation", "value": abs(values[k]), "neuron": k})
-    same_as = found.same_as()
+    same_as = measurements.same_as()
     for row in (*rows, *outliers):
         if row["step"] in same_as:
             row["same_as"] = same_as[row["step"]]
     # A state that stands under several steps says nothing of the earlier ones.
-    own = [row for row in rows if "same_as" not in row]
+    distinct_rows = [row for row in rows if "same_as" not in row]
     deviations = [values for step, values in zip(steps, deviations, strict=True) if step not in same_as]
     steps = [step for step in steps if step not in same_as]
-    return {"series": rows, "series_outliers": outliers, "emergence": emergence(own, deviations, steps, thresholds)}
+    return {
+        "series": rows,
+        "series_outliers": outliers,
+        "emergence": emergence(distinct_rows, deviations, steps, thresholds),
+    }
 
 
-def measured(found: Found, names: Sequence[str], thresholds: Thresholds, title: str) -> Measured:
+def study_output(
+    measurements: CheckpointMeasurements, names: Sequence[str], thresholds: Thresholds, title: str
+) -> Measured:
     """Return the tables with what belongs to them.
 
     Args:
-        found: What was measured.
+        measurements: What was measured.
         names: The measures.
         thresholds: The thresholds past which a quantity counts as present.
         title: What the checkpoints are of.
     """
-    tables = tables_of(found, thresholds)
+    tables = tables_of(measurements, thresholds)
     results = {
         "checkpoints": [
-            {"step": one.step, "name": one.name, "model": one.model, "revision": one.revision}
-            for one in found.checkpoints
+            {
+                "step": checkpoint.step,
+                "name": checkpoint.name,
+                "model": checkpoint.model,
+                "revision": checkpoint.revision,
+            }
+            for checkpoint in measurements.checkpoints
         ],
         "measures": list(names),
-        "n_kept": found.n_kept,
+        "n_kept": measurements.n_cached,
         "thresholds": asdict(thresholds),
     }
     return Measured(

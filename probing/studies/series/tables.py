@@ -41,18 +41,18 @@ class Panel:
     beside: tuple[str, str] | None = None
     from_zero: bool = True
 
-    def threshold(self, made: Tables) -> float | None:
+    def threshold(self, rows_by_table: Tables) -> float | None:
         """Return the threshold of the quantity, if it is in the unit of the axis."""
         if self.quantity not in (LOSS, OUTLIERS):
             return None
-        return next((row["threshold"] for row in made["emergence"] if row["quantity"] == self.quantity), None)
+        return next((row["threshold"] for row in rows_by_table["emergence"] if row["quantity"] == self.quantity), None)
 
-    def compared(self, made: Tables) -> tuple[list[int], list[float]]:
+    def compared(self, rows_by_table: Tables) -> tuple[list[int], list[float]]:
         """Return the course of what it is compared with: empty if there is none."""
         if self.beside is None:
             return [], []
-        layers = layers_of(made, self.beside[0])
-        return course(made, self.beside[0], layers[-1] if layers else None)
+        layers = layers_of(rows_by_table, self.beside[0])
+        return course(rows_by_table, self.beside[0], layers[-1] if layers else None)
 
 
 PANELS = (
@@ -90,63 +90,68 @@ def series_name(model: str, revision: str | None) -> str:
     return model.rsplit("/", 1)[-1] if revision else Path(model).absolute().parent.name
 
 
-def panels(made: Tables) -> list[Panel]:
+def panels(rows_by_table: Tables) -> list[Panel]:
     """Return the panels of the measures that there are."""
-    there = {row["measure"] for row in made["series"]}
-    return [panel for panel in PANELS if panel.measure in there]
+    names = {row["measure"] for row in rows_by_table["series"]}
+    return [panel for panel in PANELS if panel.measure in names]
 
 
-def course(made: Tables, measure: str, layer: int | None = None) -> tuple[list[int], list[float]]:
+def course(rows_by_table: Tables, measure: str, layer: int | None = None) -> tuple[list[int], list[float]]:
     """Return the steps at which something was measured, ascending, and its values there.
 
     Args:
-        made: The tables.
+        rows_by_table: The tables.
         measure: The measure.
         layer: The layer; None for a measure of the whole model.
     """
-    here = [row for row in _own(made) if row["measure"] == measure and row.get("layer") == layer]
-    here.sort(key=lambda row: int(row["step"]))
-    return [row["step"] for row in here], [row["value"] for row in here]
+    measure_rows = [
+        row for row in _distinct_rows(rows_by_table) if row["measure"] == measure and row.get("layer") == layer
+    ]
+    measure_rows.sort(key=lambda row: int(row["step"]))
+    return [row["step"] for row in measure_rows], [row["value"] for row in measure_rows]
 
 
-def _own(made: Tables) -> list[Row]:
+def _distinct_rows(rows_by_table: Tables) -> list[Row]:
     """Return the rows of checkpoints that equal no later one."""
-    return [row for row in made["series"] if not row.get("same_as")]
+    return [row for row in rows_by_table["series"] if not row.get("same_as")]
 
 
-def layers_of(made: Tables, measure: str | None = None) -> list[int]:
+def layers_of(rows_by_table: Tables, measure: str | None = None) -> list[int]:
     """Return the layers of which a measure was taken, or any, ascending."""
-    return sorted({row["layer"] for row in made["series"] if "layer" in row and measure in (None, row["measure"])})
+    return sorted(
+        {row["layer"] for row in rows_by_table["series"] if "layer" in row and measure in (None, row["measure"])}
+    )
 
 
-def first_rows(made: Tables) -> dict[str, list[Row]]:
+def first_rows(rows_by_table: Tables) -> dict[str, list[Row]]:
     """Return for each quantity the rows with the first step from which it stays, above the embeddings.
 
     Args:
-        made: The tables.
+        rows_by_table: The tables.
     """
-    found: dict[str, list[Row]] = {}
-    for row in made["emergence"]:
-        found.setdefault(row["quantity"], [])
+    stable_rows: dict[str, list[Row]] = {}
+    for row in rows_by_table["emergence"]:
+        stable_rows.setdefault(row["quantity"], [])
         if row.get("layer") != 0 and "step" in row:
-            found[row["quantity"]].append(row)
+            stable_rows[row["quantity"]].append(row)
     return {
-        name: [row for row in rows if row["step"] == min(one["step"] for one in rows)] for name, rows in found.items()
+        name: [row for row in rows if row["step"] == min(other_row["step"] for other_row in rows)]
+        for name, rows in stable_rows.items()
     }
 
 
-def by_step(made: Tables) -> list[Row]:
+def by_step(rows_by_table: Tables) -> list[Row]:
     """Return a row for each step, with a column for each measure and layer, for W&B's curves."""
     points: dict[int, dict[str, Any]] = {}
-    for row in made["series"]:
+    for row in rows_by_table["series"]:
         name = row["measure"] + (f"_layer_{row['layer']:02d}" if "layer" in row else "")
         points.setdefault(row["step"], {"step": row["step"]})[name] = row["value"]
     return [points[step] for step in sorted(points)]
 
 
-def tables(made: Tables) -> list[Any]:
+def tables(rows_by_table: Tables) -> list[Any]:
     """Return the tables of the terminal as rich ones; those without rows are left out."""
-    return [table for table in (_steps_table(made), _emergence_table(made)) if table is not None]
+    return [table for table in (_steps_table(rows_by_table), _emergence_table(rows_by_table)) if table is not None]
 
 
 def _table(title: str, *headings: str) -> Any:
@@ -158,37 +163,37 @@ def _table(title: str, *headings: str) -> Any:
     return table
 
 
-def _steps_table(made: Tables) -> Any:
+def _steps_table(rows_by_table: Tables) -> Any:
     """Return what matters of each checkpoint; the file has every layer and measure."""
-    rows = made["series"]
+    rows = rows_by_table["series"]
     layers = [row["layer"] for row in rows if "layer" in row]
     last = max(layers, default=0)
     columns = {
-        "loss": lambda here: _cell(_of(here, LOST)),
-        "position": lambda here: _cell(_of(here, "accuracy", last)),
-        "95% range": lambda here: _range(_of(here, "accuracy", last)),
-        "token": lambda here: _cell(_of(here, "token_accuracy", last)),
-        "cosine": lambda here: _cell(_of(here, "mean_cosine", last)),
-        "outliers": lambda here: _sum(_all(here, "n_outliers")),
-        "largest": lambda here: _largest(here, "largest_deviation", ".1f", _neuron),
-        "heads": lambda here: _sum(_all(here, "n_position_heads")),
-        "strongest": lambda here: _largest(here, "offset_mass", ".2f", _head),
-        "special": lambda here: _mean(_all(here, "special_mass")),
-        "same as": lambda here: here[0].get("same_as") or "",
+        "loss": lambda step_rows: _cell(_of(step_rows, LOST)),
+        "position": lambda step_rows: _cell(_of(step_rows, "accuracy", last)),
+        "95% range": lambda step_rows: _range(_of(step_rows, "accuracy", last)),
+        "token": lambda step_rows: _cell(_of(step_rows, "token_accuracy", last)),
+        "cosine": lambda step_rows: _cell(_of(step_rows, "mean_cosine", last)),
+        "outliers": lambda step_rows: _sum(_all(step_rows, "n_outliers")),
+        "largest": lambda step_rows: _largest(step_rows, "largest_deviation", ".1f", _neuron),
+        "heads": lambda step_rows: _sum(_all(step_rows, "n_position_heads")),
+        "strongest": lambda step_rows: _largest(step_rows, "offset_mass", ".2f", _head),
+        "special": lambda step_rows: _mean(_all(step_rows, "special_mass")),
+        "same as": lambda step_rows: step_rows[0].get("same_as") or "",
     }  # fmt: skip
     cells = {
         step: [cell([row for row in rows if row["step"] == step]) for cell in columns.values()]
         for step in sorted({row["step"] for row in rows})
     }
-    there = [i for i in range(len(columns)) if any(one[i] for one in cells.values())]
+    shown_columns = [i for i in range(len(columns)) if any(row_cells[i] for row_cells in cells.values())]
     table = _table(
         f"Checkpoints: accuracy of position, of the token alone, and mean cosine in layer {last}; in all layers "
         "but the embeddings: outliers, the farthest mean in sd (layer:neuron), position heads, the most that a head "
         "gives to an offset, attention to special tokens",
-        "step", *(name for i, name in enumerate(columns) if i in there),
+        "step", *(name for i, name in enumerate(columns) if i in shown_columns),
     )  # fmt: skip
-    for step, one in cells.items():
-        table.add_row(str(step), *(one[i] for i in there))
+    for step, row_cells in cells.items():
+        table.add_row(str(step), *(row_cells[i] for i in shown_columns))
     return table
 
 
@@ -226,14 +231,14 @@ def _mean(rows: Sequence[Row]) -> str:
 
 
 def _largest(rows: Sequence[Row], measure: str, form: str, name: Callable[[Row], str]) -> str:
-    there = _all(rows, measure)
-    most = max(there, key=lambda row: row["value"], default=None)
+    layer_rows = _all(rows, measure)
+    most = max(layer_rows, key=lambda row: row["value"], default=None)
     return "" if most is None else f"{most['value']:{form}} ({name(most)})"
 
 
-def _emergence_table(made: Tables) -> Any:
+def _emergence_table(rows_by_table: Tables) -> Any:
     """Return when each quantity came to stay, without layers in which it was never there."""
-    rows = [row for row in made["emergence"] if "first_seen" in row]
+    rows = [row for row in rows_by_table["emergence"] if "first_seen" in row]
     if not rows:
         return None
     title = "First step from which each stays" + (
@@ -246,11 +251,11 @@ def _emergence_table(made: Tables) -> Any:
     return table
 
 
-def conclusions(made: Tables) -> list[str]:
+def conclusions(rows_by_table: Tables) -> list[str]:
     """Return the conclusions from the tables: when each quantity came, and in which order."""
-    steps = sorted({row["step"] for row in _own(made)})
-    firsts = first_rows(made)
-    lines = [*_equal(made), *(_when(made, name, rows, steps) for name, rows in firsts.items())]
+    steps = sorted({row["step"] for row in _distinct_rows(rows_by_table)})
+    firsts = first_rows(rows_by_table)
+    lines = [*_equal(rows_by_table), *(_when(rows_by_table, name, rows, steps) for name, rows in firsts.items())]
     if "loss" not in firsts:
         lines.append("The loss is left out: it is not told for every checkpoint.")
     if len(steps) == 1:
@@ -258,35 +263,35 @@ def conclusions(made: Tables) -> list[str]:
     return [*lines, *_order(firsts, steps)]
 
 
-def _equal(made: Tables) -> Iterator[str]:
+def _equal(rows_by_table: Tables) -> Iterator[str]:
     """Yield a sentence for each model that stands under several steps."""
     same: dict[str, set[int]] = {}
-    for row in made["series"]:
+    for row in rows_by_table["series"]:
         if row.get("same_as"):
             same.setdefault(row["same_as"], set()).add(row["step"])
     for name, steps in same.items():
         listed = _and([str(step) for step in sorted(steps)])
         which = f"Step {listed} is" if len(steps) == 1 else f"Steps {listed} are"
-        told = "it was measured once, and counts at the last of its steps alone"
-        yield f"{which} the same model as {name}, to the bit: {told}."
+        note = "it was measured once, and counts at the last of its steps alone"
+        yield f"{which} the same model as {name}, to the bit: {note}."
 
 
-def _when(made: Tables, name: str, rows: Sequence[Row], steps: Sequence[int]) -> str:
+def _when(rows_by_table: Tables, name: str, rows: Sequence[Row], steps: Sequence[int]) -> str:
     """Return the sentence on one quantity.
 
     Args:
-        made: The tables.
+        rows_by_table: The tables.
         name: The quantity.
         rows: Its rows with the first step from which it stays.
         steps: All steps.
     """
-    own = [row for row in made["emergence"] if row["quantity"] == name and row.get("layer") != 0]
-    if not own:
+    quantity_rows = [row for row in rows_by_table["emergence"] if row["quantity"] == name and row.get("layer") != 0]
+    if not quantity_rows:
         return f"{name[0].upper()}{name[1:]}: only layer 0 was measured, which says nothing of what the blocks do."
-    threshold = own[0]["threshold"]
+    threshold = quantity_rows[0]["threshold"]
     what = _IS_THERE[name].format(threshold=threshold, points=100 * threshold)
     if not rows:
-        seen = sorted({row["first_seen"] for row in own if "first_seen" in row})
+        seen = sorted({row["first_seen"] for row in quantity_rows if "first_seen" in row})
         but = f", though it was so at step {seen[0]}" if seen else ""
         return f"{what}: at no step for good{but}."
     step, before = rows[0]["step"], rows[0].get("step_before")
@@ -314,17 +319,17 @@ def _order(firsts: Mapping[str, Sequence[Row]], steps: Sequence[int]) -> Iterato
     for name, rows in firsts.items():
         if rows:
             at.setdefault(rows[0]["step"], []).append(name)
-    there = at.pop(steps[0], [])
-    if there:
+    first_names = at.pop(steps[0], [])
+    if first_names:
         yield (
-            f"There at the first checkpoint (step {steps[0]}) and in all later ones: {_and(there)}; these checkpoints "
-            "cannot say when that came."
+            f"There at the first checkpoint (step {steps[0]}) and in all later ones: {_and(first_names)}; these "
+            "checkpoints cannot say when that came."
         )
     if at:
-        told = ", then ".join(f"{_and(names)} (step {step})" for step, names in sorted(at.items()))
+        order = ", then ".join(f"{_and(names)} (step {step})" for step, names in sorted(at.items()))
         together = any(len(names) > 1 for names in at.values())
-        yield f"Order: {told}." + (" What came at one step, these checkpoints cannot put in order." * together)
-    elif not there:
+        yield f"Order: {order}." + (" What came at one step, these checkpoints cannot put in order." * together)
+    elif not first_names:
         yield "Nothing came to stay in this series."
 
 
@@ -404,15 +409,15 @@ class Course:
         Args:
             steps: The step of each checkpoint, ascending.
         """
-        found: dict[str, Any] = {"first_value": self.values[0], "last_value": self.values[-1]}
+        columns: dict[str, Any] = {"first_value": self.values[0], "last_value": self.values[-1]}
         if any(self.is_past):
-            found["first_seen"] = steps[self.is_past.index(True)]
+            columns["first_seen"] = steps[self.is_past.index(True)]
         if (at := stays_from(self.is_past)) is not None:
-            found["step"] = steps[at]
+            columns["step"] = steps[at]
             if at:
-                found["step_before"] = steps[at - 1]
-                found["half_step"] = steps[self._half()]
-        return found
+                columns["step_before"] = steps[at - 1]
+                columns["half_step"] = steps[self._half()]
+        return columns
 
     def _half(self) -> int:
         """Return the index of the checkpoint from which on at least half of the change over the series is made."""
@@ -484,11 +489,11 @@ def _by_layer(
         is_past: Whether a row is past the threshold.
     """
     quantity, measure, threshold = what
-    here = {(row["step"], row["layer"]): row for row in rows if row["measure"] == measure}
-    for layer in sorted({layer for _, layer in here}):
-        found = [here.get((step, layer)) for step in steps]
-        values = [math.nan if row is None else row["value"] for row in found]
-        course = Course(values, [row is not None and is_past(row) for row in found])
+    row_of = {(row["step"], row["layer"]): row for row in rows if row["measure"] == measure}
+    for layer in sorted({layer for _, layer in row_of}):
+        layer_rows = [row_of.get((step, layer)) for step in steps]
+        values = [math.nan if row is None else row["value"] for row in layer_rows]
+        course = Course(values, [row is not None and is_past(row) for row in layer_rows])
         yield {"quantity": quantity, "layer": layer, "measure": measure, "threshold": threshold, **course.row(steps)}
 
 
@@ -496,12 +501,12 @@ def _outliers(
     deviations: Sequence[Mapping[int, Sequence[float]]], steps: Sequence[int], threshold: float
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each layer and neuron that is an outlier at some checkpoint, or one for a layer without any."""
-    for layer in sorted({layer for one in deviations for layer in one}):
-        of_layer = [one.get(layer, ()) for one in deviations]
+    for layer in sorted({layer for checkpoint_values in deviations for layer in checkpoint_values}):
+        of_layer = [checkpoint_values.get(layer, ()) for checkpoint_values in deviations]
         about = {"quantity": OUTLIERS, "layer": layer, "measure": "deviation", "threshold": threshold}
         neurons = sorted({k for values in of_layer for k, value in enumerate(values) if abs(value) > threshold})
         for k in neurons:
-            values = [here[k] if k < len(here) else math.nan for here in of_layer]
+            values = [values_of[k] if k < len(values_of) else math.nan for values_of in of_layer]
             yield {**about, "neuron": k, **Course(values, [abs(value) > threshold for value in values]).row(steps)}
         if not neurons:
             yield about

@@ -37,7 +37,7 @@ from probing.studies.claims.claim import (
     KINDS_OF_MODELS,
     LARGE,
     Claim,
-    Reading,
+    ClaimTest,
     chosen_claims,
     kinds_of,
     paper_of,
@@ -45,9 +45,9 @@ from probing.studies.claims.claim import (
     read_paper,
 )
 from probing.studies.claims.measures import MEASURES
-from probing.studies.claims.planning import KINDS, Given, Model, given_data, rows_of
+from probing.studies.claims.planning import KINDS, Model, UserInputs, input_names, rows_of
 from probing.studies.claims.session import carry_out, plan
-from probing.studies.claims.verdict import Measured, Range, judge
+from probing.studies.claims.verdict import ClaimEstimate, Range, judge
 from probing.studies.geometry import geometry
 from probing.text import from_sentences
 
@@ -79,7 +79,7 @@ def test_files_are_found() -> None:
 def test_every_file_is_read_and_its_runs_are_options_of_the_real_commands(file: Path) -> None:
     found = read_paper(file.stem, MEASURES)
     assert found.claims
-    data = given_data(found)
+    data = input_names(found)
     for described in found.runs.values():
         options = dict(described)
         name = options.pop("command")
@@ -257,22 +257,22 @@ def test_what_is_no_range_is_refused(text: str) -> None:
 
 
 def test_a_gain_that_is_exactly_0_does_not_confirm_that_there_is_one() -> None:
-    assert judge(Measured.exact(0.0), Range.parse("> 0")) == "not confirmed"
-    assert judge(Measured(0.0, 0.0, 0.1), Range.parse("> 0")) == "unclear"
+    assert judge(ClaimEstimate.exact(0.0), Range.parse("> 0")) == "not confirmed"
+    assert judge(ClaimEstimate(0.0, 0.0, 0.1), Range.parse("> 0")) == "unclear"
 
 
 def test_only_a_control_in_its_range_confirms() -> None:
     criterion, control = Range.parse("> 0.5"), Range.parse("< 0.1")
-    assert judge(Measured(0.7, 0.6, 0.8, control=0.05), criterion, control) == "confirmed"
-    assert judge(Measured(0.7, 0.6, 0.8, control=0.1), criterion, control) == "unclear"
-    assert judge(Measured(0.7, 0.6, 0.8), criterion, control) == "unclear"
-    assert judge(Measured(0.7, 0.6, 0.8), criterion) == "confirmed"
+    assert judge(ClaimEstimate(0.7, 0.6, 0.8, control=0.05), criterion, control) == "confirmed"
+    assert judge(ClaimEstimate(0.7, 0.6, 0.8, control=0.1), criterion, control) == "unclear"
+    assert judge(ClaimEstimate(0.7, 0.6, 0.8), criterion, control) == "unclear"
+    assert judge(ClaimEstimate(0.7, 0.6, 0.8), criterion) == "confirmed"
 
 
 @pytest.mark.parametrize("ends", [(1.0, 0.0), (math.nan, 1.0), (0.0, math.inf)])
 def test_an_interval_is_two_numbers_in_order(ends: tuple[float, float]) -> None:
     with pytest.raises(ValueError, match="no interval"):
-        Measured(0.5, *ends)
+        ClaimEstimate(0.5, *ends)
 
 
 def test_the_forms_that_an_error_names_are_read() -> None:
@@ -333,7 +333,7 @@ def test_a_claim_on_decoders_is_measured_on_a_decoder_that_is_given(
     folder = {name: str(checkpoints[name]) for name in ("gpt2", "bert")}
     named, text = {"d": folder["gpt2"], "e": folder["bert"]}, tmp_path / "text.txt"
     text.write_text("\n".join(sentences), encoding="utf-8")
-    given = Given(str(text), {"other_corpus": None, "third_corpus": None})
+    given = UserInputs(str(text), {"other_corpus": None, "third_corpus": None})
     planned = plan(
         paper, claims, named, given, from_sentences("text", sentences), {"geometry": defaults(geometry)}, tmp_path
     )
@@ -358,7 +358,7 @@ def test_a_claim_on_decoders_is_measured_on_a_decoder_that_is_given(
     assert rows["e"]["lacking"] == f"{KINDS_OF_MODELS['decoder'].words}; e is none"
 
 
-def readings() -> list[tuple[str, Reading]]:
+def readings() -> list[tuple[str, ClaimTest]]:
     """Return how each claim is measured on the paper's own models, and on others where that is another way."""
     claims = [(name, claim) for name in papers() for claim in read_paper(name, MEASURES).claims]
     own = [(f"{name} {claim.id}", claim.reading) for name, claim in claims if claim.reading]
@@ -367,7 +367,7 @@ def readings() -> list[tuple[str, Reading]]:
 
 
 @pytest.mark.parametrize("reading", [one for _, one in readings()], ids=[name for name, _ in readings()])
-def test_every_criterion_has_all_four_outcomes(reading: Reading) -> None:
+def test_every_criterion_has_all_four_outcomes(reading: ClaimTest) -> None:
     criterion, control = reading.criterion, reading.control
     finite = [end for end in (criterion.low, criterion.high) if math.isfinite(end)]
     inside = sum(finite) / len(finite) if len(finite) == 2 else finite[0] + (1 if math.isfinite(criterion.low) else -1)
@@ -375,7 +375,7 @@ def test_every_criterion_has_all_four_outcomes(reading: Reading) -> None:
     passed = None if control is None else max(control.low, -9.0) / 2 + min(control.high, 9.0) / 2
 
     def found(low: float, high: float, beside: float | None) -> str:
-        return judge(Measured((low + high) / 2, low, high, beside), criterion, control)
+        return judge(ClaimEstimate((low + high) / 2, low, high, beside), criterion, control)
 
     assert found(inside, inside, passed) == "confirmed"
     assert found(outside, outside, passed) == "not confirmed"

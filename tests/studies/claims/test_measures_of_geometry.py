@@ -27,13 +27,13 @@ from probing.studies.claims.measures.position import (
     n_sentences,
     outliers_of_some_layers,
 )
-from probing.studies.claims.measures.registry import NotMeasurable, Subject
+from probing.studies.claims.measures.registry import ModelRuns, NotMeasurable
 from written import results_of
 
 WIDTH = 0.01
 
 
-def subject(dimensions: list[tuple[int, int, float, float, float]] = [], **values: list[float | None]) -> Subject:  # noqa: B006
+def subject(dimensions: list[tuple[int, int, float, float, float]] = [], **values: list[float | None]) -> ModelRuns:  # noqa: B006
     """Return a model with these values of a transform's measure, `TRANSFORM__MEASURE`, from layer 0 on.
 
     Args:
@@ -50,7 +50,7 @@ def subject(dimensions: list[tuple[int, int, float, float, float]] = [], **value
     names = ("layer", "neuron", "mean", "sd", "cosine_share")
     none, table = Table(), Table(dict(zip(names, one, strict=True)) for one in dimensions)
     run = results_of("geometry", Path("g"), {"special_tokens": "exclude"}, {}, Table(rows), none, table, none, none)
-    return Subject("m", {"geometry": run, "held_out": run}, {"minimum": 0, "maximum": 1})
+    return ModelRuns("m", {"geometry": run, "held_out": run}, {"minimum": 0, "maximum": 1})
 
 
 @pytest.mark.numeric
@@ -178,8 +178,8 @@ def run(means: list[list[float]], shares: list[list[float]] | None = None, n: in
     )
 
 
-def extremes_subject(geometry: Result, **published: int) -> Subject:
-    return Subject("m", {"geometry": geometry}, published)
+def extremes_subject(geometry: Result, **published: int) -> ModelRuns:
+    return ModelRuns("m", {"geometry": geometry}, published)
 
 
 @pytest.mark.numeric
@@ -213,13 +213,13 @@ def test_shares_on_three_texts_are_compared_with_the_first() -> None:
     texts = [[[0.0] * 3, [share, 0.3, 0.0], [share, 0.3, 0.0]] for share in (0.5, 0.45, 0.6)]
     runs = [run([[0.0] * 3] * 3, shares) for shares in texts]
     three = dict(zip(("geometry", "elsewhere", "third"), runs, strict=True))
-    found = change_over_texts(Subject("m", three, {"minimum": 0}))
+    found = change_over_texts(ModelRuns("m", three, {"minimum": 0}))
     first, third = (_wilson(share, 400) for share in (0.5, 0.6))
     assert found.value == pytest.approx(0.1)
     assert (found.low, found.high) == pytest.approx((max(0.0, third[0] - first[1]), third[1] - first[0]))
     assert (found.control, found.neurons) == (0, (0,))
     other = {**three, "third": run([[0.0] * 3] * 3, [[0.0] * 3, [0.2, 0.3, 0.0], [0.2, 0.3, 0.0]])}
-    assert change_over_texts(Subject("m", other, {"minimum": 0})).control == 1
+    assert change_over_texts(ModelRuns("m", other, {"minimum": 0})).control == 1
 
 
 @pytest.mark.numeric
@@ -262,7 +262,7 @@ def test_layers_are_those_in_which_a_neuron_stands_out() -> None:
     means = [plain] + [
         [9.0 if k == 3 and layer < 4 else value for k, value in enumerate(plain)] for layer in range(1, 6)
     ]
-    one = Subject("m", {"geometry": run(means)})
+    one = ModelRuns("m", {"geometry": run(means)})
     assert layers_of_outliers(one, {"m": {3: "1-3"}}).value == 1
     assert layers_of_outliers(one, {"m": {3: "1-4"}}).value == pytest.approx(3 / 4)
     assert layers_of_outliers(one, {"m": {3: "2-3", 5: "1"}}).value == 0
@@ -318,14 +318,14 @@ def norms(parameter: str, first: list[int], second: list[int]) -> list[dict[str,
 
 def parameters_subject(
     parameters: list[dict[str, Any]], stream: dict[str, Table] | None = None, n_layers: int = 0, **published: int
-) -> Subject:
+) -> ModelRuns:
     layers = range(n_layers + 1) if n_layers else [None]
     none, width = Table(), Table({"neuron": k, "layer": layer} for layer in layers for k in range(D_MODEL))
     run = results_of(
         "geometry", Path("g"), {"special_tokens": "exclude"}, {}, none, none, width, Table(parameters), none
     )
     other = results_of("geometry", Path("s"), {}, {}, none, none, none, none, none, **(stream or {}))
-    return Subject("m", {"geometry": run, "stream": other}, published or {"minimum": 7, "maximum": 8})
+    return ModelRuns("m", {"geometry": run, "stream": other}, published or {"minimum": 7, "maximum": 8})
 
 
 def test_outliers_of_the_first_position_are_counted_and_the_control_is_the_rank_of_the_own_one() -> None:
@@ -455,10 +455,10 @@ def test_models_without_a_table_are_not_measured() -> None:
         measures.other_rows_with_outlier(parameters_subject([position(0, 3, 1)]), "minimum")
 
 
-def alike_subject(**tables: list[dict[str, Any]]) -> Subject:
+def alike_subject(**tables: list[dict[str, Any]]) -> ModelRuns:
     empty = {name: Table() for name in ("geometry", "outliers", "dimensions", "parameters", "explained")}
     made = {**empty, **{name: Table(rows) for name, rows in tables.items()}}
-    return Subject("any", {"geometry": results_of("geometry", Path("geometry"), {}, {}, **made)})
+    return ModelRuns("any", {"geometry": results_of("geometry", Path("geometry"), {}, {}, **made)})
 
 
 def similarity(transform: str, **of_layers: float) -> list[dict[str, Any]]:
@@ -589,7 +589,7 @@ def test_few_sentences_tell_nothing() -> None:
 def positions_subject(
     accuracies: list[float] | None = None, neurons: list[dict[str, Any]] | None = None, explained: Any = (),
     **published: int,
-) -> Subject:  # fmt: skip
+) -> ModelRuns:  # fmt: skip
     accuracy = [
         {"layer": layer, "accuracy": value, "accuracy_low": value - 0.01, "accuracy_high": value + 0.02,
          "permuted_positions_accuracy": 0.1 * layer}
@@ -600,7 +600,7 @@ def positions_subject(
         "geometry", Path("g"), {"special_tokens": "exclude"}, {}, none, none, none, none, Table(explained)
     )
     run = Run(Path("r"), {}, {}, Table(accuracy), Table(neurons or []))
-    return Subject("m", {"positions": run, "geometry": geometry}, published or {"minimum": 7})
+    return ModelRuns("m", {"positions": run, "geometry": geometry}, published or {"minimum": 7})
 
 
 def test_the_least_accuracy_is_beside_the_largest_of_permuted_positions() -> None:
@@ -640,13 +640,13 @@ def test_what_is_lost_is_lost_between_the_lower_layers_and_the_last() -> None:
 
 def test_a_lead_is_the_least_over_the_layers_of_both_models() -> None:
     own, other = positions_subject([0.1, 0.9, 0.8, 0.7]), positions_subject([0.2, 0.5, 0.75, 0.1])
-    both = Subject("m", own.runs, {}, others={"bert": other.runs, "roberta": own.runs})
+    both = ModelRuns("m", own.runs, {}, others={"bert": other.runs, "roberta": own.runs})
     found = measures.least_lead_in_accuracy(both, "bert", "1-2")
     assert (found.value, found.low, found.high) == pytest.approx((0.05, 0.02, 0.08))
     assert measures.least_lead_in_accuracy(both, "roberta", "all").value == 0
     with pytest.raises(NotMeasurable, match="the same run of bert"):
         measures.least_lead_in_accuracy(own, "bert", "1-2")
-    shorter = Subject("m", own.runs, {}, others={"bert": positions_subject([0.2, 0.5]).runs})
+    shorter = ModelRuns("m", own.runs, {}, others={"bert": positions_subject([0.2, 0.5]).runs})
     with pytest.raises(NotMeasurable, match="do not both have the layers 1-2"):
         measures.least_lead_in_accuracy(shorter, "bert", "1-2")
 

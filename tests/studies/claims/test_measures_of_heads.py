@@ -15,7 +15,7 @@ from probing.runs import Result
 from probing.studies.claims import measures as layers_measures
 from probing.studies.claims.measures import heads as measures
 from probing.studies.claims.measures.heads import heads_idle_at_first_token
-from probing.studies.claims.measures.registry import NotMeasurable, Subject
+from probing.studies.claims.measures.registry import ModelRuns, NotMeasurable
 from written import results_of
 
 
@@ -25,8 +25,8 @@ def survey(*rows: dict[str, Any], of_classes: Table | None = None) -> Result:
     )
 
 
-def subject(sentences: Result, pairs: Result | None = None) -> Subject:
-    return Subject("any", {"attention": sentences, "pairs": pairs})
+def subject(sentences: Result, pairs: Result | None = None) -> ModelRuns:
+    return ModelRuns("any", {"attention": sentences, "pairs": pairs})
 
 
 def shares(factor: float = 1.0, **of: float) -> Table:
@@ -73,7 +73,7 @@ def attention(measure: str, to: str, *values: float, half: float = 0.0) -> list[
     ]
 
 
-def lifts(special: float, noun: float, verb: float, half: float = 0.0, share: float = 0.1) -> Subject:
+def lifts(special: float, noun: float, verb: float, half: float = 0.0, share: float = 0.1) -> ModelRuns:
     """Return a survey with these means over two layers, in which special tokens are a share of all."""
     rows = [
         *attention("lift", "special tokens", special - 0.5, special + 0.5, half=half / share),
@@ -151,9 +151,9 @@ def test_too_little_text_for_an_interval_is_said() -> None:
         measures.layers_from_first_to_last(subject(survey(*rows)))
 
 
-def syntax_subject(**tables: list[dict[str, Any]]) -> Subject:
+def syntax_subject(**tables: list[dict[str, Any]]) -> ModelRuns:
     made = {name: Table(rows) for name, rows in tables.items()}
-    return Subject("any", {"attention": results_of("attention", Path("attention"), {}, {}, **made)})
+    return ModelRuns("any", {"attention": results_of("attention", Path("attention"), {}, {}, **made)})
 
 
 def relation(name: str, lead: float, offset: float, untrained: float) -> dict[str, Any]:
@@ -248,7 +248,7 @@ RARE: Numbers = (0.5, 0.02, 0.0001)
 SEP: Numbers = (2.0, 0.1, 0.05)
 
 
-def idle_subject(*heads: dict[str, Numbers]) -> Subject:
+def idle_subject(*heads: dict[str, Numbers]) -> ModelRuns:
     rows = [
         {"layer": 1, "head": number, "measure": measure, "to": name, "value": value}
         for number, head in enumerate(heads, start=1)
@@ -256,7 +256,7 @@ def idle_subject(*heads: dict[str, Numbers]) -> Subject:
         for measure, value in zip(("lift", "mass", "norm_mass"), numbers, strict=True)
     ]
     rows.append({"layer": 1, "head": 1, "measure": "entropy", "value": 0.3})
-    return Subject("m", {"heads": results_of("attention", Path("a"), {}, {}, heads=Table(rows))})
+    return ModelRuns("m", {"heads": results_of("attention", Path("a"), {}, {}, heads=Table(rows))})
 
 
 def head(first: Numbers, last: Numbers = SEP, name: str = "[CLS]") -> dict[str, Numbers]:
@@ -274,14 +274,18 @@ def test_the_least_is_less_than_of_all_other_types_and_of_words() -> None:
     # Of the first token .12 / .4 is read; of words, with nine tenths of the norms on special tokens, .1 / .5.
     rows = idle_subject(head((5.0, 0.4, 0.12))).run("heads").heads
     assert (
-        heads_idle_at_first_token(Subject("m", {"heads": results_of("attention", Path("a"), {}, {}, heads=rows)})).value
+        heads_idle_at_first_token(
+            ModelRuns("m", {"heads": results_of("attention", Path("a"), {}, {}, heads=rows)})
+        ).value
         == 1
     )
     for row in rows:
         if (row.get("to"), row["measure"]) == ("special tokens", "norm_mass"):
             row["value"] = 0.9
     assert (
-        heads_idle_at_first_token(Subject("m", {"heads": results_of("attention", Path("a"), {}, {}, heads=rows)})).value
+        heads_idle_at_first_token(
+            ModelRuns("m", {"heads": results_of("attention", Path("a"), {}, {}, heads=rows)})
+        ).value
         == 0
     )
 
@@ -295,12 +299,12 @@ def test_without_such_a_token_nothing_is_measured() -> None:
     with pytest.raises(NotMeasurable, match="have no"):
         heads_idle_at_first_token(idle_subject({"punctuation": (1.0, 0.2, 0.2)}))
     with pytest.raises(NotMeasurable, match="have no"):
-        heads_idle_at_first_token(Subject("m", {"heads": results_of("attention", Path("a"), {}, {})}))
+        heads_idle_at_first_token(ModelRuns("m", {"heads": results_of("attention", Path("a"), {}, {})}))
 
 
-def layers_subject(**tables: list[dict[str, Any]]) -> Subject:
+def layers_subject(**tables: list[dict[str, Any]]) -> ModelRuns:
     run = results_of("attention", Path("attention"), {}, {}, **{name: Table(rows) for name, rows in tables.items()})
-    return Subject("any", {"attention": run, "fusion": run, "change": run})
+    return ModelRuns("any", {"attention": run, "fusion": run, "change": run})
 
 
 def changed(measure: str, *values: float, of: str = "same") -> list[dict[str, Any]]:
@@ -458,12 +462,12 @@ def row(unit: str, gain: float, readout: str, layer: int = 2) -> dict[str, Any]:
 GAINS = {"1-1": 0.02, "1-2": -0.005, "2-1": -0.008, "2-2": -0.012, "2-3": -0.3, "1": -0.5, "2": 0.0}
 
 
-def spare_subject(readout: str, best: list[dict[str, Any]] | None = None) -> Subject:
+def spare_subject(readout: str, best: list[dict[str, Any]] | None = None) -> ModelRuns:
     rows = [row(unit, gain, readout) for unit, gain in GAINS.items()]
     rows += [row(unit, -1.0, readout, layer=1) for unit in GAINS]  # what lower layers lose does not count
     rows += [row(unit, -1.0, "position_retrained") for unit in GAINS]
     made = results_of("disable", Path("disabled"), {}, {}, Table(rows), Table(best or []))
-    return Subject("any", {"disabled": made, "disabled_words": made})
+    return ModelRuns("any", {"disabled": made, "disabled_words": made})
 
 
 @pytest.mark.parametrize(
@@ -492,17 +496,17 @@ def test_the_gain_is_that_of_the_better_of_head_and_layer_in_the_last_layer(read
 def test_heads_and_layers_are_both_needed() -> None:
     alone = results_of("disable", Path("disabled"), {}, {}, Table([row("1-1", 0.1, "position")]), Table())
     with pytest.raises(NotMeasurable, match="with heads and with layers"):
-        measures.spare_heads_of_positions(Subject("any", {"disabled": alone}), 0.01)
+        measures.spare_heads_of_positions(ModelRuns("any", {"disabled": alone}), 0.01)
     with pytest.raises(NotMeasurable, match="more sentences"):
-        measures.gain_for_positions(Subject("any", {"disabled": alone}))
+        measures.gain_for_positions(ModelRuns("any", {"disabled": alone}))
 
 
 def layers(measure: str, to: str, values: list[float]) -> list[dict[str, Any]]:
     return [{"layer": layer, "measure": measure, "to": to, **with_interval(one)} for layer, one in enumerate(values, 1)]
 
 
-def special_subject(*rows: dict[str, Any]) -> Subject:
-    return Subject(
+def special_subject(*rows: dict[str, Any]) -> ModelRuns:
+    return ModelRuns(
         "any", {"attention": results_of("attention", Path("attention"), {}, {}, attention_layers=Table(list(rows)))}
     )
 

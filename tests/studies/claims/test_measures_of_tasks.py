@@ -18,7 +18,7 @@ from probing.studies.claims.measures import heads as measures
 from probing.studies.claims.measures import position as pretrained_measures
 from probing.studies.claims.measures import registry as order_measures
 from probing.studies.claims.measures.heads import least_lead_of_pooling
-from probing.studies.claims.measures.registry import MEASURES, NotMeasurable, Subject
+from probing.studies.claims.measures.registry import MEASURES, ModelRuns, NotMeasurable
 from written import results_of
 
 WIDTH = 0.01
@@ -38,8 +38,8 @@ SENSES = [
 ]
 
 
-def senses(rows: list[dict[str, Any]] = SENSES) -> Subject:
-    return Subject("m", {"senses": results_of("wic", Path("w"), {}, {}, Table(), Table(rows))})
+def senses(rows: list[dict[str, Any]] = SENSES) -> ModelRuns:
+    return ModelRuns("m", {"senses": results_of("wic", Path("w"), {}, {}, Table(), Table(rows))})
 
 
 def test_the_gain_is_that_on_pairs_which_chose_nothing() -> None:
@@ -63,14 +63,14 @@ def test_thresholds_are_those_of_the_published_way() -> None:
     assert measures.change_of_threshold(senses(), "clip").value == pytest.approx(-0.3)
 
 
-def labels(*changes: tuple[float, float, float], plain: float = 0.8, clipped: int = 2) -> Subject:
+def labels(*changes: tuple[float, float, float], plain: float = 0.8, clipped: int = 2) -> ModelRuns:
     rows = [
         {"layer": layer, "accuracy": plain + value, "untransformed_accuracy": plain,
          "majority_accuracy": 0.5 + layer / 10, "n_clipped": clipped,
          "above_untransformed_low": low, "above_untransformed_high": high}
         for layer, (value, low, high) in enumerate(changes)
     ]  # fmt: skip
-    return Subject("m", {"labels": Run(Path("r"), {}, {}, Table(rows), Table())})
+    return ModelRuns("m", {"labels": Run(Path("r"), {}, {}, Table(rows), Table())})
 
 
 def test_the_change_on_labels_is_that_of_the_layer_with_most_and_above_the_embeddings() -> None:
@@ -86,7 +86,7 @@ def test_where_nothing_was_clipped_or_there_is_no_interval_labels_tell_nothing()
         measures.change_of_accuracy_on_labels(labels((0, 0, 0), (0, -0.1, 0.1), clipped=0))
     few = {"layer": 1, "accuracy": 0.5, "untransformed_accuracy": 0.5, "majority_accuracy": 0.5, "n_clipped": 1}
     with pytest.raises(NotMeasurable, match="no interval"):
-        measures.change_of_accuracy_on_labels(Subject("m", {"labels": Run(Path("r"), {}, {}, Table([few]), Table())}))
+        measures.change_of_accuracy_on_labels(ModelRuns("m", {"labels": Run(Path("r"), {}, {}, Table([few]), Table())}))
 
 
 def test_without_outliers_there_is_nothing_clipped() -> None:
@@ -110,8 +110,8 @@ SETS = [
 ]  # fmt: skip
 
 
-def similarity(rows: list[dict[str, Any]] = SETS) -> Subject:
-    return Subject("m", {"similarity": results_of("sts", Path("s"), {}, {}, Table(), Table(rows))})
+def similarity(rows: list[dict[str, Any]] = SETS) -> ModelRuns:
+    return ModelRuns("m", {"similarity": results_of("sts", Path("s"), {}, {}, Table(), Table(rows))})
 
 
 def test_the_least_gain_is_over_the_sets_that_are_there_and_the_control_counts_the_others() -> None:
@@ -127,7 +127,7 @@ def test_what_is_left_of_a_lead_counts_as_a_gain_where_it_is_claimed() -> None:
 
     def least(model: str, *claimed: str) -> Any:
         leads = {"m": {"over": "clip", "by": 0.25, "sets": claimed}}
-        return measures.least_gain_on_sets(Subject(model, runs), "whiten", ["STS12", "STS13", "STS14"], leads)
+        return measures.least_gain_on_sets(ModelRuns(model, runs), "whiten", ["STS12", "STS13", "STS14"], leads)
 
     found = least("m", "STS12", "STS13", "STS14")
     assert (found.value, found.low, found.high) == pytest.approx((0.3 - 0.02 - 0.25, 0.01, 0.05))
@@ -177,8 +177,8 @@ def fit(accuracies: list[float], untrained: float | None = 0.3, half: float = HA
     return Run(Path("fit"), {}, {}, Table(rows), Table())
 
 
-def subject(speech: list[float], relations: list[float], **options: Any) -> Subject:
-    return Subject("any", {"parts_of_speech": fit(speech, **options), "relations": fit(relations, **options)})
+def subject(speech: list[float], relations: list[float], **options: Any) -> ModelRuns:
+    return ModelRuns("any", {"parts_of_speech": fit(speech, **options), "relations": fit(relations, **options)})
 
 
 def expected(accuracies: list[float]) -> float:
@@ -242,7 +242,7 @@ def test_all_layers_and_the_control_are_needed() -> None:
         measures.lead_of_middle_layers(subject([0.5, 0.6], LATE), "parts_of_speech")
     one_layer = Run(Path("fit"), {}, {}, Table(list(fit(EARLY).accuracy)[3:4]), Table())
     with pytest.raises(NotMeasurable, match="all layers"):
-        measures.layers_from_speech_to_syntax(Subject("any", {"parts_of_speech": one_layer, "relations": one_layer}))
+        measures.layers_from_speech_to_syntax(ModelRuns("any", {"parts_of_speech": one_layer, "relations": one_layer}))
 
 
 def answer(layer: int, linear: float, preference: float, condition: str = "model") -> dict[str, Any]:
@@ -253,8 +253,10 @@ def answer(layer: int, linear: float, preference: float, condition: str = "model
     }  # fmt: skip
 
 
-def order_subject(*rows: dict[str, Any]) -> Subject:
-    return Subject("any", {"hierarchy": results_of("hierarchy", Path("hierarchy"), {}, {}, Table(list(rows)), Table())})
+def order_subject(*rows: dict[str, Any]) -> ModelRuns:
+    return ModelRuns(
+        "any", {"hierarchy": results_of("hierarchy", Path("hierarchy"), {}, {}, Table(list(rows)), Table())}
+    )
 
 
 ROWS = [
@@ -303,9 +305,9 @@ CHANGES = [
 ]  # fmt: skip
 
 
-def mask_subject(**tables: list[dict[str, Any]]) -> Subject:
+def mask_subject(**tables: list[dict[str, Any]]) -> ModelRuns:
     made = results_of("cloze", Path("cloze"), {}, {}, **{name: Table(rows) for name, rows in tables.items()})
-    return Subject("any", {"minimal_pairs": made, "changed_text": made})
+    return ModelRuns("any", {"minimal_pairs": made, "changed_text": made})
 
 
 def test_the_share_of_a_group_may_have_that_of_another_as_control() -> None:
@@ -351,8 +353,8 @@ CHOSEN = [
 ]  # fmt: skip
 
 
-def pooled_subject(chosen: list[dict[str, Any]] = CHOSEN) -> Subject:
-    return Subject("any", {"pooling": results_of("sts", Path("sts"), {}, {}, Table(POOLED_ROWS), Table(chosen))})
+def pooled_subject(chosen: list[dict[str, Any]] = CHOSEN) -> ModelRuns:
+    return ModelRuns("any", {"pooling": results_of("sts", Path("sts"), {}, {}, Table(POOLED_ROWS), Table(chosen))})
 
 
 def test_the_lead_is_that_of_the_last_layer_and_of_the_set_with_least() -> None:
@@ -378,10 +380,10 @@ def of_arm(arm: str, seed: int, layer: int, step: int = 10, **columns: Any) -> d
 BOTH = [of_arm(arm, seed, layer) for arm in ("learned", "none") for seed in (0, 1) for layer in (0, 1, 2)]
 
 
-def of_arms(*rows: dict[str, Any]) -> Subject:
+def of_arms(*rows: dict[str, Any]) -> ModelRuns:
     """Return encoders with these rows in the place of the usual ones."""
     keys = {(one["arm"], one["seed"], one["layer"], one["step"]): one for one in (*BOTH, *rows)}
-    return Subject(
+    return ModelRuns(
         "pretrain-tiny", {"pretraining": results_of("pretrain", Path("p"), {}, {}, Table(keys.values()), Table())}
     )
 
@@ -451,13 +453,13 @@ def test_outliers_of_seeds_are_compared_as_sets() -> None:
 
 def test_an_arm_that_was_not_trained_is_not_measured() -> None:
     rows = Table(one for one in BOTH if one["arm"] == "learned")
-    only = Subject("m", {"pretraining": results_of("pretrain", Path("p"), {}, {}, rows, Table())})
+    only = ModelRuns("m", {"pretraining": results_of("pretrain", Path("p"), {}, {}, rows, Table())})
     with pytest.raises(NotMeasurable, match="no arm none"):
         pretrained_measures.farthest_without_positions(only)
 
 
-def tuned_subject(**runs: Any) -> Subject:
-    return Subject("any", runs)
+def tuned_subject(**runs: Any) -> ModelRuns:
+    return ModelRuns("any", runs)
 
 
 @pytest.mark.parametrize("constant", ["majority", "mean"])
@@ -536,10 +538,10 @@ def test_a_larger_share_without_a_loss_behind_one_with_it_does_not_count() -> No
 
 
 def test_a_head_below_the_last_layer_is_held_against_the_best_of_the_others() -> None:
-    found = tuned_measures.lead_of_lower_head(Subject("any", tuned_runs_of(True)), 2)
+    found = tuned_measures.lead_of_lower_head(ModelRuns("any", tuned_runs_of(True)), 2)
     assert (found.value, found.low, found.high) == pytest.approx((0.3, 0.2, 0.4))
     assert found.control == pytest.approx(0.3)
-    found = tuned_measures.lead_of_lower_head(Subject("any", tuned_runs_of(False)), 2)
+    found = tuned_measures.lead_of_lower_head(ModelRuns("any", tuned_runs_of(False)), 2)
     assert (found.value, found.control) == pytest.approx((-0.3, -0.3))
 
 
@@ -552,7 +554,7 @@ def geometry(*outliers: tuple[int, int, float], **about: Any) -> Result:
 
 
 def test_published_outliers_are_those_of_the_paper() -> None:
-    subject = Subject("bert", {}, {"minimum": 557})
+    subject = ModelRuns("bert", {}, {"minimum": 557})
     assert subject.neuron("minimum") == 557
     assert subject.outliers() == {"minimum": 557}
     with pytest.raises(NotMeasurable, match="names no outlier of bert that is a maximum"):
@@ -561,30 +563,30 @@ def test_published_outliers_are_those_of_the_paper() -> None:
 
 def test_another_model_has_the_outlier_of_the_most_layers_above_the_embeddings() -> None:
     run = geometry((0, 1, -30), (0, 1, -31), (1, 2, -6), (2, 2, -6), (1, 3, -29), (1, 4, 7), (2, 5, 8), (3, 4, 6))
-    subject = Subject("m", {"geometry": run})
+    subject = ModelRuns("m", {"geometry": run})
     assert subject.outliers() == {"minimum": 2, "maximum": 4}
     assert subject.outliers(["maximum"]) == {"maximum": 4}
 
 
 def test_of_outliers_of_as_many_layers_the_farther_one_counts() -> None:
-    assert Subject("m", {"geometry": geometry((1, 2, -6), (2, 3, -7))}).neuron("minimum") == 3
-    assert Subject("m", {"geometry": geometry((1, 3, -7), (2, 2, -6))}).neuron("minimum") == 3
-    assert Subject("m", {"geometry": geometry((1, 3, -6), (2, 2, -6))}).neuron("minimum") == 2
+    assert ModelRuns("m", {"geometry": geometry((1, 2, -6), (2, 3, -7))}).neuron("minimum") == 3
+    assert ModelRuns("m", {"geometry": geometry((1, 3, -7), (2, 2, -6))}).neuron("minimum") == 3
+    assert ModelRuns("m", {"geometry": geometry((1, 3, -6), (2, 2, -6))}).neuron("minimum") == 2
 
 
 @pytest.mark.parametrize("about", [{"definition": "variance"}, {"special_tokens": "include"}])
 def test_other_definitions_and_other_tokens_name_no_outlier(about: dict[str, str]) -> None:
     with pytest.raises(NotMeasurable, match="no neuron's mean is beyond 5 sd below the others' in any layer"):
-        Subject("m", {"geometry": geometry((1, 2, -6), **about)}).neuron("minimum")
+        ModelRuns("m", {"geometry": geometry((1, 2, -6), **about)}).neuron("minimum")
 
 
 def test_a_model_with_one_outlier_has_no_other_role() -> None:
-    subject = Subject("m", {"geometry": geometry((1, 2, 6))})
+    subject = ModelRuns("m", {"geometry": geometry((1, 2, 6))})
     assert subject.outliers() == {"maximum": 2}
     with pytest.raises(NotMeasurable, match="below"):
         subject.outliers(["minimum", "maximum"])
     with pytest.raises(NotMeasurable):
-        Subject("m", {"geometry": geometry()}).outliers()
+        ModelRuns("m", {"geometry": geometry()}).outliers()
 
 
 def test_every_measure_has_a_first_line_that_says_what_it_returns() -> None:

@@ -27,8 +27,8 @@ from probing.studies.claims.claim import read_paper
 from probing.studies.claims.measures import MEASURES
 from probing.studies.claims.planning import (
     Fingerprints,
-    Given,
     Need,
+    UserInputs,
     concerns,
     existing,
     finished_runs,
@@ -53,8 +53,8 @@ def claims(*numbers: int) -> list[Any]:
     return [claim for claim in paper().claims if claim.id in numbers]
 
 
-def given(other: str | None = None, corpus: str = "builtin") -> Given:
-    return Given(corpus, {"other_corpus": other, "third_corpus": None, "labels": None})
+def given(other: str | None = None, corpus: str = "builtin") -> UserInputs:
+    return UserInputs(corpus, {"other_corpus": other, "third_corpus": None, "labels": None})
 
 
 def test_the_runs_of_claims_are_those_of_their_measures() -> None:
@@ -101,9 +101,9 @@ def test_defaults_are_not_typed_and_what_is_not_given_is_lacking() -> None:
 def test_the_model_that_another_was_tuned_from_is_what_it_is_compared_with() -> None:
     of = read_paper("kovaleva2019", MEASURES)
     usual = {"attention": defaults(attention)}
-    (without,) = needs_of(["change"], of, "own", Given("text.txt", {"untuned": None}), usual)
+    (without,) = needs_of(["change"], of, "own", UserInputs("text.txt", {"untuned": None}), usual)
     assert without.lacking == "`--untuned`"
-    (there,) = needs_of(["change"], of, "tuned", Given("text.txt", {"untuned": "bert-uncased"}), usual)
+    (there,) = needs_of(["change"], of, "tuned", UserInputs("text.txt", {"untuned": "bert-uncased"}), usual)
     words = "attention --model tuned --corpus text.txt --parts change --against bert-uncased"
     assert there.line == f"python -m probing {words}"
 
@@ -111,9 +111,9 @@ def test_the_model_that_another_was_tuned_from_is_what_it_is_compared_with() -> 
 def test_sentences_with_labels_are_another_text_and_lack_where_they_are_not_given() -> None:
     (without,) = needs_of(["labels"], paper(), "minilm", given(), DEFAULTS)
     assert without.lacking == "`--labels`"
-    (there,) = needs_of(["labels"], paper(), "minilm", Given("text.txt", {"labels": "sst.jsonl"}), DEFAULTS)
-    assert there.has_own_text
-    options = parse("fit", without_validation(fit), shlex.split(there.line)[4:])
+    (there,) = needs_of(["labels"], paper(), "minilm", UserInputs("text.txt", {"labels": "sst.jsonl"}), DEFAULTS)
+    assert there.has_separate_corpus
+    options = parse("fit", unchecked(fit), shlex.split(there.line)[4:])
     asked = {"corpus": "sst.jsonl", "task": "sentence_label", "transform": "clip", "replicates": 0, "evidence": "none"}
     assert {name: options[name] for name in asked} == asked
 
@@ -121,10 +121,12 @@ def test_sentences_with_labels_are_another_text_and_lack_where_they_are_not_give
 def test_pairs_are_read_in_place_of_the_corpus() -> None:
     of = read_paper("kovaleva2019", MEASURES)
     usual = {"attention": defaults(attention)}
-    without = needs_of(["attention", "pairs"], of, "minilm", Given("text.txt", {"pairs": None, "roles": None}), usual)
+    without = needs_of(
+        ["attention", "pairs"], of, "minilm", UserInputs("text.txt", {"pairs": None, "roles": None}), usual
+    )
     assert [need.lacking for need in without] == ["", "`--pairs`"]
     there = needs_of(
-        ["attention", "pairs"], of, "minilm", Given("text.txt", {"pairs": "p.tsv", "roles": "r.tsv"}), usual
+        ["attention", "pairs"], of, "minilm", UserInputs("text.txt", {"pairs": "p.tsv", "roles": "r.tsv"}), usual
     )
     assert [need.line for need in there] == [
         "python -m probing attention --corpus text.txt --roles r.tsv",
@@ -189,7 +191,7 @@ def test_what_is_not_finished_or_damaged_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_text_is_told_by_the_name_of_the_text(tmp_path: Path) -> None:
-    need = Need("elsewhere", "geometry", {**SAME, "corpus": "b.txt"}, has_own_text=True)
+    need = Need("elsewhere", "geometry", {**SAME, "corpus": "b.txt"}, has_separate_corpus=True)
     finished(tmp_path / "a", "geometry", corpus="c2", **SAME)
     assert found(tmp_path, need) is None
     made = finished(tmp_path / "b", "geometry", corpus="c2", **SAME)
@@ -261,7 +263,7 @@ def test_claims_on_trainings_concern_the_encoders_that_are_trained_here() -> Non
 
 def planned(place: Path, models: dict[str, str], *numbers: int) -> Plan:
     text = load_corpus(["one two three", "four five six"])
-    return plan(paper(), claims(*numbers), models, Given("builtin", {"size": None}), text, DEFAULTS, place)
+    return plan(paper(), claims(*numbers), models, UserInputs("builtin", {"size": None}), text, DEFAULTS, place)
 
 
 def test_trainings_have_a_name_by_which_a_killed_one_is_continued(tmp_path: Path) -> None:
@@ -295,7 +297,7 @@ def test_a_finished_training_of_the_same_text_and_recipe_is_taken(tmp_path: Path
         results = {"kind": "pretraining with and without positions", "corpus": {"fingerprint": corpus}}
         (made / "results.json").write_text(json.dumps(results), encoding="utf-8")
     (one,) = planned(tmp_path, {"pretrain-tiny": "pretrain-tiny"}, 32).models["pretrain-tiny"]
-    assert one.there == tmp_path / "same"
+    assert one.folder == tmp_path / "same"
 
 
 # The commands of the runs of `bertology`.
@@ -321,7 +323,7 @@ def of_bertology(
     of = read_paper("bertology", MEASURES)
     data = {"cloze": None if cloze_file is None else str(cloze_file), "sts": None if folder is None else str(folder)}
     data |= {"untuned": None, "labels": None}
-    made = plan(of, of.claims, {"m": str(model)}, Given("text.conllu", data), text, USUAL, place, cache)
+    made = plan(of, of.claims, {"m": str(model)}, UserInputs("text.conllu", data), text, USUAL, place, cache)
     return {one.need.name: one for one in made.models["m"]}
 
 
@@ -367,17 +369,17 @@ def test_a_finished_run_of_the_same_pairs_or_the_same_text_is_taken(toy: Path, t
         summary = {"kind": "predictions at masks", "model": {"name": "elsewhere", "fingerprint": model}, **results}
         (made / "results.json").write_text(json.dumps(summary), encoding="utf-8")
     runs = of_bertology(toy, tmp_path)
-    assert (runs["minimal_pairs"].there, runs["changed_text"].there) == (tmp_path / "pairs", tmp_path / "text")
+    assert (runs["minimal_pairs"].folder, runs["changed_text"].folder) == (tmp_path / "pairs", tmp_path / "text")
     file = tmp_path / "own.tsv"
     file.write_text(PAIR, encoding="utf-8")
-    assert of_bertology(toy, tmp_path, file)["minimal_pairs"].there is None
+    assert of_bertology(toy, tmp_path, file)["minimal_pairs"].folder is None
     (tmp_path / "text" / "results.json").write_text(
         json.dumps(
             {"kind": "predictions at masks", "model": {"fingerprint": "other"}, "corpus": {"fingerprint": text}}
         ),
         encoding="utf-8",
     )
-    assert of_bertology(toy, tmp_path)["changed_text"].there is None
+    assert of_bertology(toy, tmp_path)["changed_text"].folder is None
 
 
 def test_a_run_on_sentences_of_its_own_is_taken_whatever_the_text_is(toy: Path, tmp_path: Path) -> None:
@@ -387,9 +389,9 @@ def test_a_run_on_sentences_of_its_own_is_taken_whatever_the_text_is(toy: Path, 
         corpus="sentences of a grammar",
         model=resolve_model(str(toy)).fingerprint(),
     )
-    assert of_bertology(toy, tmp_path)["hierarchy"].there == made
+    assert of_bertology(toy, tmp_path)["hierarchy"].folder == made
     finished(tmp_path / "b" / "c", "linear order or hierarchy", model="m2")
-    assert of_bertology(toy, tmp_path / "b")["hierarchy"].there is None
+    assert of_bertology(toy, tmp_path / "b")["hierarchy"].folder is None
 
 
 def test_labels_of_a_treebank_are_known_to_be_lacking_before_anything_is_run(toy: Path, tmp_path: Path) -> None:
@@ -421,7 +423,7 @@ def labels(tmp_path: Path) -> Path:
 def made_plan(model: Path, place: Path, labels: Path | None = None, untuned: str | None = None) -> Plan:
     data: dict[str, Any] = {"labels": labels and str(labels), "untuned": untuned, "pairs": None, "roles": None}
     claims = [claim for claim in PAPER.claims if claim.id in (4, 5, 9, 10)]
-    return plan(PAPER, claims, {"m": str(model)}, Given("text.txt", data), TEXT, TUNED_USUAL, place)
+    return plan(PAPER, claims, {"m": str(model)}, UserInputs("text.txt", data), TEXT, TUNED_USUAL, place)
 
 
 def tuned_planned(*args: Any, **options: Any) -> dict[str, Planned]:
@@ -455,7 +457,7 @@ def test_each_line_names_the_folder_that_the_line_before_it_writes(model: Path, 
         for option, value in one.need.options.items():
             asked = asdict(TuningOptions()) | {**value} if isinstance(value, Mapping) else value
             assert (asdict(found[option]) if option == "tuning" else found[option]) == asked
-        assert one.there is None
+        assert one.folder is None
 
 
 def test_a_labelled_text_that_is_given_is_tuned_on_and_the_name_tells_the_text(
@@ -500,10 +502,10 @@ def tuned_finished(place: Path, model: Path, **changed: Any) -> Path:
 def test_a_finished_tuning_of_the_same_model_and_text_is_taken_and_read_by_others(model: Path, tmp_path: Path) -> None:
     made = tuned_finished(tmp_path / "mine", model)
     runs = tuned_planned(model, tmp_path)
-    assert runs["tuned"].there == made
+    assert runs["tuned"].folder == made
     assert " --name mine " in runs["tuned"].need.line
     assert f"task={made}/checkpoints/pretrained-seed0-order0" in runs["disabled_task"].need.line
-    assert runs["disabled_task"].there is None
+    assert runs["disabled_task"].folder is None
     of_task = tmp_path / "task"
     of_task.mkdir()
     checkpoint = made / "checkpoints" / "pretrained-seed0-order0"
@@ -513,7 +515,7 @@ def test_a_finished_tuning_of_the_same_model_and_text_is_taken_and_read_by_other
     config = {"kinds": "uniform", "retrain": 0, "model": str(checkpoint), "corpus": "a copy.txt"}
     for readouts, is_taken in (("position", False), (f"task={tmp_path}/./mine/checkpoints/{checkpoint.name}", True)):
         (of_task / "config.yaml").write_text(yaml.safe_dump({**config, "readouts": readouts}), encoding="utf-8")
-        assert (tuned_planned(model, tmp_path)["disabled_task"].there == of_task) is is_taken
+        assert (tuned_planned(model, tmp_path)["disabled_task"].folder == of_task) is is_taken
 
 
 @pytest.mark.parametrize(
@@ -530,7 +532,7 @@ def test_a_finished_tuning_of_the_same_model_and_text_is_taken_and_read_by_other
 )
 def test_another_tuning_is_not_taken(changed: dict[str, Any], is_taken: bool, model: Path, tmp_path: Path) -> None:
     made = tuned_finished(tmp_path / "mine", model, **changed)
-    assert tuned_planned(model, tmp_path)["tuned"].there == (made if is_taken else None)
+    assert tuned_planned(model, tmp_path)["tuned"].folder == (made if is_taken else None)
 
 
 def test_a_tuning_from_more_starts_serves_one_from_fewer(model: Path, tmp_path: Path) -> None:
@@ -538,8 +540,10 @@ def test_a_tuning_from_more_starts_serves_one_from_fewer(model: Path, tmp_path: 
     data = {"labels": None, "untuned": None, "sts": None, "cloze": None}
     made = tuned_finished(tmp_path / "mine", model)
     claims = [claim for claim in paper.claims if claim.id == 32]
-    found = plan(paper, claims, {"m": str(model)}, Given("text.txt", data), TEXT, TUNED_USUAL, tmp_path).models["m"]
-    assert [one.there for one in found] == [made, None]
+    found = plan(paper, claims, {"m": str(model)}, UserInputs("text.txt", data), TEXT, TUNED_USUAL, tmp_path).models[
+        "m"
+    ]
+    assert [one.folder for one in found] == [made, None]
 
 
 def test_what_reads_a_tuning_that_cannot_be_is_left_out_for_the_same_reason(model: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from probing.studies.disable.survey import (
     Range,
     RoundedStates,
     Rounding,
-    made_by_columns,
+    column_weights,
     quantised_rows,
     rounded,
     rounded_weights,
@@ -69,7 +69,7 @@ def test_values_are_the_nearest_of_a_grid_and_none_beyond_it() -> None:
 def test_every_matrix_is_rounded_by_unit_and_comes_back(family: str, checkpoints: dict[str, Path]) -> None:
     source = resolve_model(str(checkpoints[family]))
     model = LaterBlocks.of(load_encoder(source), load_tokenizer(source).pad_token_id or 0, family)
-    weights, columns = matrices(model, [1, 2]), made_by_columns(model.encoder)
+    weights, columns = matrices(model, [1, 2]), column_weights(model.encoder)
     assert len(columns) == (0 if family == "bert" else 12)
     before = {name: value.clone() for name, value in model.encoder.state_dict().items()}
     own = [weight.clone() for weight in weights]
@@ -113,7 +113,7 @@ def test_states_are_rounded_where_they_enter_a_block(
                     largest[3] = 0
                     largest[:] = largest.max()
                 new = rounded(own, 4, largest)
-                if how.kept == "outliers":
+                if how.unrounded == "outliers":
                     new[..., 3] = own[..., 3]
                 return (new, *args[1:])
 
@@ -151,7 +151,7 @@ def test_an_outlier_takes_the_grid_from_the_others() -> None:
     assert whole > 0.9  # all of the others are rounded to 0
     assert kept < 0.05
     assert by_neuron < 0.05
-    drawn = [found.kept(Rounding(4, "activations", "tensor", "random", draw), 0, 1) for draw in range(1, 20)]
+    drawn = [found.unrounded(Rounding(4, "activations", "tensor", "random", draw), 0, 1) for draw in range(1, 20)]
     assert all(len(one) == 1 and one != [7] for one in drawn)
     assert len({tuple(one) for one in drawn}) > 5
     assert error(Rounding(4, "activations", "tensor", "random", 1)) > 0.8
@@ -161,7 +161,7 @@ def sums_of(costs: dict[str, float]) -> dict[Rounding, Any]:
     """Return passes over 60 sentences of 10 targets, of which 8 are right, less the cost of what is kept."""
     generator = np.random.default_rng(0)
     return {
-        one: np.full(60, 8.0) if not one.bits else 8 - costs[one.kept] + generator.normal(0, 0.3, 60)
+        one: np.full(60, 8.0) if not one.bits else 8 - costs[one.unrounded] + generator.normal(0, 0.3, 60)
         for one in roundings([8, 4])
     }
 

@@ -20,15 +20,15 @@ from probing.studies.claims.measures.heads import gained
 from probing.studies.claims.measures.position import above_embeddings
 from probing.studies.claims.measures.registry import MEASURES as MEASURES
 from probing.studies.claims.measures.registry import (
+    ModelRuns,
     NotMeasurable,
     Role,
-    Subject,
     difference,
     from_row,
     magnitude,
     measure,
 )
-from probing.studies.claims.verdict import Measured
+from probing.studies.claims.verdict import ClaimEstimate
 from probing.studies.disable.tables import MAGNITUDE, MEAN, RANDOM, at_last_layer, is_head
 from probing.studies.finetune.tables import CONSTANT, MAJORITY, PRETRAINED, SHUFFLED
 from probing.studies.finetune.tables import RANDOM as RANDOM_START
@@ -37,127 +37,132 @@ Rows = Mapping[int, Mapping[str, Any]]
 
 
 @measure("geometry")
-def growth(subject: Subject, of: str) -> Measured:
+def growth(model_runs: ModelRuns, of: str) -> ClaimEstimate:
     """Return Spearman's correlation of a measure with the number of the layer.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         of: The measure, such as `mean_cosine`.
     """
-    rows = by_layer(subject.run("geometry"), of)
+    rows = by_layer(model_runs.run("geometry"), of)
     if len({row["value"] for row in rows.values()}) < 3:
         raise NotMeasurable(f"fewer than three layers have a {of.replace('_', ' ')} of their own")
-    layers, values = (rankdata(found) for found in (list(rows), [row["value"] for row in rows.values()]))
-    return Measured.exact(float(spearman(layers, values)))
+    layers, values = (rankdata(numbers) for numbers in (list(rows), [row["value"] for row in rows.values()]))
+    return ClaimEstimate.exact(float(spearman(layers, values)))
 
 
 @measure("geometry")
-def least_mean_cosine(subject: Subject, first_layer: int = 1) -> Measured:
+def least_mean_cosine(model_runs: ModelRuns, first_layer: int = 1) -> ClaimEstimate:
     """Return the least mean cosine over the layers from `first_layer` on; the control is the mean cosine of layer 0."""
-    every = by_layer(subject.run("geometry"), "mean_cosine")
+    every = by_layer(model_runs.run("geometry"), "mean_cosine")
     control = every[0]["value"] if 0 in every else None
     return _least([from_row(row, control=control) for row in _from(every, first_layer).values()])
 
 
 @measure("geometry")
-def clipped_mean_cosine(subject: Subject) -> Measured:
+def clipped_mean_cosine(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the largest mean cosine with outliers clipped, over the layers above the embeddings that have outliers.
 
     The control is the largest change of the mean cosine in these layers when as many random neurons are clipped.
     """
-    geometry: Result = subject.run("geometry")
+    geometry: Result = model_runs.run("geometry")
     clipped, plain = _clipped(geometry, "mean_cosine"), by_layer(geometry, "mean_cosine")
     random = by_layer(geometry, "mean_cosine", "clip_random")
     changes = [abs(random[layer]["value"] - plain[layer]["value"]) for layer in clipped if layer in random]
     control = max(changes) if changes else None
-    return max((from_row(row, control=control) for row in clipped.values()), key=lambda one: one.value)
+    return max((from_row(row, control=control) for row in clipped.values()), key=lambda estimate: estimate.value)
 
 
 @measure("geometry")
-def least_clipped_mean_cosine(subject: Subject) -> Measured:
+def least_clipped_mean_cosine(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the least mean cosine with outliers clipped, over the layers above the embeddings that have outliers."""
-    return _least([from_row(row) for row in _clipped(subject.run("geometry"), "mean_cosine").values()])
+    return _least([from_row(row) for row in _clipped(model_runs.run("geometry"), "mean_cosine").values()])
 
 
 @measure("geometry")
-def share_removed_by_clipping(subject: Subject) -> Measured:
+def share_removed_by_clipping(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of the mean cosine that clipping takes away: the median over the layers above the embeddings.
 
     A layer without an outlier counts as 0. The interval of a layer's share follows from that of the clipped mean
     cosine. The control is the median of the shares that clipping random neurons takes away.
     """
-    geometry: Result = subject.run("geometry")
+    geometry: Result = model_runs.run("geometry")
     plain = _from(by_layer(geometry, "mean_cosine"), 1)
     clipped, random = (by_layer(geometry, "mean_cosine", kind) for kind in ("clip", "clip_random"))
     _clipped(geometry, "mean_cosine")  # refuses models without outliers
 
-    def removed(layer: int) -> Measured:
+    def removed(layer: int) -> ClaimEstimate:
         if layer not in clipped:
-            return Measured.exact(0.0)
-        left, whole = from_row(clipped[layer]), plain[layer]["value"]
-        return Measured(1 - left.value / whole, 1 - left.high / whole, 1 - left.low / whole)
+            return ClaimEstimate.exact(0.0)
+        clipped_cosine, whole = from_row(clipped[layer]), plain[layer]["value"]
+        return ClaimEstimate(
+            1 - clipped_cosine.value / whole, 1 - clipped_cosine.high / whole, 1 - clipped_cosine.low / whole
+        )
 
-    found = [removed(layer) for layer in plain]
+    shares = [removed(layer) for layer in plain]
     others = [1 - random[layer]["value"] / plain[layer]["value"] if layer in random else 0.0 for layer in plain]
-    value, low, high = (median(getattr(one, end) for one in found) for end in ("value", "low", "high"))
-    return Measured(value, low, high, median(others))
+    value, low, high = (median(getattr(share, end) for share in shares) for end in ("value", "low", "high"))
+    return ClaimEstimate(value, low, high, median(others))
 
 
 @measure("geometry")
-def least_removed_by_clipping(subject: Subject, first_layer: int = 1) -> Measured:
+def least_removed_by_clipping(model_runs: ModelRuns, first_layer: int = 1) -> ClaimEstimate:
     """Return by how much clipping lowers the mean cosine: the least over the layers from `first_layer` on.
 
     A layer without an outlier counts as 0. The covariance of the two means is not known, so that the interval is wider
     than one of paired differences.
     """
-    geometry: Result = subject.run("geometry")
+    geometry: Result = model_runs.run("geometry")
     plain, clipped = by_layer(geometry, "mean_cosine"), _clipped(geometry, "mean_cosine")
     return _least([
-        difference(from_row(row), from_row(clipped[layer])) if layer in clipped else Measured.exact(0.0)
+        difference(from_row(row), from_row(clipped[layer])) if layer in clipped else ClaimEstimate.exact(0.0)
         for layer, row in _from(plain, first_layer).items()
     ])  # fmt: skip
 
 
 @measure("geometry")
-def least_gain_of_self_similarity(subject: Subject) -> Measured:
+def least_gain_of_self_similarity(model_runs: ModelRuns) -> ClaimEstimate:
     """Return how much clipping adds to the adjusted self-similarity: the least over the layers above the embeddings.
 
     A layer without an outlier counts as 0. The covariance of the two means is not known, so that the interval is wider
     than one of paired differences.
     """
-    geometry: Result = subject.run("geometry")
+    geometry: Result = model_runs.run("geometry")
     plain = _from(by_layer(geometry, "self_similarity_adjusted"), 1)
     clipped = _clipped(geometry, "self_similarity_adjusted")
     return _least([
-        difference(from_row(clipped[layer]), from_row(row)) if layer in clipped else Measured.exact(0.0)
+        difference(from_row(clipped[layer]), from_row(row)) if layer in clipped else ClaimEstimate.exact(0.0)
         for layer, row in plain.items()
     ])  # fmt: skip
 
 
 @measure("geometry")
-def rank_in_cosines(subject: Subject, roles: list[Role] | None = None) -> Measured:
+def rank_in_cosines(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
     """Return the rank of an outlier by its share of the mean cosine: the worst over the layers above the embeddings.
 
     If there are several outliers, the one that ranks first in a layer counts there.
     """
-    chosen = set(subject.outliers(roles).values())
+    chosen = set(model_runs.outliers(roles).values())
     shares: dict[int, list[tuple[float, int]]] = {}
-    for row in above_embeddings(subject.run("geometry").dimensions):
+    for row in above_embeddings(model_runs.run("geometry").dimensions):
         shares.setdefault(row["layer"], []).append((-row["cosine_share"], row["neuron"]))
-    ranks = [1 + min(i for i, (_, neuron) in enumerate(sorted(found)) if neuron in chosen) for found in shares.values()]
-    return Measured.exact(max(ranks), neurons=tuple(sorted(chosen)))
+    ranks = [
+        1 + min(i for i, (_, neuron) in enumerate(sorted(layer_shares)) if neuron in chosen)
+        for layer_shares in shares.values()
+    ]
+    return ClaimEstimate.exact(max(ranks), neurons=tuple(sorted(chosen)))
 
 
 @measure("geometry")
-def variation_of_outlier(subject: Subject, roles: list[Role] | None = None) -> Measured:
+def variation_of_outlier(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
     """Return the standard deviation of an outlier over tokens divided by its absolute mean: the largest over layers.
 
     The control is the smallest such ratio of any other neuron in any layer above the embeddings.
     """
-    chosen = set(subject.outliers(roles).values())
-    rows = [row for row in above_embeddings(subject.run("geometry").dimensions) if row["mean"]]
+    chosen = set(model_runs.outliers(roles).values())
+    rows = [row for row in above_embeddings(model_runs.run("geometry").dimensions) if row["mean"]]
     shares = [(row["neuron"] in chosen, row["sd"] / abs(row["mean"])) for row in rows]
-    return Measured.exact(
+    return ClaimEstimate.exact(
         max(share for is_outlier, share in shares if is_outlier),
         control=min(share for is_outlier, share in shares if not is_outlier),
         neurons=tuple(sorted(chosen)),
@@ -165,13 +170,13 @@ def variation_of_outlier(subject: Subject, roles: list[Role] | None = None) -> M
 
 
 @measure("held_out")
-def largest_whitened_mean_cosine(subject: Subject) -> Measured:
+def largest_whitened_mean_cosine(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the largest magnitude of the mean cosine of whitened states over the layers above the embeddings.
 
     Whitening was fitted on a different corpus from the one that is measured.
     """
-    rows = _from(by_layer(subject.run("held_out"), "mean_cosine", "whiten"), 1)
-    return max((magnitude(from_row(row)) for row in rows.values()), key=lambda one: one.value)
+    rows = _from(by_layer(model_runs.run("held_out"), "mean_cosine", "whiten"), 1)
+    return max((magnitude(from_row(row)) for row in rows.values()), key=lambda estimate: estimate.value)
 
 
 def by_layer(geometry: Result, name: str, transform: str = "none") -> dict[int, Mapping[str, Any]]:
@@ -181,10 +186,10 @@ def by_layer(geometry: Result, name: str, transform: str = "none") -> dict[int, 
 
 
 def _from(rows: Rows, first_layer: int) -> dict[int, Mapping[str, Any]]:
-    found = {layer: row for layer, row in rows.items() if layer >= first_layer}
-    if not found:
+    selected = {layer: row for layer, row in rows.items() if layer >= first_layer}
+    if not selected:
         raise NotMeasurable(f"nothing was measured in layers from {first_layer} on")
-    return found
+    return selected
 
 
 def _clipped(geometry: Result, name: str) -> dict[int, Mapping[str, Any]]:
@@ -193,44 +198,46 @@ def _clipped(geometry: Result, name: str) -> dict[int, Mapping[str, Any]]:
     Raises:
         NotMeasurable: If there are none.
     """
-    found = {layer: row for layer, row in by_layer(geometry, name, "clip").items() if layer}
-    if not found:
+    rows = {layer: row for layer, row in by_layer(geometry, name, "clip").items() if layer}
+    if not rows:
         raise NotMeasurable("no layer above the embeddings has an outlier that could be clipped")
-    return found
+    return rows
 
 
-def _least(found: list[Measured], key: Callable[[Measured], float] = lambda one: one.value) -> Measured:
+def _least(
+    estimates: list[ClaimEstimate], key: Callable[[ClaimEstimate], float] = lambda estimate: estimate.value
+) -> ClaimEstimate:
     """Return the least value, with the interval of the layer that has it."""
-    if not found:
+    if not estimates:
         raise NotMeasurable("nothing was measured in these layers")
-    return min(found, key=key)
+    return min(estimates, key=key)
 
 
 @measure("attention")
-def least_similarity_of_maps(subject: Subject, from_depth: float) -> Measured:
+def least_similarity_of_maps(model_runs: ModelRuns, from_depth: float) -> ClaimEstimate:
     """Return the cosine of the maps of two consecutive layers: the least in the layers from a depth of the model on.
 
     The control is the same without special tokens, whose columns make any two maps alike.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         from_depth: The least depth of the first of the two layers, as a share of the number of blocks.
     """
-    run: Result = subject.run("attention")
-    found = []
+    run: Result = model_runs.run("attention")
+    lowest = []
     for name in ("cosine", "cosine_without_special"):
         rows = [row for row in run.similarity if row["measure"] == name]
         depth = max((row["other_layer"] for row in rows), default=0)
         upper = [from_row(row) for row in rows if row["layer"] >= from_depth * depth]
         if not upper:
             raise NotMeasurable("two consecutive layers")
-        found.append(min(upper, key=lambda one: one.value))
-    as_published, without = found
-    return Measured(as_published.value, as_published.low, as_published.high, without.value)
+        lowest.append(min(upper, key=lambda estimate: estimate.value))
+    as_published, without = lowest
+    return ClaimEstimate(as_published.value, as_published.low, as_published.high, without.value)
 
 
 @measure("change")
-def lead_of_change_in_last_layers(subject: Subject, n_layers: int) -> Measured:
+def lead_of_change_in_last_layers(model_runs: ModelRuns, n_layers: int) -> ClaimEstimate:
     """Return by how much less alike the maps of two checkpoints are in each of the last layers than in any lower one.
 
     The value is the least cosine of the maps (mean over heads) in the lower layers minus the largest in the last ones.
@@ -238,18 +245,18 @@ def lead_of_change_in_last_layers(subject: Subject, n_layers: int) -> Measured:
     lower ones; unlike the cosine, the divergence does not make any two maps look alike.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         n_layers: Number of last layers.
     """
-    by_cosine, by_divergence = (lead_of_last(subject.run("change"), n_layers, name) for name in _LIKENESS)
-    return Measured(by_cosine.value, by_cosine.low, by_cosine.high, by_divergence.value)
+    by_cosine, by_divergence = (lead_of_last(model_runs.run("change"), n_layers, name) for name in _LIKENESS)
+    return ClaimEstimate(by_cosine.value, by_cosine.low, by_cosine.high, by_divergence.value)
 
 
 # How alike the maps of two checkpoints are, and the sign of a measure that is larger where they are more alike.
 _LIKENESS: Mapping[str, int] = MappingProxyType({"cosine": 1, "jensen_shannon": -1})
 
 
-def lead_of_last(run: Result, n_layers: int, name: str = "cosine") -> Measured:
+def lead_of_last(run: Result, n_layers: int, name: str = "cosine") -> ClaimEstimate:
     """Return by how much more the maps of each of the last layers change than those of any lower one.
 
     Args:
@@ -268,17 +275,17 @@ def lead_of_last(run: Result, n_layers: int, name: str = "cosine") -> Measured:
 
 
 @measure("fusion")
-def least_gain_by_fusion(subject: Subject, fusion: str) -> Measured:
+def least_gain_by_fusion(model_runs: ModelRuns, fusion: str) -> ClaimEstimate:
     """Return what a fusion of layers adds to the accuracy of a probe on the last layer, the least over tasks.
 
     The control is what it adds to the layer that is best on validation sentences: if the last layer is not the best
     one, choosing a better layer is a gain, too.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         fusion: The fusion, such as `gate`.
     """
-    rows = [row for row in _fused(subject, fusion) if row["measure"] == "difference"]
+    rows = [row for row in _fused(model_runs, fusion) if row["measure"] == "difference"]
     least = {
         against: min((row for row in rows if row["against"] == against), key=lambda row: row["value"])
         for against in ("last layer", "best layer")
@@ -287,27 +294,27 @@ def least_gain_by_fusion(subject: Subject, fusion: str) -> Measured:
 
 
 @measure("fusion")
-def similarity_after_fusion(subject: Subject, fusion: str) -> Measured:
+def similarity_after_fusion(model_runs: ModelRuns, fusion: str) -> ClaimEstimate:
     """Return how much more alike the tokens of a sentence are in a fusion than in the last layer: largest over tasks.
 
     The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
     control is the same difference for the plain mean of the layers, which has no learned weights.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         fusion: The fusion, such as `gate`.
     """
-    run: Result = subject.run("fusion")
-    fused = [from_row(row) for row in _fused(subject, fusion) if row["measure"] == "cosine"]
+    run: Result = model_runs.run("fusion")
+    fused = [from_row(row) for row in _fused(model_runs, fusion) if row["measure"] == "cosine"]
     others = [row for row in run.fusion if row["measure"] == "cosine"]
     last = from_row(max((row for row in others if row["fusion"] == "layer"), key=lambda row: row["layer"]))
     (mean,) = (row["value"] for row in others if row["fusion"] == "equal")
-    found = difference(max(fused, key=lambda one: one.value), last)
-    return Measured(found.value, found.low, found.high, mean - last.value)
+    gain = difference(max(fused, key=lambda estimate: estimate.value), last)
+    return ClaimEstimate(gain.value, gain.low, gain.high, mean - last.value)
 
 
-def _fused(subject: Subject, fusion: str) -> list[Mapping[str, Any]]:
-    run: Result = subject.run("fusion")
+def _fused(model_runs: ModelRuns, fusion: str) -> list[Mapping[str, Any]]:
+    run: Result = model_runs.run("fusion")
     rows: list[Mapping[str, Any]] = [row for row in run.fusion if row["fusion"] == fusion]
     if not rows:
         raise NotMeasurable("a task whose labels the corpus has")
@@ -324,39 +331,39 @@ _NO_BLOCKS = "post-LN blocks, which the bound is about"
 
 
 @measure("geometry")
-def last_token_similarity(subject: Subject) -> Measured:
+def last_token_similarity(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the mean cosine of two tokens of a sentence in the last layer.
 
     The control is Spearman's correlation of this cosine with the number of the layer.
     """
-    rows = by_layer(subject.run("geometry"), SIMILARITY)
+    rows = by_layer(model_runs.run("geometry"), SIMILARITY)
     return from_row(rows[max(rows)], control=_growth([row["value"] for row in rows.values()]))
 
 
 @measure("geometry")
-def growth_of_token_similarity(subject: Subject) -> Measured:
+def growth_of_token_similarity(model_runs: ModelRuns) -> ClaimEstimate:
     """Return Spearman's correlation of the mean cosine of two tokens of a sentence with the number of the layer.
 
     The control is the same with outliers clipped, in the layers that have any: tokens that share one large neuron are
     alike whatever else they have.
     """
-    geometry: Result = subject.run("geometry")
+    geometry: Result = model_runs.run("geometry")
     plain, clipped = (by_layer(geometry, SIMILARITY, transform) for transform in ("none", "clip"))
-    left = [clipped.get(layer, row)["value"] for layer, row in plain.items()]
-    return Measured.exact(_growth([row["value"] for row in plain.values()]), control=_growth(left))
+    clipped_values = [clipped.get(layer, row)["value"] for layer, row in plain.items()]
+    return ClaimEstimate.exact(_growth([row["value"] for row in plain.values()]), control=_growth(clipped_values))
 
 
 @measure("geometry")
-def least_share_within_bound(subject: Subject, bound: str) -> Measured:
+def least_share_within_bound(model_runs: ModelRuns, bound: str) -> ClaimEstimate:
     """Return the share of sentences whose distance to equal rows is within a bound, the least over blocks.
 
     The control is the largest share of the bound that any sentence reaches: far below 1, the bound says little.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         bound: The bound, such as `bound_per_matrix`, as a column of `smoothing_sentences.csv`.
     """
-    geometry: Result = subject.run("geometry")
+    geometry: Result = model_runs.run("geometry")
     shares = [from_row(row) for row in geometry.smoothing if row["measure"] == f"share_within_{bound}"]
     reached = [
         row["distance_after"] / (row[bound] * row["distance_before"])
@@ -365,26 +372,26 @@ def least_share_within_bound(subject: Subject, bound: str) -> Measured:
     ]
     if not shares or not reached:
         raise NotMeasurable(_NO_BLOCKS)
-    least = min(shares, key=lambda one: one.value)
-    return Measured(least.value, least.low, least.high, max(reached))
+    least = min(shares, key=lambda estimate: estimate.value)
+    return ClaimEstimate(least.value, least.low, least.high, max(reached))
 
 
 @measure("geometry")
-def largest_reach_of_attention(subject: Subject) -> Measured:
+def largest_reach_of_attention(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the largest share of its bound in Lemma 1 that the attention of a head reaches, over blocks and sentences.
 
     Above 1, the lemma would not hold; six decimals are kept, because the model computes in float32.
     """
-    found = [row.get("attention_reach") for row in subject.run("geometry").smoothing_sentences]
-    if not found:
+    reaches = [row.get("attention_reach") for row in model_runs.run("geometry").smoothing_sentences]
+    if not reaches:
         raise NotMeasurable(_NO_BLOCKS)
-    if None in found:
+    if None in reaches:
         raise NotMeasurable("a run of a later version of this program: name another folder by `--runs`")
-    return Measured.exact(round(max(reach for reach in found if not math.isnan(reach)), 6))
+    return ClaimEstimate.exact(round(max(reach for reach in reaches if not math.isnan(reach)), 6))
 
 
 @measure("geometry")
-def norms_and_smoothing(subject: Subject) -> Measured:
+def norms_and_smoothing(model_runs: ModelRuns) -> ClaimEstimate:
     """Return Spearman's correlation over sentences of the last block's norm divisors with the distance that it leaves.
 
     The divisors are the product of the least standard deviations of tokens that enter the block's two LayerNorms. The
@@ -392,17 +399,17 @@ def norms_and_smoothing(subject: Subject) -> Measured:
     that of Bonett & Wright (2000). The control is the partial correlation given the length of sentences: in a longer
     sentence, the minimum over more tokens is lower.
     """
-    rows = [row for row in subject.run("geometry").smoothing_sentences if row["distance_before"] > 0]
+    rows = [row for row in model_runs.run("geometry").smoothing_sentences if row["distance_before"] > 0]
     n_blocks = max((row["layer"] for row in rows), default=0)
     last = [row for row in rows if row["layer"] == n_blocks]
     if len(last) < _LEAST_SENTENCES:
         raise NotMeasurable(f"at least {_LEAST_SENTENCES} sentences of several tokens" if last else _NO_BLOCKS)
     products = _ranks([row["sigma_1"] * row["sigma_2"] for row in last])
-    left = _ranks([row["distance_after"] / row["distance_before"] for row in last])
+    ratios = _ranks([row["distance_after"] / row["distance_before"] for row in last])
     lengths = _ranks([row["n_tokens"] for row in last])
-    found = float(spearman(products, left))
-    with_lengths = [float(spearman(ranks, lengths)) for ranks in (products, left)]
-    return Measured(found, *_interval(found, len(last)), control=_partial(found, *with_lengths))
+    correlation = float(spearman(products, ratios))
+    with_lengths = [float(spearman(ranks, lengths)) for ranks in (products, ratios)]
+    return ClaimEstimate(correlation, *_interval(correlation, len(last)), control=_partial(correlation, *with_lengths))
 
 
 def _growth(values: list[float]) -> float:
@@ -425,16 +432,16 @@ def _interval(correlation: float, n: int) -> tuple[float, float]:
     return low, high
 
 
-def _partial(correlation: float, one: float, other: float) -> float | None:
-    """Return a partial correlation given a third quantity, with which the two have the correlations `one` and `other`.
+def _partial(correlation: float, first: float, second: float) -> float | None:
+    """Return a partial correlation given a third quantity; `first` and `second` are the correlations with it.
 
     The correlation is returned unchanged if the third quantity is constant, as where all sentences are equally long. It
     is None if the third quantity determines one of the two.
     """
-    if math.isnan(one) or math.isnan(other):
+    if math.isnan(first) or math.isnan(second):
         return correlation
-    left = (1 - one**2) * (1 - other**2)
-    return (correlation - one * other) / math.sqrt(left) if left > 0 else None
+    unexplained = (1 - first**2) * (1 - second**2)
+    return (correlation - first * second) / math.sqrt(unexplained) if unexplained > 0 else None
 
 
 # By which order heads are pruned.
@@ -444,26 +451,26 @@ _MORE_SENTENCES = "a labelled text with more sentences"
 
 
 @measure("tuned")
-def least_gain_by_tuning(subject: Subject) -> Measured:
+def least_gain_by_tuning(model_runs: ModelRuns) -> ClaimEstimate:
     """Return what tuning adds to the constant answer, or pretraining to a tuned random start: the lesser of the two.
 
     The constant answer is the most frequent class, or the mean of numbers, which is what a head tells that was never
     trained. Intervals are over seeds, orders and test sentences. The control is what tuning on shuffled labels adds to
     the constant answer, as a share of what tuning on the true ones adds.
     """
-    run: Result = subject.run("tuned")
+    run: Result = model_runs.run("tuned")
     rows = {(row["answer"], row["against"]): row for row in run.differences}
     constant = MAJORITY if (PRETRAINED, MAJORITY) in rows else CONSTANT
     pairs = {against: rows.get((PRETRAINED, against)) for against in (constant, RANDOM_START)}
     if None in pairs.values() or (SHUFFLED, constant) not in rows:
         raise NotMeasurable("a run of `finetune` with all starts")
     gains = {against: from_row(row, "difference") for against, row in pairs.items() if row is not None}
-    least = min(gains.values(), key=lambda one: one.value)
+    least = min(gains.values(), key=lambda estimate: estimate.value)
     return replace(least, control=_share(rows[SHUFFLED, constant]["difference"], gains[constant].value))
 
 
 @measure("tuned_change", "shuffled_change")
-def lead_of_change_by_tuning(subject: Subject, n_layers: int) -> Measured:
+def lead_of_change_by_tuning(model_runs: ModelRuns, n_layers: int) -> ClaimEstimate:
     """Return by how much less alike tuning leaves the maps in each of the last layers than in any lower one.
 
     A tuned model is compared with its start, by the least cosine of the maps (mean over heads) in the lower layers
@@ -471,11 +478,11 @@ def lead_of_change_by_tuning(subject: Subject, n_layers: int) -> Measured:
     share of this one: what they cause too is not the task's.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         n_layers: Number of last layers.
     """
-    found, shuffled = (lead_of_last(subject.run(name), n_layers) for name in ("tuned_change", "shuffled_change"))
-    return replace(found, control=_share(shuffled.value, found.value))
+    tuned, shuffled = (lead_of_last(model_runs.run(name), n_layers) for name in ("tuned_change", "shuffled_change"))
+    return replace(tuned, control=_share(shuffled.value, tuned.value))
 
 
 def _share(part: float, whole: float) -> float | None:
@@ -484,13 +491,13 @@ def _share(part: float, whole: float) -> float | None:
 
 
 @measure("disabled_task")
-def gain_for_task(subject: Subject) -> Measured:
+def gain_for_task(model_runs: ModelRuns) -> ClaimEstimate:
     """Return how much better a tuned model is without some head.
 
     The head is the one whose removal gains most on one half of the test sentences; the gain is measured on the other
     half. The control is by how much this is above the mean gain of all heads: what a random head gives.
     """
-    run: Result = subject.run("disabled_task")
+    run: Result = model_runs.run("disabled_task")
     rows = [row for row in run.better_without if row["readout"] in (TUNED, TUNED_R2) and row["units"] == "heads"]
     heads = [gained(row, row["readout"]).value for row in _without(run) if is_head(row)]
     if not rows or not heads:
@@ -500,21 +507,21 @@ def gain_for_task(subject: Subject) -> Measured:
 
 
 @measure("disabled_task")
-def gain_without_layer(subject: Subject, layer: int) -> Measured:
+def gain_without_layer(model_runs: ModelRuns, layer: int) -> ClaimEstimate:
     """Return how much better a tuned model is without the heads of a layer.
 
     The control is by how much this is above the mean gain of the other layers: what a random layer gives.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         layer: The layer.
     """
-    rows = _without(subject.run("disabled_task"))
+    rows = _without(model_runs.run("disabled_task"))
     gains = {row["unit"]: gained(row, row["readout"]) for row in rows if not is_head(row)}
-    own = gains.pop(str(layer), None)
-    if own is None or not gains:
+    layer_gain = gains.pop(str(layer), None)
+    if layer_gain is None or not gains:
         raise NotMeasurable(f"a model with a layer {layer} and others")
-    return replace(own, control=own.value - sum(one.value for one in gains.values()) / len(gains))
+    return replace(layer_gain, control=layer_gain.value - sum(gain.value for gain in gains.values()) / len(gains))
 
 
 def _without(run: Result) -> list[Mapping[str, Any]]:
@@ -523,25 +530,25 @@ def _without(run: Result) -> list[Mapping[str, Any]]:
 
 
 @measure("pruned_task")
-def heads_pruned_together(subject: Subject, at_most: float) -> Measured:
+def heads_pruned_together(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
     """Return the share of heads that a tuned model can do without together, the least important first: see `_pruned`.
 
     The order is estimated on one half of the test sentences, and the loss is that of the other half.
     """
-    run: Result = subject.run("pruned_task")
+    run: Result = model_runs.run("pruned_task")
     rows = [row for row in run.pruning if row["units"] == "heads" and row["readout"] in (TUNED, TUNED_R2)]
     return _pruned(rows, _IMPORTANCE, RANDOM, at_most)
 
 
 @measure("pruned_task")
-def weights_pruned(subject: Subject, at_most: float) -> Measured:
+def weights_pruned(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
     """Return the share of the weights that a tuned model can do without, the smallest first: see `_pruned`."""
-    run: Result = subject.run("pruned_task")
+    run: Result = model_runs.run("pruned_task")
     rows = [row for row in run.weight_pruning if row["readout"] in (TUNED, TUNED_R2)]
     return _pruned(rows, MAGNITUDE, MEAN, at_most)
 
 
-def _pruned(rows: Sequence[Mapping[str, Any]], order: str, random: str, at_most: float) -> Measured:
+def _pruned(rows: Sequence[Mapping[str, Any]], order: str, random: str, at_most: float) -> ClaimEstimate:
     """Return the largest share that can be pruned so that neither it nor any smaller one costs more than a little.
 
     The lower end of the interval is the share up to which the whole interval of the loss is within `at_most`, the upper
@@ -554,29 +561,29 @@ def _pruned(rows: Sequence[Mapping[str, Any]], order: str, random: str, at_most:
         random: The order of the control.
         at_most: The largest loss that counts as little, in units of the readout.
     """
-    own, drawn = ([row for row in rows if row["order"] == one and row["share"] > 0] for one in (order, random))
-    if not own or not drawn:
+    ordered, drawn = ([row for row in rows if row["order"] == name and row["share"] > 0] for name in (order, random))
+    if not ordered or not drawn:
         raise NotMeasurable("a run of `disable --prune all`")
-    gains = {row["share"]: gained(row, row["readout"]) for row in own}
+    gains = {row["share"]: gained(row, row["readout"]) for row in ordered}
     of_draws: dict[float, list[float]] = {}
     for row in drawn:
         of_draws.setdefault(row["share"], []).append(gained(row, row["readout"]).value)
-    by_chance = {share: sum(found) / len(found) for share, found in of_draws.items()}
+    by_chance = {share: sum(draws) / len(draws) for share, draws in of_draws.items()}
     value, low, high = (
-        _share_kept({share: getattr(gain, end) for share, gain in gains.items()}, at_most)
+        _prunable_share({share: getattr(gain, end) for share, gain in gains.items()}, at_most)
         for end in ("value", "low", "high")
     )
-    return Measured(value, low, high, value - _share_kept(by_chance, at_most))
+    return ClaimEstimate(value, low, high, value - _prunable_share(by_chance, at_most))
 
 
-def _share_kept(gains: Mapping[float, float], at_most: float) -> float:
+def _prunable_share(gains: Mapping[float, float], at_most: float) -> float:
     """Return the largest share up to which no gain is below minus `at_most`."""
-    kept = 0.0
+    largest_share = 0.0
     for share in sorted(gains):
         if gains[share] < -at_most:
             break
-        kept = share
-    return kept
+        largest_share = share
+    return largest_share
 
 
 # Runs of `finetune` with the head on the last layer and on those below it, each with one of the checkpoint's geometry.
@@ -586,7 +593,7 @@ _RUNS = [f"{what}_{on}" for what in ("head", "similarity") for on in (_LAST, *_L
 
 
 @measure(*_RUNS)
-def lead_of_lower_head(subject: Subject, n_below: int) -> Measured:
+def lead_of_lower_head(model_runs: ModelRuns, n_below: int) -> ClaimEstimate:
     """Return how much better a tuned model is with its head some layers below the last one than on any other layer.
 
     The other layers are the last one and the three below it. Intervals are over seeds, orders and test sentences; the
@@ -594,22 +601,22 @@ def lead_of_lower_head(subject: Subject, n_below: int) -> Measured:
     is by how much less alike the tokens of a sentence are in the layer under this head than under any other one.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         n_below: How many layers below the last one.
     """
-    scores = {on: _score(subject.run(f"head_{on}")) for on in (_LAST, *_LOWER)}
-    alike = {on: _similarity(subject.run(f"similarity_{on}")) for on in scores}
-    own = _LOWER[n_below - 1]
-    leads = [difference(scores[own], score) for on, score in scores.items() if on != own]
-    control = min(_others(alike, own)) - alike[own]
-    return replace(min(leads, key=lambda one: one.value), control=control)
+    scores = {on: _score(model_runs.run(f"head_{on}")) for on in (_LAST, *_LOWER)}
+    alike = {on: _similarity(model_runs.run(f"similarity_{on}")) for on in scores}
+    lower_head = _LOWER[n_below - 1]
+    leads = [difference(scores[lower_head], score) for on, score in scores.items() if on != lower_head]
+    control = min(_others(alike, lower_head)) - alike[lower_head]
+    return replace(min(leads, key=lambda estimate: estimate.value), control=control)
 
 
-def _others(values: Mapping[str, float], own: str) -> Iterable[float]:
-    return (value for on, value in values.items() if on != own)
+def _others(values: Mapping[str, float], name: str) -> Iterable[float]:
+    return (value for on, value in values.items() if on != name)
 
 
-def _score(run: Result) -> Measured:
+def _score(run: Result) -> ClaimEstimate:
     row = next(row for row in run.scores if row["answer"] == PRETRAINED)
     return from_row(row, "score", "overall")
 

@@ -17,8 +17,8 @@ from probing.runs import Result
 from probing.runs.run import Run
 from probing.statistics import ENDS
 from probing.studies.claims.measures.position import above_embeddings
-from probing.studies.claims.measures.registry import NotMeasurable, Subject, difference, from_row, magnitude, measure
-from probing.studies.claims.verdict import Measured
+from probing.studies.claims.measures.registry import ModelRuns, NotMeasurable, difference, from_row, magnitude, measure
+from probing.studies.claims.verdict import ClaimEstimate
 from probing.studies.disable.tables import at_last_layer, is_head
 from probing.tables.heads import SPECIAL, name_of, of_all_maps, of_measure
 
@@ -27,17 +27,17 @@ MOST = 0.5
 
 
 @measure("attention")
-def least_lead_over_offset(subject: Subject, relations: Sequence[str]) -> Measured:
+def least_lead_over_offset(model_runs: ModelRuns, relations: Sequence[str]) -> ClaimEstimate:
     """Return how much more often the best head finds a relation than the best fixed offset does: least over relations.
 
     The head and the offset are chosen on other sentences. The control is the largest such lead of a head of a randomly
     initialised model over the same offsets.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         relations: The relations, such as `det`.
     """
-    run: Result = subject.run("attention")
+    run: Result = model_runs.run("attention")
     rows = {row["relation"]: row for row in run.relations if row["relation"] in relations}
     if missing := [name for name in relations if name not in rows]:
         raise NotMeasurable(
@@ -50,48 +50,48 @@ def least_lead_over_offset(subject: Subject, relations: Sequence[str]) -> Measur
 
 
 @measure("attention")
-def edges_of_best_head(subject: Subject) -> Measured:
+def edges_of_best_head(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of a treebank's edges that are in the trees of the best head, chosen on other sentences.
 
     The control is by how much this share is larger than that of a chain of neighbouring words.
     """
-    run: Result = subject.run("attention")
-    found = next((row for row in run.trees if row["measure"] == "uuas" and row.get("chosen") == "yes"), None)
-    if found is None:
+    run: Result = model_runs.run("attention")
+    best = next((row for row in run.trees if row["measure"] == "uuas" and row.get("chosen") == "yes"), None)
+    if best is None:
         raise NotMeasurable("a treebank as `--corpus`")
-    return from_row(found, "test", "test", found["difference"])
+    return from_row(best, "test", "test", best["difference"])
 
 
 @measure("attention")
-def heads_at_neighbour(subject: Subject, side: Literal["previous", "next"]) -> Measured:
+def heads_at_neighbour(model_runs: ModelRuns, side: Literal["previous", "next"]) -> ClaimEstimate:
     """Return the number of heads that on average give more than half of their attention to a token's neighbour.
 
     The lower end of the interval counts the heads whose whole interval is above a half, the upper end those whose
     interval reaches above a half. The control is the largest attention of any head to this neighbour.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         side: The previous or the next token.
     """
-    run: Result = subject.run("attention")
+    run: Result = model_runs.run("attention")
     heads = [from_row(row) for row in of_measure(run.heads, side)]
     if not heads:
         raise NotMeasurable("a survey of heads with the part `profile`")
     n, low, high = (float(sum(getattr(head, end) > MOST for head in heads)) for end in ("value", "low", "high"))
-    return Measured(n, low, high, max(head.value for head in heads))
+    return ClaimEstimate(n, low, high, max(head.value for head in heads))
 
 
 @measure("attention")
-def likeness_within_layers(subject: Subject) -> Measured:
+def likeness_within_layers(model_runs: ModelRuns) -> ClaimEstimate:
     """Return by how many nats heads of different layers diverge more than heads of one layer (mean Jensen-Shannon).
 
     The interval is the widest that the intervals of the pairs of heads allow. The control is the share of heads whose
     most similar head is in their own layer, divided by the share that is expected by chance.
     """
-    run: Result = subject.run("attention")
+    run: Result = model_runs.run("attention")
     rows = of_measure(run.similarity, "jensen_shannon")
     within, between = (
-        [row for row in rows if (row["layer"] == row["other_layer"]) is wanted] for wanted in (True, False)
+        [row for row in rows if (row["layer"] == row["other_layer"]) is is_within] for is_within in (True, False)
     )
     if not within or not between:
         raise NotMeasurable("two layers with two heads each")
@@ -99,17 +99,17 @@ def likeness_within_layers(subject: Subject) -> Measured:
         name: [float(np.mean([getattr(from_row(row), end) for row in part])) for end in ("value", "low", "high")]
         for name, part in (("within", within), ("between", between))
     }
-    (value, low, high), (own, own_low, own_high) = means["between"], means["within"]
-    return Measured(value - own, low - own_high, high - own_low, _nearest_in_layer(rows))
+    (value, low, high), (within_mean, within_low, within_high) = means["between"], means["within"]
+    return ClaimEstimate(value - within_mean, low - within_high, high - within_low, _nearest_in_layer(rows))
 
 
 def _nearest_in_layer(rows: Sequence[Any]) -> float:
     """Return the share of heads whose nearest head is in their own layer, divided by the share expected by chance."""
     divergence: dict[tuple[int, int], dict[tuple[int, int], float]] = {}
     for row in rows:
-        one, other = (row["layer"], row["head"]), (row["other_layer"], row["other_head"])
-        divergence.setdefault(one, {})[other] = row["value"]
-        divergence.setdefault(other, {})[one] = row["value"]
+        first, second = (row["layer"], row["head"]), (row["other_layer"], row["other_head"])
+        divergence.setdefault(first, {})[second] = row["value"]
+        divergence.setdefault(second, {})[first] = row["value"]
     in_layer, by_chance = [], []
     for head, others in divergence.items():
         nearest = min(others, key=others.__getitem__)
@@ -124,18 +124,18 @@ _ALL_ROLES = "all"
 
 
 @measure("attention")
-def least_role_excess(subject: Subject, heads: Sequence[str] | None = None, n_heads: int = 2) -> Measured:
+def least_role_excess(model_runs: ModelRuns, heads: Sequence[str] | None = None, n_heads: int = 2) -> ClaimEstimate:
     """Return how much more heads attend along role links than along similar pairs without a link: the least over heads.
 
     For each head, the direction with the higher score counts. The interval is that of the score of the links alone. The
     control is the largest p-value of these heads; p-values are corrected for the choice among all heads.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         heads: The heads, such as 7-6; without any, those with the highest scores.
         n_heads: The number of heads that are taken if `heads` names none.
     """
-    run: Result = subject.run("attention")
+    run: Result = model_runs.run("attention")
     by_head: dict[str, Mapping[str, Any]] = {}
     for row in sorted(run.roles, key=lambda row: -row["score"]):
         if row["role"] == _ALL_ROLES:
@@ -148,55 +148,55 @@ def least_role_excess(subject: Subject, heads: Sequence[str] | None = None, n_he
     rows = sorted(rows, key=lambda row: row["score"] - row["unlinked"])
     score, unlinked = from_row(rows[0], "score"), rows[0]["unlinked"]
     p_value = max(row["p_value"] for row in rows)
-    return Measured(score.value - unlinked, score.low - unlinked, score.high - unlinked, p_value)
+    return ClaimEstimate(score.value - unlinked, score.low - unlinked, score.high - unlinked, p_value)
 
 
 @measure("attention")
-def nearness_of_subject_head(subject: Subject) -> Measured:
+def nearness_of_subject_head(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the attention to one neighbour, the previous or the next token, of the head that finds subjects best.
 
     The head is chosen on other sentences. The control is by how much it finds subjects more often than the best fixed
     offset does: a head that only attends to a neighbour has no such lead.
     """
-    run: Result = subject.run("attention")
-    found = next((row for row in run.relations if row["relation"] == SUBJECT), None)
-    if found is None:
+    run: Result = model_runs.run("attention")
+    best = next((row for row in run.relations if row["relation"] == SUBJECT), None)
+    if best is None:
         raise NotMeasurable("a treebank as `--corpus`, with at least 100 subjects to choose a head by and 100 to test")
-    head = (found["layer"], found["head"])
+    head = (best["layer"], best["head"])
     near = [
         row
         for name in ("previous", "next")
         for row in of_measure(run.heads, name)
         if (row["layer"], row["head"]) == head
     ]
-    return from_row(max(near, key=lambda row: row["value"]), control=found["difference"])
+    return from_row(max(near, key=lambda row: row["value"]), control=best["difference"])
 
 
 @measure("disabled")
-def spare_heads_of_positions(subject: Subject, at_most: float) -> Measured:
+def spare_heads_of_positions(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
     """Return the share of heads without which positions are read as well, one head at a time: see `_spare`."""
-    return _spare(subject.run("disabled"), POSITION, at_most)
+    return _spare(model_runs.run("disabled"), POSITION, at_most)
 
 
 @measure("disabled_words")
-def spare_heads_of_words(subject: Subject, at_most: float) -> Measured:
+def spare_heads_of_words(model_runs: ModelRuns, at_most: float) -> ClaimEstimate:
     """Return the share of heads without which words are predicted as well, one head at a time: see `_spare`."""
-    return _spare(subject.run("disabled_words"), MLM, at_most)
+    return _spare(model_runs.run("disabled_words"), MLM, at_most)
 
 
 @measure("disabled")
-def gain_for_positions(subject: Subject) -> Measured:
+def gain_for_positions(model_runs: ModelRuns) -> ClaimEstimate:
     """Return how much better positions are read without some head or layer: see `_gain`."""
-    return _gain(subject.run("disabled"), POSITION)
+    return _gain(model_runs.run("disabled"), POSITION)
 
 
 @measure("disabled_words")
-def gain_for_words(subject: Subject) -> Measured:
+def gain_for_words(model_runs: ModelRuns) -> ClaimEstimate:
     """Return how much better words are predicted without some head or layer: see `_gain`."""
-    return _gain(subject.run("disabled_words"), MLM)
+    return _gain(model_runs.run("disabled_words"), MLM)
 
 
-def _spare(run: Result, readout: str, at_most: float) -> Measured:
+def _spare(run: Result, readout: str, at_most: float) -> ClaimEstimate:
     """Return the share of heads without which little is lost, one head at a time.
 
     The lower end of the interval counts the heads whose whole interval of the loss is within `at_most`, the upper end
@@ -209,17 +209,17 @@ def _spare(run: Result, readout: str, at_most: float) -> Measured:
         at_most: The largest loss that counts as little, in units of the readout.
     """
     rows = at_last_layer(run.by_name, readout)
-    heads, layers = ([gained(row, readout) for row in rows if is_head(row) is wanted] for wanted in (True, False))
+    heads, layers = ([gained(row, readout) for row in rows if is_head(row) is of_heads] for of_heads in (True, False))
     if not heads or not layers:
         raise NotMeasurable("a run of `disable` with heads and with layers")
 
-    def share(of: Sequence[Measured], end: str) -> float:
+    def share(of: Sequence[ClaimEstimate], end: str) -> float:
         return sum(getattr(gain, end) >= -at_most for gain in of) / len(of)
 
-    return Measured(share(heads, "value"), share(heads, "low"), share(heads, "high"), share(layers, "value"))
+    return ClaimEstimate(share(heads, "value"), share(heads, "low"), share(heads, "high"), share(layers, "value"))
 
 
-def _gain(run: Result, readout: str) -> Measured:
+def _gain(run: Result, readout: str) -> ClaimEstimate:
     """Return the gain in the last layer without some head or without some layer: the larger of the two.
 
     The head and the layer are those whose removal gains most on one half of the sentences; the gain is measured on the
@@ -231,19 +231,19 @@ def _gain(run: Result, readout: str) -> Measured:
     """
     rows = [row for row in run.better_without if row["readout"] == readout]
     last = max((row["layer"] for row in rows), default=0)
-    found = [(gained(row, readout), row) for row in rows if row["layer"] == last]
-    if not found:
+    gains = [(gained(row, readout), row) for row in rows if row["layer"] == last]
+    if not gains:
         raise NotMeasurable("a run of `disable` with more sentences")
-    gain, row = max(found, key=lambda pair: pair[0].value)
-    return Measured(gain.value, gain.low, gain.high, row["p_value"])
+    gain, row = max(gains, key=lambda pair: pair[0].value)
+    return ClaimEstimate(gain.value, gain.low, gain.high, row["p_value"])
 
 
-def gained(row: Any, readout: str) -> Measured:
+def gained(row: Any, readout: str) -> ClaimEstimate:
     """Return the effect of a row with the sign by which more is better."""
     effect = from_row(row, "effect")
     if measure_of(readout).higher_is_better:
         return effect
-    return Measured(-effect.value, -effect.high, -effect.low)
+    return ClaimEstimate(-effect.value, -effect.high, -effect.low)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -255,14 +255,14 @@ FIRST, LAST = ("[CLS]", "<s>"), ("[SEP]", "</s>")
 
 
 @measure("attention", "pairs")
-def rarest_class(subject: Subject) -> Measured:
+def rarest_class(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of maps that have the rarest of the five classes, over single sentences and pairs of them.
 
     Maps of single sentences cannot be of the class `block`. The control is the share of maps of pairs that would be of
     this class if the boundary of each pair were moved, divided by the share that is: below 1, some heads depend on
     where the boundary is.
     """
-    of_pairs, of_sentences = (_shares(subject.run(name)) for name in ("pairs", "attention"))
+    of_pairs, of_sentences = (_shares(model_runs.run(name)) for name in ("pairs", "attention"))
     rows = [*of_pairs.values(), *(row for name, row in of_sentences.items() if name != "block")]
     rarest, block = min(rows, key=lambda row: row["share"]), of_pairs["block"]
     control = block["share_moved"] / block["share"] if block["share"] else None
@@ -270,12 +270,12 @@ def rarest_class(subject: Subject) -> Measured:
 
 
 @measure("pairs")
-def heterogeneous_share(subject: Subject) -> Measured:
+def heterogeneous_share(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of heterogeneous maps, which have none of the other classes, over pairs of sentences.
 
     The control is the largest change of this share when all thresholds of the classes are 25% lower or higher.
     """
-    run: Result = subject.run("pairs")
+    run: Result = model_runs.run("pairs")
     row = _shares(run)["heterogeneous"]
     factors = {other["factor"] for other in run.attention_classes}
     moved = [of_all_maps(run.by_name, factor)["heterogeneous"]["share"] for factor in factors]
@@ -283,7 +283,7 @@ def heterogeneous_share(subject: Subject) -> Measured:
 
 
 @measure("attention")
-def words_in_stripes(subject: Subject, types: Sequence[str]) -> Measured:
+def words_in_stripes(model_runs: ModelRuns, types: Sequence[str]) -> ClaimEstimate:
     """Return the share of some types of words in the excess attention that they and special tokens get together.
 
     The value is x / (x + s). A token of the type that gets most attention gets 1 + x times the attention to a mean
@@ -293,57 +293,57 @@ def words_in_stripes(subject: Subject, types: Sequence[str]) -> Measured:
     weights are multiplied by the norms of the vectors that heads read.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         types: The types of words, such as `NOUN` and `subject`.
     """
-    run: Result = subject.run("attention")
-    if missing := [one for one in types if not of_measure(run.attention_layers, "lift", one)]:
+    run: Result = model_runs.run("attention")
+    if missing := [word_type for word_type in types if not of_measure(run.attention_layers, "lift", word_type)]:
         raise NotMeasurable(f"a treebank as `--corpus`, with tokens of the types {', '.join(missing)}")
-    lift = max((_mean_over_layers(run, "lift", one) for one in types), key=lambda one: one.value)
+    lift = max((_mean_over_layers(run, "lift", word_type) for word_type in types), key=lambda estimate: estimate.value)
     mass, by_norm = (_mean_over_layers(run, name, SPECIAL) for name in ("mass", "norm_mass"))
     share = mass.value / _mean_over_layers(run, "lift", SPECIAL).value  # of the tokens
 
     def part(of_type: float, of_special: float) -> float:
         of_mean_word = (1 - of_special) / (1 - share)
-        x, s = (max(one / of_mean_word - 1, 0.0) for one in (of_type, of_special / share))
+        x, s = (max(lift_of / of_mean_word - 1, 0.0) for lift_of in (of_type, of_special / share))
         return x / (x + s) if x + s else 0.0
 
     ends = [part(*both) for both in product((lift.low, lift.high), (mass.low, mass.high))]
-    return Measured(part(lift.value, mass.value), min(ends), max(ends), control=by_norm.value / share)
+    return ClaimEstimate(part(lift.value, mass.value), min(ends), max(ends), control=by_norm.value / share)
 
 
 @measure("attention")
-def layers_from_first_to_last(subject: Subject) -> Measured:
+def layers_from_first_to_last(model_runs: ModelRuns) -> ClaimEstimate:
     """Return by how many layers attention to the last special token comes later than attention to the first one.
 
     Both are mean layers, weighted by the attention to `[CLS]` and to `[SEP]`, or to what a tokenizer has in their
     place. The interval is the widest that the intervals of the attention in each layer allow.
     """
-    run: Result = subject.run("attention")
+    run: Result = model_runs.run("attention")
     first, last = (_mean_layer(run, names) for names in (FIRST, LAST))
     return difference(last, first)
 
 
 @measure("attention")
-def layers_from_last_to_punctuation(subject: Subject) -> Measured:
+def layers_from_last_to_punctuation(model_runs: ModelRuns) -> ClaimEstimate:
     """Return by how many layers attention to punctuation comes later than that to the last special token.
 
     The mean layers and their interval are those of `layers_from_first_to_last`.
     """
-    run: Result = subject.run("attention")
+    run: Result = model_runs.run("attention")
     last, punctuation = (_mean_layer(run, names) for names in (LAST, ("punctuation",)))
     return difference(punctuation, last)
 
 
 def _shares(run: Result) -> dict[str, Mapping[str, Any]]:
     """Return the row of each class over all maps."""
-    found = of_all_maps(run.by_name)
-    if not found:
+    shares = of_all_maps(run.by_name)
+    if not shares:
         raise NotMeasurable("the run sorted no maps into classes")
-    return found
+    return shares
 
 
-def _mean_layer(run: Result, names: Sequence[str]) -> Measured:
+def _mean_layer(run: Result, names: Sequence[str]) -> ClaimEstimate:
     """Return the mean layer, weighted by the attention to a type of tokens, which has one of these names.
 
     A weighted mean is monotone in each weight. It is therefore lowest if all layers up to a certain one have the upper
@@ -361,13 +361,13 @@ def _mean_layer(run: Result, names: Sequence[str]) -> Measured:
     n = len(masses)
     low = min(mean(["high"] * k + ["low"] * (n - k)) for k in range(n + 1))
     high = max(mean(["low"] * k + ["high"] * (n - k)) for k in range(n + 1))
-    return Measured(mean(["value"] * n), low, high)
+    return ClaimEstimate(mean(["value"] * n), low, high)
 
 
-def _mean_over_layers(run: Result, name: str, to: str) -> Measured:
+def _mean_over_layers(run: Result, name: str, to: str) -> ClaimEstimate:
     rows = [from_row(row) for row in of_measure(run.attention_layers, name, to)]
     value, low, high = (sum(getattr(row, end) for row in rows) / len(rows) for end in ("value", "low", "high"))
-    return Measured(value, low, high)
+    return ClaimEstimate(value, low, high)
 
 
 # The first token of BERT's sequences and of RoBERTa's, as the survey of heads names it.
@@ -376,7 +376,7 @@ _SPECIAL = "special tokens"
 
 
 @measure("heads")
-def heads_idle_at_first_token(subject: Subject) -> Measured:
+def heads_idle_at_first_token(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of heads that attend much to the first token and read their shortest vectors there.
 
     A head attends much to a token that gets more attention than its share of the tokens (`lift` above 1). The norm of
@@ -385,7 +385,7 @@ def heads_idle_at_first_token(subject: Subject) -> Measured:
     which both are true of the last special token.
     """
     by_head: dict[tuple[int, int], dict[str, dict[str, float]]] = {}
-    for row in subject.run("heads").heads:
+    for row in model_runs.run("heads").heads:
         if row["measure"] in ("lift", "mass", "norm_mass"):
             of_type = by_head.setdefault((row["layer"], row["head"]), {}).setdefault(row["to"], {})
             of_type[row["measure"]] = row["value"]
@@ -394,17 +394,19 @@ def heads_idle_at_first_token(subject: Subject) -> Measured:
     if first is None or _SPECIAL not in types:
         raise NotMeasurable("its sequences have no [CLS] or <s>, or heads were not measured")
     last = next((name for name in ("[SEP]", "</s>") if name in types), None)
-    found = [_is_idle(head, first) for head in by_head.values()]
+    idle = [_is_idle(head, first) for head in by_head.values()]
     others = [_is_idle(head, last) for head in by_head.values()] if last else []
     control = sum(others) / len(others) if others else None
-    return Measured.exact(sum(found) / len(found), control=control)
+    return ClaimEstimate.exact(sum(idle) / len(idle), control=control)
 
 
 def _is_idle(head: Mapping[str, Mapping[str, float]], name: str) -> bool:
-    norms = {one: _ratio(of["norm_mass"], of["mass"]) for one, of in head.items() if one != _SPECIAL}
+    norms = {
+        token_type: _ratio(of["norm_mass"], of["mass"]) for token_type, of in head.items() if token_type != _SPECIAL
+    }
     norms["words"] = _ratio(1 - head[_SPECIAL]["norm_mass"], 1 - head[_SPECIAL]["mass"])
-    own = norms.pop(name)
-    return head[name]["lift"] > 1 and all(own < other for other in norms.values())
+    token_norm = norms.pop(name)
+    return head[name]["lift"] > 1 and all(token_norm < other for other in norms.values())
 
 
 def _ratio(by_norm: float, by_weight: float) -> float:
@@ -412,17 +414,17 @@ def _ratio(by_norm: float, by_weight: float) -> float:
 
 
 @measure("attention")
-def attention_to_last_token(subject: Subject, from_depth: float, to_depth: float) -> Measured:
+def attention_to_last_token(model_runs: ModelRuns, from_depth: float, to_depth: float) -> ClaimEstimate:
     """Return the attention to the last special token, such as `[SEP]`, in the layer of a range where it is least.
 
     The control is the largest such attention in any layer.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         from_depth: The share of the blocks at which the range begins.
         to_depth: The share at which it ends.
     """
-    rows = _of_last(subject, "mass")
+    rows = _of_last(model_runs, "mass")
     depth = max(row["layer"] for row in rows)
     inside = [row for row in rows if from_depth * depth <= row["layer"] <= to_depth * depth]
     if not inside:
@@ -432,29 +434,29 @@ def attention_to_last_token(subject: Subject, from_depth: float, to_depth: float
 
 
 @measure("attention")
-def rise_at_last_token(subject: Subject, from_depth: float) -> Measured:
+def rise_at_last_token(model_runs: ModelRuns, from_depth: float) -> ClaimEstimate:
     """Return how much more attention the last special token gets in upper layers than in lower ones: means of layers.
 
     The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
     control is the same when weights are multiplied by the norms of the vectors that heads read there.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         from_depth: The least depth of an upper layer, as a share of the number of blocks.
     """
-    by_weight, by_norm = (_rise(_of_last(subject, name), from_depth) for name in ("mass", "norm_mass"))
-    return Measured(by_weight.value, by_weight.low, by_weight.high, by_norm.value)
+    by_weight, by_norm = (_rise(_of_last(model_runs, name), from_depth) for name in ("mass", "norm_mass"))
+    return ClaimEstimate(by_weight.value, by_weight.low, by_weight.high, by_norm.value)
 
 
 @measure("attention")
-def norm_over_weight(subject: Subject) -> Measured:
+def norm_over_weight(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the attention to special tokens by the norms of what is read, over that by weight: the most over layers.
 
     The covariance of the two means is not known, so that the interval is the widest that their intervals allow. The
     control is the least lift of special tokens by weight over the layers: above 1, they get more attention than under
     uniform attention in every layer.
     """
-    run: Result = subject.run("attention")
+    run: Result = model_runs.run("attention")
     by_layer: dict[int, dict[str, Mapping[str, Any]]] = {}
     for name in ("mass", "norm_mass", "lift"):
         for row in of_measure(run.attention_layers, name, SPECIAL):
@@ -464,33 +466,37 @@ def norm_over_weight(subject: Subject) -> Measured:
     ratios = []
     for rows in by_layer.values():
         norm, weight = from_row(rows["norm_mass"]), from_row(rows["mass"])
-        ratios.append(Measured(norm.value / weight.value, norm.low / weight.high, norm.high / weight.low))
-    most = max(ratios, key=lambda one: one.value)
+        ratios.append(ClaimEstimate(norm.value / weight.value, norm.low / weight.high, norm.high / weight.low))
+    most = max(ratios, key=lambda estimate: estimate.value)
     lift = min(rows["lift"]["value"] for rows in by_layer.values())
-    return Measured(most.value, most.low, most.high, lift)
+    return ClaimEstimate(most.value, most.low, most.high, lift)
 
 
-def _of_last(subject: Subject, name: str) -> list[Mapping[str, Any]]:
+def _of_last(model_runs: ModelRuns, name: str) -> list[Mapping[str, Any]]:
     """Return a measure of each layer for the last special token, by layer."""
-    run: Result = subject.run("attention")
+    run: Result = model_runs.run("attention")
     rows = next((rows for to in LAST if (rows := of_measure(run.attention_layers, name, to))), None)
     if rows is None:
         raise NotMeasurable(f"a tokenizer with a special token {' or '.join(LAST)}")
     return sorted(rows, key=lambda row: row["layer"])
 
 
-def _rise(rows: Sequence[Mapping[str, Any]], from_depth: float) -> Measured:
+def _rise(rows: Sequence[Mapping[str, Any]], from_depth: float) -> ClaimEstimate:
     depth = max(row["layer"] for row in rows)
-    upper, lower = ([row for row in rows if (row["layer"] >= from_depth * depth) is wanted] for wanted in (True, False))
+    upper, lower = (
+        [row for row in rows if (row["layer"] >= from_depth * depth) is is_upper] for is_upper in (True, False)
+    )
     if not upper or not lower:
         raise NotMeasurable("a model with more layers")
     return difference(_mean(upper), _mean(lower))
 
 
-def _mean(rows: Sequence[Mapping[str, Any]]) -> Measured:
-    found = [from_row(row) for row in rows]
-    value, low, high = (sum(getattr(one, end) for one in found) / len(found) for end in ("value", "low", "high"))
-    return Measured(value, low, high)
+def _mean(rows: Sequence[Mapping[str, Any]]) -> ClaimEstimate:
+    estimates = [from_row(row) for row in rows]
+    value, low, high = (
+        sum(getattr(estimate, end) for estimate in estimates) / len(estimates) for end in ("value", "low", "high")
+    )
+    return ClaimEstimate(value, low, high)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -503,94 +509,103 @@ _NO_LEADS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 @measure("senses")
 def gain_on_senses(
-    subject: Subject, transform: str, published: Mapping[str, Sequence[float]] = _NOTHING
-) -> Measured:  # fmt: skip
+    model_runs: ModelRuns, transform: str, published: Mapping[str, Sequence[float]] = _NOTHING
+) -> ClaimEstimate:  # fmt: skip
     """Return what a transform adds to the accuracy on WiC, on pairs on which neither layer nor threshold was chosen.
 
     The interval is that of paired answers. The control is the largest difference from the published accuracies when
     accuracies are computed as published, with layer and threshold chosen on the pairs on which they are reported.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         transform: The transform.
         published: Of each model, the published accuracies: plain and transformed.
     """
-    rows = subject.run("senses").chosen
+    rows = model_runs.run("senses").chosen
     control = None
-    if subject.model in published:
-        found = [_of_senses(rows, "published", space)["accuracy"] for space in ("none", transform)]
-        control = max(abs(a - b) for a, b in zip(found, published[subject.model], strict=True))
+    if model_runs.model in published:
+        accuracies = [_of_senses(rows, "published", space)["accuracy"] for space in ("none", transform)]
+        control = max(abs(a - b) for a, b in zip(accuracies, published[model_runs.model], strict=True))
     return from_row(_of_senses(rows, "held_out", transform), "gain", "gain", control)
 
 
 @measure("senses")
-def lead_on_senses(subject: Subject, transform: str, over: str) -> Measured:
+def lead_on_senses(model_runs: ModelRuns, transform: str, over: str) -> ClaimEstimate:
     """Return how much higher the accuracy on WiC is under one transform than another, on held-out pairs.
 
     The covariance of the two gains is not known, so that the interval is wider than one of paired differences.
     """
-    rows = subject.run("senses").chosen
-    one, other = (from_row(_of_senses(rows, "held_out", space), "gain", "gain") for space in (transform, over))
-    return difference(one, other)
+    rows = model_runs.run("senses").chosen
+    gain, other_gain = (from_row(_of_senses(rows, "held_out", space), "gain", "gain") for space in (transform, over))
+    return difference(gain, other_gain)
 
 
 @measure("senses")
-def change_of_threshold(subject: Subject, transform: str) -> Measured:
+def change_of_threshold(model_runs: ModelRuns, transform: str) -> ClaimEstimate:
     """Return how much higher the best of the nine thresholds is under a transform, chosen in the published way."""
-    rows = subject.run("senses").chosen
+    rows = model_runs.run("senses").chosen
     plain, changed = (_of_senses(rows, "published", space)["threshold"] for space in ("none", transform))
-    return Measured.exact(round(changed - plain, 9))  # of tenths
+    return ClaimEstimate.exact(round(changed - plain, 9))  # of tenths
 
 
 @measure("similarity")
 def least_gain_on_sets(
-    subject: Subject, transform: str, sets: Sequence[str], leads: Mapping[str, Mapping[str, Any]] = _NO_LEADS
-) -> Measured:  # fmt: skip
+    model_runs: ModelRuns, transform: str, sets: Sequence[str], leads: Mapping[str, Mapping[str, Any]] = _NO_LEADS
+) -> ClaimEstimate:  # fmt: skip
     """Return what a transform adds to Spearman's correlation at layers chosen on other pairs: the least over sets.
 
     All pairs of a set are taken together; the interval is that of pairs. The control is the number of sets that are
     missing.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         transform: The transform.
         sets: The sets.
         leads: For single models, a lead of the transform that the paper also claims: `over` which other transform, `by`
             how much, and on which `sets`. The measured lead minus the claimed one counts as a further gain; its
             interval is the widest that the intervals of both transforms allow.
     """
-    gains = _gains(subject, transform, sets)
+    gains = _gains(model_runs, transform, sets)
     least = _least([*gains.values()], len(sets))
-    said = leads.get(subject.model, {})
-    if there := [name for name in said.get("sets", ()) if name in gains]:
-        others, by = _gains(subject, said["over"], there), Measured.exact(said["by"])
-        left = [difference(difference(gains[name], other), by) for name, other in others.items()]
-        least = min([least, *(replace(one, control=least.control) for one in left)], key=lambda one: one.value)
+    lead = leads.get(model_runs.model, {})
+    if shared_sets := [name for name in lead.get("sets", ()) if name in gains]:
+        others, by = _gains(model_runs, lead["over"], shared_sets), ClaimEstimate.exact(lead["by"])
+        excess = [difference(difference(gains[name], other), by) for name, other in others.items()]
+        least = min(
+            [least, *(replace(surplus, control=least.control) for surplus in excess)],
+            key=lambda estimate: estimate.value,
+        )
     return least
 
 
-def _gains(subject: Subject, transform: str, sets: Sequence[str]) -> dict[str, Measured]:
-    rows = _of_sets(subject, "mean", transform, sets)
+def _gains(model_runs: ModelRuns, transform: str, sets: Sequence[str]) -> dict[str, ClaimEstimate]:
+    rows = _of_sets(model_runs, "mean", transform, sets)
     return {name: from_row(row, "gain", "gain") for name, row in rows.items()}
 
 
 @measure("similarity")
-def least_lead_of_static(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
+def least_lead_of_static(model_runs: ModelRuns, transform: str, sets: Sequence[str]) -> ClaimEstimate:
     """Return by how much static vectors are better than a transform: the least over sets; see `least_gain_on_sets`.
 
     The covariance of the two correlations is not known, so that the interval is the widest that their intervals allow.
     """
-    return _least([difference(static, own) for own, static in _beside_static(subject, transform, sets)], len(sets))
+    return _least(
+        [difference(static, transformed) for transformed, static in _beside_static(model_runs, transform, sets)],
+        len(sets),
+    )
 
 
 @measure("similarity")
-def least_lead_over_static(subject: Subject, transform: str, sets: Sequence[str]) -> Measured:
+def least_lead_over_static(model_runs: ModelRuns, transform: str, sets: Sequence[str]) -> ClaimEstimate:
     """Return by how much a transform is better than static vectors: the least over sets; see `least_gain_on_sets`."""
-    return _least([difference(own, static) for own, static in _beside_static(subject, transform, sets)], len(sets))
+    return _least(
+        [difference(transformed, static) for transformed, static in _beside_static(model_runs, transform, sets)],
+        len(sets),
+    )
 
 
 @measure("labels")
-def change_of_accuracy_on_labels(subject: Subject) -> Measured:
+def change_of_accuracy_on_labels(model_runs: ModelRuns) -> ClaimEstimate:
     """Return by how much clipping changes the accuracy on labels of sentences: the most over layers with outliers.
 
     Probes read the mean of a sentence's tokens (Luo, Kulmizev & Mao 2021, table 3): one reads the unchanged states, the
@@ -598,18 +613,18 @@ def change_of_accuracy_on_labels(subject: Subject) -> Measured:
     the probe of the unchanged states is than the most frequent label, the least over layers: where this probe has
     learned nothing, clipping can take nothing away.
     """
-    rows = [row for row in above_embeddings(subject.run("labels").accuracy) if row["n_clipped"]]
+    rows = [row for row in above_embeddings(model_runs.run("labels").accuracy) if row["n_clipped"]]
     if not rows:
         raise NotMeasurable("no layer has an outlier that could be clipped")
-    found = [
-        Measured(row["accuracy"] - row["untransformed_accuracy"], *apart)
+    differences = [
+        ClaimEstimate(row["accuracy"] - row["untransformed_accuracy"], *apart)
         for row in rows
         if (apart := ends(row, "above_untransformed")) is not None
     ]
-    if not found:
+    if not differences:
         raise NotMeasurable("the run has no interval, for which it would need more sentences")
     learned = min(row["untransformed_accuracy"] - row["majority_accuracy"] for row in rows)
-    return replace(max(map(magnitude, found), key=lambda one: one.value), control=learned)
+    return replace(max(map(magnitude, differences), key=lambda estimate: estimate.value), control=learned)
 
 
 def _of_senses(rows: Sequence[Mapping[str, Any]], protocol: str, transform: str) -> Mapping[str, Any]:
@@ -619,33 +634,39 @@ def _of_senses(rows: Sequence[Mapping[str, Any]], protocol: str, transform: str)
     raise NotMeasurable(f"the run has no {transform} vectors, such as where no layer has an outlier")
 
 
-def _of_sets(subject: Subject, pooling: str, transform: str, sets: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+def _of_sets(model_runs: ModelRuns, pooling: str, transform: str, sets: Sequence[str]) -> dict[str, Mapping[str, Any]]:
     """Return the row of each set that is there, in all its pairs and at a layer chosen on other pairs.
 
     If a set has several parts, such as `STS-B dev` and `STS-B test`, its test part counts.
     """
-    found: dict[str, Mapping[str, Any]] = {}
-    for row in subject.run("similarity").chosen:
-        asked = (row["protocol"], row["pooling"], row["transform"], row["aggregation"])
+    set_rows: dict[str, Mapping[str, Any]] = {}
+    for row in model_runs.run("similarity").chosen:
+        settings = (row["protocol"], row["pooling"], row["transform"], row["aggregation"])
         name = row["set"].split(" ")[0]
-        is_asked = asked == ("held_out", pooling, transform, "all") and name in sets
-        if is_asked and (name not in found or row["set"].endswith(" test")):
-            found[name] = row
-    if not found:
+        is_selected = settings == ("held_out", pooling, transform, "all") and name in sets
+        if is_selected and (name not in set_rows or row["set"].endswith(" test")):
+            set_rows[name] = row
+    if not set_rows:
         needed = "`--static`" if pooling == "static" else "one of the sets: " + ", ".join(sets)
         raise NotMeasurable(f"the run would need {needed}")
-    return found
+    return set_rows
 
 
-def _beside_static(subject: Subject, transform: str, sets: Sequence[str]) -> list[tuple[Measured, Measured]]:
-    own, static = (_of_sets(subject, *how, sets) for how in (("mean", transform), ("static", "none")))
-    return [(from_row(own[name], "spearman"), from_row(static[name], "spearman")) for name in own if name in static]
+def _beside_static(
+    model_runs: ModelRuns, transform: str, sets: Sequence[str]
+) -> list[tuple[ClaimEstimate, ClaimEstimate]]:
+    transformed, static = (_of_sets(model_runs, *how, sets) for how in (("mean", transform), ("static", "none")))
+    return [
+        (from_row(transformed[name], "spearman"), from_row(static[name], "spearman"))
+        for name in transformed
+        if name in static
+    ]
 
 
-def _least(found: Sequence[Measured], n_sets: int) -> Measured:
+def _least(estimates: Sequence[ClaimEstimate], n_sets: int) -> ClaimEstimate:
     """Return the least value; the control is the number of sets that are missing."""
-    least = min(found, key=lambda one: one.value)
-    return Measured(least.value, least.low, least.high, control=n_sets - len(found))
+    least = min(estimates, key=lambda estimate: estimate.value)
+    return ClaimEstimate(least.value, least.low, least.high, control=n_sets - len(estimates))
 
 
 # The runs that the measures read.
@@ -656,7 +677,7 @@ _DRAWS = 2000
 
 
 @measure("parts_of_speech", "relations")
-def layers_from_speech_to_syntax(subject: Subject) -> Measured:
+def layers_from_speech_to_syntax(model_runs: ModelRuns) -> ClaimEstimate:
     """Return by how many layers relations are read later than parts of speech: the difference of expected layers.
 
     The expected layer is sum_l l d_l / sum_l d_l (Tenney et al. 2019, section 2), where d_l is what layer l adds to the
@@ -669,18 +690,18 @@ def layers_from_speech_to_syntax(subject: Subject) -> Measured:
     draws = np.random.default_rng(0)
     values, drawn = [], []
     for task in ("parts_of_speech", "relations"):
-        rows = _rows(subject, task)
+        rows = _rows(model_runs, task)
         means = np.array([row["accuracy"] for row in rows])
         widths = np.array([row["accuracy_high"] - row["accuracy_low"] for row in rows])
         values.append(float(expected_layer(means)))
         drawn.append(expected_layer(draws.normal(means, widths / (2 * _HALF_WIDTH), (_DRAWS, len(rows)))))
-    found = values[1] - values[0]
+    shift = values[1] - values[0]
     low, high = (float(np.quantile(drawn[1] - drawn[0], end)) for end in ENDS)
-    return Measured(found, min(low, found), max(high, found))
+    return ClaimEstimate(shift, min(low, shift), max(high, shift))
 
 
 @measure("parts_of_speech", "relations")
-def lead_of_middle_layers(subject: Subject, task: Task) -> Measured:
+def lead_of_middle_layers(model_runs: ModelRuns, task: Task) -> ClaimEstimate:
     """Return by how much the accuracy of the best middle layer is above that of the best other layer.
 
     Middle layers are the second third of the blocks; the other layers include the embeddings. The covariance of the two
@@ -688,10 +709,10 @@ def lead_of_middle_layers(subject: Subject, task: Task) -> Measured:
     difference for a randomly initialised model.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         task: What is read.
     """
-    rows = _rows(subject, task)
+    rows = _rows(model_runs, task)
     if "untrained_accuracy" not in rows[0]:
         raise NotMeasurable("a run with the control `untrained`")
     middle, others = _thirds(rows)
@@ -700,7 +721,7 @@ def lead_of_middle_layers(subject: Subject, task: Task) -> Measured:
     best, other = (max(part, key=lambda row: row["accuracy"]) for part in (middle, others))
     untrained = [max(row["untrained_accuracy"] for row in part) for part in (middle, others)]
     lead = difference(*(from_row(row, "accuracy", "accuracy") for row in (best, other)))
-    return Measured(lead.value, lead.low, lead.high, untrained[0] - untrained[1])
+    return ClaimEstimate(lead.value, lead.low, lead.high, untrained[0] - untrained[1])
 
 
 def expected_layer(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -719,8 +740,8 @@ def expected_layer(accuracies: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.divide(weighted, total, out=np.zeros_like(weighted), where=total > 0)
 
 
-def _rows(subject: Subject, task: str) -> list[Mapping[str, Any]]:
-    run: Run = subject.run(task)
+def _rows(model_runs: ModelRuns, task: str) -> list[Mapping[str, Any]]:
+    run: Run = model_runs.run(task)
     rows: list[Mapping[str, Any]] = sorted(run.accuracy, key=lambda row: row["layer"])
     if [row["layer"] for row in rows] != list(range(len(rows))) or len(rows) < 2:
         raise NotMeasurable("a run of all layers")
@@ -732,13 +753,14 @@ def _thirds(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]],
     depth = rows[-1]["layer"]
     is_middle = [depth < 3 * row["layer"] <= 2 * depth for row in rows]
     middle, others = (
-        [row for row, inside in zip(rows, is_middle, strict=True) if inside is wanted] for wanted in (True, False)
+        [row for row, inside in zip(rows, is_middle, strict=True) if inside is is_in_third]
+        for is_in_third in (True, False)
     )
     return middle, others
 
 
 @measure("pooling")
-def least_lead_of_pooling(subject: Subject, pooling: str, over: str) -> Measured:
+def least_lead_of_pooling(model_runs: ModelRuns, pooling: str, over: str) -> ClaimEstimate:
     """Return how much higher Spearman's correlation is with one pooling than another, the least over the sets.
 
     Both are of the last layer, over all pairs of a set together. The covariance of the two correlations is not known,
@@ -746,25 +768,25 @@ def least_lead_of_pooling(subject: Subject, pooling: str, over: str) -> Measured
     pooling is chosen on other pairs; None if the run chose no layers.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         pooling: The pooling.
         over: The other pooling.
     """
-    run: Result = subject.run("pooling")
+    run: Result = model_runs.run("pooling")
     last = max(row["layer"] for row in run.sts if "layer" in row)
-    own = _leads((row for row in run.sts if row.get("layer") == last), pooling, over)
+    last_leads = _leads((row for row in run.sts if row.get("layer") == last), pooling, over)
     chosen = _leads((row for row in run.chosen if row["protocol"] == "held_out"), pooling, over)
-    if not own:
+    if not last_leads:
         raise NotMeasurable(f"a run of `sts` with the poolings {pooling} and {over}")
-    least = min(own, key=lambda one: one.value)
-    return Measured(least.value, least.low, least.high, min(one.value for one in chosen) if chosen else None)
+    least = min(last_leads, key=lambda estimate: estimate.value)
+    return ClaimEstimate(least.value, least.low, least.high, min(lead.value for lead in chosen) if chosen else None)
 
 
-def _leads(rows: Iterable[Mapping[str, Any]], pooling: str, over: str) -> list[Measured]:
+def _leads(rows: Iterable[Mapping[str, Any]], pooling: str, over: str) -> list[ClaimEstimate]:
     """Return the lead of each set."""
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    set_rows: dict[str, dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         if (row.get("transform"), row["aggregation"]) == ("none", "all"):
-            found.setdefault(row["set"], {})[row["pooling"]] = row
-    both = [of_set for of_set in found.values() if {pooling, over} <= set(of_set)]
+            set_rows.setdefault(row["set"], {})[row["pooling"]] = row
+    both = [of_set for of_set in set_rows.values() if {pooling, over} <= set(of_set)]
     return [difference(*(from_row(of_set[name], "spearman", "") for name in (pooling, over))) for of_set in both]

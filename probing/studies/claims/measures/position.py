@@ -16,15 +16,15 @@ from probing.runs.run import Run
 from probing.statistics.moments import MEAN_DEVIATIONS, deviations_of
 from probing.studies.claims.measures.registry import (
     SIGNS,
+    ModelRuns,
     NotMeasurable,
     Role,
-    Subject,
     difference,
     from_row,
     magnitude,
     measure,
 )
-from probing.studies.claims.verdict import Measured
+from probing.studies.claims.verdict import ClaimEstimate
 
 # --------------------------------------------------------------------------------------------------------------------
 # Neurons that are the smallest or the largest of most tokens, and how far their means are from the others'.
@@ -34,74 +34,74 @@ _Z = NormalDist().inv_cdf(0.975)
 
 
 @measure("geometry")
-def extreme_share(subject: Subject, role: Role) -> Measured:
+def extreme_share(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
     """Return the share of tokens in which an outlier is the extreme neuron, over all layers above the embeddings.
 
     The interval is Wilson's with as many trials as sentences, since tokens of a sentence may be alike. The control is
     the largest share of another neuron.
     """
-    geometry: Result = subject.run("geometry")
-    neuron, pooled = subject.neuron(role), _pooled(geometry, role)
+    geometry: Result = model_runs.run("geometry")
+    neuron, pooled = model_runs.neuron(role), _pooled(geometry, role)
     if neuron not in pooled:
         raise NotMeasurable(f"the model has no neuron {neuron}")
-    others = max(share for one, share in pooled.items() if one != neuron)
-    found = _share(pooled[neuron], n_sentences(geometry))
-    return Measured(found.value, found.low, found.high, others, (neuron,))
+    others = max(share for other, share in pooled.items() if other != neuron)
+    estimate = _share(pooled[neuron], n_sentences(geometry))
+    return ClaimEstimate(estimate.value, estimate.low, estimate.high, others, (neuron,))
 
 
 @measure("geometry")
-def least_share_beyond(subject: Subject, role: Role) -> Measured:
+def least_share_beyond(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
     """Return the share of tokens in which an outlier is beyond 3 sd of the token's own neurons: the least over layers.
 
     The interval is Wilson's with as many trials as sentences. The control is the largest such share of another neuron
     in that layer.
     """
-    geometry: Result = subject.run("geometry")
-    neuron, n = subject.neuron(role), n_sentences(geometry)
+    geometry: Result = model_runs.run("geometry")
+    neuron, n = model_runs.neuron(role), n_sentences(geometry)
     by_layer: dict[int, dict[int, float]] = {}
     for row in above_embeddings(geometry.dimensions):
         by_layer.setdefault(row["layer"], {})[row["neuron"]] = row["beyond_share"]
     if not by_layer or any(neuron not in shares for shares in by_layer.values()):
         raise NotMeasurable(f"the model has no neuron {neuron}")
     least = min(by_layer.values(), key=lambda shares: shares[neuron])
-    found = _share(least[neuron], n)
-    others = max(share for one, share in least.items() if one != neuron)
-    return Measured(found.value, found.low, found.high, others, (neuron,))
+    estimate = _share(least[neuron], n)
+    others = max(share for other, share in least.items() if other != neuron)
+    return ClaimEstimate(estimate.value, estimate.low, estimate.high, others, (neuron,))
 
 
 @measure("geometry", "elsewhere", "third")
-def change_over_texts(subject: Subject, roles: list[Role] | None = None) -> Measured:
+def change_over_texts(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
     """Return how much the share of tokens in which an outlier is the extreme neuron differs between three texts.
 
     The share on the first text is compared with the shares on the two others; the value is the largest difference over
     texts and outliers. The interval is the widest that the intervals of the two shares allow. The control is the number
     of pairs of an outlier and a text in which another neuron has a larger share.
     """
-    found: list[Measured] = []
+    changes: list[ClaimEstimate] = []
     others = 0
-    for role, neuron in subject.outliers(roles).items():
-        shares = [_pooled(subject.run(name), role) for name in ("geometry", "elsewhere", "third")]
-        others += sum(max(share, key=lambda one: share[one]) != neuron for share in shares)
+    for role, neuron in model_runs.outliers(roles).items():
+        shares = [_pooled(model_runs.run(name), role) for name in ("geometry", "elsewhere", "third")]
+        others += sum(max(share, key=lambda other: share[other]) != neuron for share in shares)
         first, *rest = (
-            _share(share[neuron], n_sentences(subject.run(name)))
+            _share(share[neuron], n_sentences(model_runs.run(name)))
             for share, name in zip(shares, ("geometry", "elsewhere", "third"), strict=True)
         )
-        found += [magnitude(difference(one, first)) for one in rest]
-    most = max(found, key=lambda one: one.value)
-    return Measured(most.value, most.low, most.high, others, tuple(subject.outliers(roles).values()))
+        changes += [magnitude(difference(other, first)) for other in rest]
+    most = max(changes, key=lambda estimate: estimate.value)
+    return ClaimEstimate(most.value, most.low, most.high, others, tuple(model_runs.outliers(roles).values()))
 
 
 @measure("geometry")
-def least_deviation(subject: Subject, roles: list[Role] | None = None) -> Measured:
+def least_deviation(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
     """Return how far the means of outliers are from the other neurons' means, in sd: the least over the layers.
 
     A deviation is positive in the direction of the outlier's role; if there are several outliers, the least deviation
     counts. The interval is that of the neuron's mean, from its sd and the number of sentences. The control is the
     largest deviation of another neuron in that layer, in either direction.
     """
-    geometry: Result = subject.run("geometry")
-    chosen = subject.outliers(roles)
-    found: list[Measured] = []
+    geometry: Result = model_runs.run("geometry")
+    chosen = model_runs.outliers(roles)
+    deviations: list[ClaimEstimate] = []
     for layer, z, error in _profiles(geometry):
         if max(chosen.values()) >= len(z):
             raise NotMeasurable(f"the model has no neuron {max(chosen.values())}")
@@ -109,43 +109,43 @@ def least_deviation(subject: Subject, roles: list[Role] | None = None) -> Measur
         for role, neuron in chosen.items():
             value, half = SIGNS[role] * float(z[neuron]), float(error[neuron])
             if layer:
-                found.append(Measured(value, value - half, value + half, others, tuple(chosen.values())))
-    if not found:
+                deviations.append(ClaimEstimate(value, value - half, value + half, others, tuple(chosen.values())))
+    if not deviations:
         raise NotMeasurable("the run has no layer above the embeddings")
-    return min(found, key=lambda one: one.value)
+    return min(deviations, key=lambda estimate: estimate.value)
 
 
 @measure("geometry")
-def layers_of_outliers(subject: Subject, published: Mapping[str, Mapping[int, str]]) -> Measured:
+def layers_of_outliers(model_runs: ModelRuns, published: Mapping[str, Mapping[int, str]]) -> ClaimEstimate:
     """Return how well the layers in which neurons are outliers match the published layers: the least Jaccard index.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         published: Of each model, the layers of each outlier, such as `1-10`.
     """
-    geometry: Result = subject.run("geometry")
-    if subject.model not in published:
-        raise NotMeasurable(f"no layers of outliers of {subject.model} are published")
+    geometry: Result = model_runs.run("geometry")
+    if model_runs.model not in published:
+        raise NotMeasurable(f"no layers of outliers of {model_runs.model} are published")
     flagged = _flagged(geometry)
     alike = []
-    for outlier, layers in published[subject.model].items():
-        said = set(layers_of(layers, 10**6))
-        found = flagged.get(int(outlier), set())
-        alike.append(len(said & found) / len(said | found))
-    return Measured.exact(min(alike), neurons=tuple(map(int, published[subject.model])))
+    for outlier, layers in published[model_runs.model].items():
+        published_layers = set(layers_of(layers, 10**6))
+        flagged_layers = flagged.get(int(outlier), set())
+        alike.append(len(published_layers & flagged_layers) / len(published_layers | flagged_layers))
+    return ClaimEstimate.exact(min(alike), neurons=tuple(map(int, published[model_runs.model])))
 
 
 @measure("geometry")
-def outliers_of_some_layers(subject: Subject) -> Measured:
+def outliers_of_some_layers(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the number of neurons that are outliers in some layers above the embeddings, and not in all of these.
 
     The control is the number of those that are outliers in all of them.
     """
-    geometry: Result = subject.run("geometry")
+    geometry: Result = model_runs.run("geometry")
     above = {row["layer"] for row in above_embeddings(geometry.dimensions)}
-    found = {neuron: layers & above for neuron, layers in _flagged(geometry).items() if layers & above}
-    passing = sorted(neuron for neuron, layers in found.items() if layers != above)
-    return Measured.exact(len(passing), control=len(found) - len(passing), neurons=tuple(passing))
+    outlier_layers = {neuron: layers & above for neuron, layers in _flagged(geometry).items() if layers & above}
+    passing = sorted(neuron for neuron, layers in outlier_layers.items() if layers != above)
+    return ClaimEstimate.exact(len(passing), control=len(outlier_layers) - len(passing), neurons=tuple(passing))
 
 
 def layers_of(text: str | int, last: int) -> range:
@@ -175,11 +175,11 @@ def _pooled(geometry: Result, role: Role) -> dict[int, float]:
     shares: dict[int, list[float]] = {}
     for row in above_embeddings(geometry.dimensions):
         shares.setdefault(row["neuron"], []).append(row[column])
-    return {one: min(sum(found) / len(found), 1.0) for one, found in shares.items()}
+    return {neuron: min(sum(layer_shares) / len(layer_shares), 1.0) for neuron, layer_shares in shares.items()}
 
 
-def _share(share: float, n: int) -> Measured:
-    return Measured(share, *_wilson(share, n))
+def _share(share: float, n: int) -> ClaimEstimate:
+    return ClaimEstimate(share, *_wilson(share, n))
 
 
 def _profiles(geometry: Result) -> list[tuple[int, NDArray[np.float64], NDArray[np.float64]]]:
@@ -187,13 +187,13 @@ def _profiles(geometry: Result) -> list[tuple[int, NDArray[np.float64], NDArray[
     by_layer: dict[int, list[Mapping[str, Any]]] = {}
     for row in geometry.dimensions:
         by_layer.setdefault(row["layer"], []).append(row)
-    found, root = [], math.sqrt(n_sentences(geometry))
+    profiles, root = [], math.sqrt(n_sentences(geometry))
     for layer, rows in by_layer.items():
         means = np.array([row["mean"] for row in sorted(rows, key=lambda row: row["neuron"])])
         sds = np.array([row["sd"] for row in sorted(rows, key=lambda row: row["neuron"])])
         spread = means.std()
-        found.append((layer, deviations_of(means), _Z * sds / root / spread if spread > 0 else np.zeros_like(means)))
-    return found
+        profiles.append((layer, deviations_of(means), _Z * sds / root / spread if spread > 0 else np.zeros_like(means)))
+    return profiles
 
 
 def _flagged(geometry: Result) -> dict[int, set[int]]:
@@ -217,97 +217,99 @@ SIGNAL = 4.0
 
 
 @measure("positions")
-def least_accuracy(subject: Subject, layers: str) -> Measured:
+def least_accuracy(model_runs: ModelRuns, layers: str) -> ClaimEstimate:
     """Return the least accuracy over some layers.
 
     The control is the largest accuracy in these layers when the model reads each sentence with its tokens permuted.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         layers: The layers, such as `1-3`.
     """
-    rows = _accuracies(subject, layers)
+    rows = _accuracies(model_runs, layers)
     control = max((row.get("permuted_positions_accuracy", float("nan")) for row in rows), default=None)
     least = min(rows, key=lambda row: row["accuracy"])
     return _accuracy(least, None if control is None or control != control else control)
 
 
 @measure("positions")
-def distance_from_curve(subject: Subject, published: Mapping[str, Sequence[float]]) -> Measured:
+def distance_from_curve(model_runs: ModelRuns, published: Mapping[str, Sequence[float]]) -> ClaimEstimate:
     """Return how far accuracies are from those published, the most over the layers above the embeddings.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         published: Of each model, the accuracies of layers 1, 2, ...
     """
-    if subject.model not in published:
-        raise NotMeasurable(f"no accuracies of {subject.model} are published")
-    curve, rows = published[subject.model], _accuracies(subject, "all")
+    if model_runs.model not in published:
+        raise NotMeasurable(f"no accuracies of {model_runs.model} are published")
+    curve, rows = published[model_runs.model], _accuracies(model_runs, "all")
     if len(rows) != len(curve):
         raise NotMeasurable(f"the run has {len(rows)} layers, and {len(curve)} are published")
-    apart = (difference(_accuracy(row), Measured.exact(said)) for said, row in zip(curve, rows, strict=True))
-    return max(map(magnitude, apart), key=lambda one: one.value)
+    apart = (
+        difference(_accuracy(row), ClaimEstimate.exact(accuracy)) for accuracy, row in zip(curve, rows, strict=True)
+    )
+    return max(map(magnitude, apart), key=lambda estimate: estimate.value)
 
 
 @measure("positions")
-def accuracy_lost(subject: Subject, layers: str) -> Measured:
+def accuracy_lost(model_runs: ModelRuns, layers: str) -> ClaimEstimate:
     """Return how much lower the accuracy of the last layer is than the least of some lower layers.
 
     The covariance of the two accuracies is not known, so that the interval is the widest that their intervals allow.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         layers: The lower layers, such as `1-3`.
     """
-    every = _accuracies(subject, "all")
-    lower = [row for row in _accuracies(subject, layers) if row["layer"] != every[-1]["layer"]]
+    every = _accuracies(model_runs, "all")
+    lower = [row for row in _accuracies(model_runs, layers) if row["layer"] != every[-1]["layer"]]
     if not lower:
         raise NotMeasurable("the model has no further layers")
     return difference(_accuracy(min(lower, key=lambda row: row["accuracy"])), _accuracy(every[-1]))
 
 
 @measure("positions")
-def least_lead_in_accuracy(subject: Subject, over: str, layers: str) -> Measured:
+def least_lead_in_accuracy(model_runs: ModelRuns, over: str, layers: str) -> ClaimEstimate:
     """Return how much higher accuracies are than those of another model, the least over some layers.
 
     The covariance of the two accuracies is not known, so that the interval is the widest that their intervals allow.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         over: The other model.
         layers: The layers.
     """
-    if "positions" not in subject.others.get(over, {}):
-        raise NotMeasurable(f"the same run of {over}, with which it is compared: `--models {subject.model},{over}`")
-    other = Subject(over, subject.others[over])
-    rows, others = ({row["layer"]: row for row in _accuracies(one, layers)} for one in (subject, other))
+    if "positions" not in model_runs.others.get(over, {}):
+        raise NotMeasurable(f"the same run of {over}, with which it is compared: `--models {model_runs.model},{over}`")
+    other = ModelRuns(over, model_runs.others[over])
+    rows, others = ({row["layer"]: row for row in _accuracies(compared, layers)} for compared in (model_runs, other))
     if set(rows) != set(others):
-        raise NotMeasurable(f"{subject.model} and {over} do not both have the layers {layers}")
+        raise NotMeasurable(f"{model_runs.model} and {over} do not both have the layers {layers}")
     leads = (difference(_accuracy(rows[layer]), _accuracy(others[layer])) for layer in rows)
-    return min(leads, key=lambda one: one.value)
+    return min(leads, key=lambda estimate: estimate.value)
 
 
 @measure("geometry", "positions")
-def least_ratio(subject: Subject, roles: list[Role] | None = None) -> Measured:
+def least_ratio(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
     """Return an outlier's contribution as a multiple of the mean neuron's, the least over layers and outliers."""
-    rows = _of_outliers(subject, roles)
-    return Measured.exact(min(row["ratio"] for row in rows), neurons=_neurons(rows))
+    rows = _of_outliers(model_runs, roles)
+    return ClaimEstimate.exact(min(row["ratio"] for row in rows), neurons=_neurons(rows))
 
 
 @measure("geometry", "positions")
-def lowest_rank(subject: Subject, roles: list[Role] | None = None) -> Measured:
+def lowest_rank(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
     """Return the rank of an outlier by its contribution: the worst over layers and outliers.
 
     The interval is the range of that rank over probes trained on bootstrap samples.
     """
-    rows = _of_outliers(subject, roles)
+    rows = _of_outliers(model_runs, roles)
     row = max(rows, key=lambda row: row["rank"])
     low, high = row.get("rank_low", row["rank"]), row.get("rank_high", row["rank"])
-    return Measured(row["rank"], min(low, row["rank"]), max(high, row["rank"]), neurons=_neurons(rows))
+    return ClaimEstimate(row["rank"], min(low, row["rank"]), max(high, row["rank"]), neurons=_neurons(rows))
 
 
 @measure("geometry", "positions")
-def evidence_beside_rank(subject: Subject, roles: list[Role] | None = None) -> Measured:
+def evidence_beside_rank(model_runs: ModelRuns, roles: list[Role] | None = None) -> ClaimEstimate:
     """Return the share of four kinds of evidence that say that an outlier encodes position: the least over layers.
 
     They are: its centred contribution is above the mean neuron's; its eta squared is above that of permuted positions;
@@ -315,86 +317,87 @@ def evidence_beside_rank(subject: Subject, roles: list[Role] | None = None) -> M
     each beyond all other sources. Only layers in which all four were measured of the neuron count. The control is the
     best rank in these layers: a neuron that only replaces the probe's intercept can rank high, too.
     """
-    rows, run = _of_outliers(subject, roles), _run(subject)
-    found: list[tuple[float, int]] = []
+    rows, run = _of_outliers(model_runs, roles), _run(model_runs)
+    shares: list[tuple[float, int]] = []
     for row in rows:
         explained = {
-            one["source"]: one["partial"]
-            for one in subject.run("geometry").explained
-            if (one["layer"], one["neuron"], one["special_tokens"]) == (row["layer"], row["neuron"], "exclude")
+            other_row["source"]: other_row["partial"]
+            for other_row in model_runs.run("geometry").explained
+            if (other_row["layer"], other_row["neuron"], other_row["special_tokens"])
+            == (row["layer"], row["neuron"], "exclude")
         }
         if not isinstance(row.get("cross_entropy_without_low"), float) or row["cross_entropy_without"] == "":
             continue
         if not {"position", "frequency"} <= set(explained):
             continue
-        centred = [one["contribution_centred"] for one in run.neurons if one["layer"] == row["layer"]]
+        centred = [other_row["contribution_centred"] for other_row in run.neurons if other_row["layer"] == row["layer"]]
         kinds = (
             row["contribution_centred"] > sum(centred) / len(centred),
             row["eta_squared_z"] >= SIGNAL,
             row["cross_entropy_without_low"] > 0,
             explained["position"] > explained["frequency"],
         )
-        found.append((sum(kinds) / len(kinds), row["rank"]))
-    if not found:
+        shares.append((sum(kinds) / len(kinds), row["rank"]))
+    if not shares:
         raise NotMeasurable(
             "in no layer were all four kinds of evidence measured of it: it is not among the first ranks"
         )
-    return Measured.exact(
-        min(share for share, _ in found), control=float(min(rank for _, rank in found)), neurons=_neurons(rows)
+    return ClaimEstimate.exact(
+        min(share for share, _ in shares), control=float(min(rank for _, rank in shares)), neurons=_neurons(rows)
     )
 
 
 @measure("positions")
-def loss_without_first(subject: Subject) -> Measured:
+def loss_without_first(model_runs: ModelRuns) -> ClaimEstimate:
     """Return by how many nats the loss rises without the neuron that ranks first, the least over layers.
 
     The control is the largest difference between the rise without a matched neuron and the rise without the first
     neuron of the same layer: above 0, a neuron that does not rank first matters more.
     """
     rows = [
-        row for row in above_embeddings(_run(subject).neurons) if isinstance(row.get("cross_entropy_without"), float)
+        row for row in above_embeddings(_run(model_runs).neurons) if isinstance(row.get("cross_entropy_without"), float)
     ]
     first = [row for row in rows if row["rank"] == 1]
     if not first:
         raise NotMeasurable("no probe was trained without the neuron that ranks first (`--evidence all`)")
     beyond = [
-        row["cross_entropy_without"] - one["cross_entropy_without"]
-        for one in first
+        row["cross_entropy_without"] - first_row["cross_entropy_without"]
+        for first_row in first
         for row in rows
-        if row["layer"] == one["layer"] and row["removed"].startswith("matched")
+        if row["layer"] == first_row["layer"] and row["removed"].startswith("matched")
     ]
     least = min(first, key=lambda row: row["cross_entropy_without"])
     neurons = tuple(dict.fromkeys(row["neuron"] for row in first))
     return from_row(least, "cross_entropy_without", "cross_entropy_without", max(beyond, default=None), neurons)
 
 
-def _run(subject: Subject) -> Run:
-    run: Run = subject.run("positions")
+def _run(model_runs: ModelRuns) -> Run:
+    run: Run = model_runs.run("positions")
     return run
 
 
-def _accuracies(subject: Subject, layers: str) -> list[Mapping[str, Any]]:
+def _accuracies(model_runs: ModelRuns, layers: str) -> list[Mapping[str, Any]]:
     """Return the rows of some layers above the embeddings."""
-    rows = above_embeddings(_run(subject).accuracy)
-    wanted = layers_of(layers, max((row["layer"] for row in rows), default=0))
-    found = [row for row in rows if row["layer"] in wanted]
-    if not found:
+    rows = above_embeddings(_run(model_runs).accuracy)
+    selected_layers = layers_of(layers, max((row["layer"] for row in rows), default=0))
+    selected_rows = [row for row in rows if row["layer"] in selected_layers]
+    if not selected_rows:
         raise NotMeasurable(f"the run has no layers {layers}")
-    return found
+    return selected_rows
 
 
-def _accuracy(row: Mapping[str, Any], control: float | None = None) -> Measured:
+def _accuracy(row: Mapping[str, Any], control: float | None = None) -> ClaimEstimate:
     return from_row(row, "accuracy", "accuracy", control)
 
 
-def _of_outliers(subject: Subject, roles: list[Role] | None) -> list[Mapping[str, Any]]:
+def _of_outliers(model_runs: ModelRuns, roles: list[Role] | None) -> list[Mapping[str, Any]]:
     """Return the rows of outliers in the ranked tables of the layers above the embeddings.
 
     Raises:
         NotMeasurable: If they are not there.
     """
-    chosen = set(subject.outliers(roles).values())
-    rows = [row for row in above_embeddings(_run(subject).neurons) if row["neuron"] in chosen]
+    chosen = set(model_runs.outliers(roles).values())
+    rows = [row for row in above_embeddings(_run(model_runs).neurons) if row["neuron"] in chosen]
     if {row["neuron"] for row in rows} != chosen:
         raise NotMeasurable("the run has no layer above the embeddings with this neuron")
     return rows
@@ -409,45 +412,45 @@ _WITH, _WITHOUT = "learned", "none"
 
 
 @measure("pretraining")
-def distance_from_perplexities(subject: Subject, without: float, with_: float) -> Measured:
+def distance_from_perplexities(model_runs: ModelRuns, without: float, with_: float) -> ClaimEstimate:
     """Return the relative difference of held-out perplexities from the published ones: the larger of both arms.
 
     The interval is the range over seeds.
 
     Args:
-        subject: The encoders.
+        model_runs: The encoders.
         without: The published perplexity without position embeddings.
         with_: The published perplexity with position embeddings.
     """
-    found = [
-        _over_seeds([abs(math.exp(loss) / said - 1) for loss in _losses(subject, arm).values()])
-        for arm, said in ((_WITHOUT, without), (_WITH, with_))
+    distances = [
+        _over_seeds([abs(math.exp(loss) / perplexity - 1) for loss in _losses(model_runs, arm).values()])
+        for arm, perplexity in ((_WITHOUT, without), (_WITH, with_))
     ]
-    return max(found, key=lambda one: one.value)
+    return max(distances, key=lambda estimate: estimate.value)
 
 
 @measure("pretraining")
-def loss_without_positions(subject: Subject) -> Measured:
+def loss_without_positions(model_runs: ModelRuns) -> ClaimEstimate:
     """Return by how many nats the held-out loss is higher without position embeddings than with them.
 
     The value is the mean over seeds, and the interval the range over seeds.
     """
-    return _over_seeds(_margins(subject))
+    return _over_seeds(_margins(model_runs))
 
 
 @measure("pretraining")
-def largest_equivariance(subject: Subject) -> Measured:
+def largest_equivariance(model_runs: ModelRuns) -> ClaimEstimate:
     """Return how far the encoders without position embeddings are from ignoring the order of tokens: the largest value.
 
     The control is the largest lead of a position probe of one of their layers over a probe of the token alone.
     """
-    rows = _last(subject, _WITHOUT)
+    rows = _last(model_runs, _WITHOUT)
     lead = max(row["position_accuracy"] - row["token_accuracy"] for row in rows)
-    return Measured.exact(max(row["equivariance"] for row in rows), control=lead)
+    return ClaimEstimate.exact(max(row["equivariance"] for row in rows), control=lead)
 
 
 @measure("pretraining")
-def share_of_largest(subject: Subject) -> Measured:
+def share_of_largest(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of tokens in which the neuron with the farthest mean is extreme, with position embeddings.
 
     For each seed, the share is that of being the smallest or the largest neuron, in the layer above the embeddings
@@ -455,75 +458,78 @@ def share_of_largest(subject: Subject) -> Measured:
     the loss, the least over seeds.
     """
     shares = [
-        max(max(row["argmin_share"], row["argmax_share"]) for row in rows) for rows in _by_seed(subject, _WITH).values()
+        max(max(row["argmin_share"], row["argmax_share"]) for row in rows)
+        for rows in _by_seed(model_runs, _WITH).values()
     ]
-    return Measured.exact(min(shares), control=min(_margins(subject)))
+    return ClaimEstimate.exact(min(shares), control=min(_margins(model_runs)))
 
 
 @measure("pretraining")
-def farthest_without_positions(subject: Subject) -> Measured:
+def farthest_without_positions(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the farthest mean without position embeddings, in sd from the others': the largest over layers and seeds.
 
     The control is the least over seeds of the same with position embeddings. Only if the encoders with position
     embeddings have outliers does it mean anything that those without have none.
     """
     without, with_ = (
-        [max(row["max_mean_sd"] for row in rows) for rows in _by_seed(subject, arm).values()]
+        [max(row["max_mean_sd"] for row in rows) for rows in _by_seed(model_runs, arm).values()]
         for arm in (_WITHOUT, _WITH)
     )
-    return Measured.exact(max(without), control=min(with_))
+    return ClaimEstimate.exact(max(without), control=min(with_))
 
 
 @measure("pretraining")
-def seeds_with_other_outliers(subject: Subject) -> Measured:
+def seeds_with_other_outliers(model_runs: ModelRuns) -> ClaimEstimate:
     """Return the share of pairs of seeds whose outliers are not the same neurons, with position embeddings."""
     sets = [
         frozenset(row["outlier_neuron"] for row in rows if row["max_mean_sd"] > MEAN_DEVIATIONS)
-        for rows in _by_seed(subject, _WITH).values()
+        for rows in _by_seed(model_runs, _WITH).values()
     ]
-    found = [one for one in sets if one]
-    if len(found) < 2:
+    outlier_sets = [outliers for outliers in sets if outliers]
+    if len(outlier_sets) < 2:
         raise NotMeasurable("fewer than two seeds have an outlier above the embeddings")
-    pairs = list(itertools.combinations(found, 2))
-    return Measured.exact(
-        sum(a != b for a, b in pairs) / len(pairs), neurons=tuple(sorted(frozenset.union(*found)))
+    pairs = list(itertools.combinations(outlier_sets, 2))
+    return ClaimEstimate.exact(
+        sum(a != b for a, b in pairs) / len(pairs), neurons=tuple(sorted(frozenset.union(*outlier_sets)))
     )  # fmt: skip
 
 
-def _last(subject: Subject, arm: str) -> list[Mapping[str, Any]]:
+def _last(model_runs: ModelRuns, arm: str) -> list[Mapping[str, Any]]:
     """Return the rows of the layers above the embeddings of an arm's last checkpoints.
 
     Raises:
         NotMeasurable: If there are none.
     """
-    rows = [row for row in subject.run("pretraining").arms if row["arm"] == arm]
-    steps = {row["seed"]: max(one["step"] for one in rows if one["seed"] == row["seed"]) for row in rows}
-    found = [row for row in rows if row["step"] == steps[row["seed"]] and row["layer"] > 0]
-    if not found:
+    rows = [row for row in model_runs.run("pretraining").arms if row["arm"] == arm]
+    steps = {
+        row["seed"]: max(other_row["step"] for other_row in rows if other_row["seed"] == row["seed"]) for row in rows
+    }
+    last_rows = [row for row in rows if row["step"] == steps[row["seed"]] and row["layer"] > 0]
+    if not last_rows:
         raise NotMeasurable(f"the run has no arm {arm}")
-    return found
+    return last_rows
 
 
-def _by_seed(subject: Subject, arm: str) -> dict[int, list[Mapping[str, Any]]]:
-    found: dict[int, list[Mapping[str, Any]]] = {}
-    for row in _last(subject, arm):
-        found.setdefault(row["seed"], []).append(row)
-    return found
+def _by_seed(model_runs: ModelRuns, arm: str) -> dict[int, list[Mapping[str, Any]]]:
+    seed_rows: dict[int, list[Mapping[str, Any]]] = {}
+    for row in _last(model_runs, arm):
+        seed_rows.setdefault(row["seed"], []).append(row)
+    return seed_rows
 
 
-def _losses(subject: Subject, arm: str) -> dict[int, float]:
+def _losses(model_runs: ModelRuns, arm: str) -> dict[int, float]:
     """Return the held-out loss of each seed."""
-    return {seed: rows[0]["loss"] for seed, rows in _by_seed(subject, arm).items()}
+    return {seed: rows[0]["loss"] for seed, rows in _by_seed(model_runs, arm).items()}
 
 
-def _margins(subject: Subject) -> list[float]:
+def _margins(model_runs: ModelRuns) -> list[float]:
     """Return by how many nats each seed's loss is better with position embeddings."""
-    without, with_ = (_losses(subject, arm) for arm in (_WITHOUT, _WITH))
+    without, with_ = (_losses(model_runs, arm) for arm in (_WITHOUT, _WITH))
     return [without[seed] - with_[seed] for seed in without if seed in with_]
 
 
-def _over_seeds(values: Sequence[float]) -> Measured:
-    return Measured(sum(values) / len(values), min(values), max(values))
+def _over_seeds(values: Sequence[float]) -> ClaimEstimate:
+    return ClaimEstimate(sum(values) / len(values), min(values), max(values))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -534,95 +540,99 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 @measure("geometry", "stream")
-def outliers_of_first_position(subject: Subject, role: Role) -> Measured:
+def outliers_of_first_position(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
     """Return how many neurons of the first position's row are beyond 5 sd of the others.
 
     The control is the rank of the model's own outlier in that row, 1 where it is its most extreme neuron.
     """
-    neuron = subject.neuron(role)
-    (row,) = _of(neuron, [row for row in _position_rows(subject) if row.get("position") == 0])
-    found = {row["neuron"] for row in subject.run("stream").path if row["kind"] in ("first_row", "both")}
-    return Measured.exact(len(found), control=_rank(subject, row, role), neurons=(neuron,))
+    neuron = model_runs.neuron(role)
+    (row,) = _of(neuron, [row for row in _position_rows(model_runs) if row.get("position") == 0])
+    neurons = {row["neuron"] for row in model_runs.run("stream").path if row["kind"] in ("first_row", "both")}
+    return ClaimEstimate.exact(len(neurons), control=_rank(model_runs, row, role), neurons=(neuron,))
 
 
 @measure("geometry")
-def other_rows_with_outlier(subject: Subject, role: Role) -> Measured:
+def other_rows_with_outlier(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
     """Return in how many rows other than the first position's an outlier is beyond 5 sd of the other neurons.
 
     These are the rows of the other positions, those of segments, and the mean row of the token embeddings. The control
     is its deviation, in the direction of its role, in the row of the first position.
     """
-    neuron = subject.neuron(role)
-    rows = _of(neuron, _position_rows(subject))
-    embeddings = [row for row in subject.run("geometry").parameters if row["parameter"] in ("segment", "mean_token")]
+    neuron = model_runs.neuron(role)
+    rows = _of(neuron, _position_rows(model_runs))
+    embeddings = [row for row in model_runs.run("geometry").parameters if row["parameter"] in ("segment", "mean_token")]
     first = [row for row in rows if row.get("position") == 0]
     others = [row for row in rows if row.get("position", 0) != 0] + _of(neuron, embeddings)
     if not first or len(others) < 2:
         raise NotMeasurable("its table of positions has a single row")
     beyond = sum(abs(row["deviations"]) > MEAN_DEVIATIONS for row in others)
-    return Measured.exact(beyond, control=SIGNS[role] * first[0]["deviations"], neurons=(neuron,))
+    return ClaimEstimate.exact(beyond, control=SIGNS[role] * first[0]["deviations"], neurons=(neuron,))
 
 
 @measure("geometry")
-def deviation_in_rows(subject: Subject, roles: list[Role], rows: list[int]) -> Measured:
+def deviation_in_rows(model_runs: ModelRuns, roles: list[Role], rows: list[int]) -> ClaimEstimate:
     """Return how far outliers are from the other neurons in a row of the table of positions: the least of them, in sd.
 
     If there are several rows, the one with the largest value counts. The control is the number of neurons of that row
     that are beyond 5 sd.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         roles: Roles of the outliers.
         rows: Rows of the table, from 0.
     """
-    chosen = subject.outliers(roles)
-    table = _position_rows(subject)
+    chosen = model_runs.outliers(roles)
+    table = _position_rows(model_runs)
     least: list[tuple[float, int | None]] = []  # runs of former versions did not count outliers
     for number in rows:
-        here = [row for row in table if row["row"] == number]
-        if here:
-            found = [SIGNS[role] * _of(neuron, here)[0]["deviations"] for role, neuron in chosen.items()]
-            least.append((min(found), here[0].get("n_outliers")))
+        position_rows = [row for row in table if row["row"] == number]
+        if position_rows:
+            deviations = [SIGNS[role] * _of(neuron, position_rows)[0]["deviations"] for role, neuron in chosen.items()]
+            least.append((min(deviations), position_rows[0].get("n_outliers")))
     if not least:
         raise NotMeasurable(f"its table of positions has no row {rows[0]}")
-    value, n_outliers = max(least, key=lambda one: one[0])
-    return Measured.exact(value, control=n_outliers, neurons=tuple(chosen.values()))
+    value, n_outliers = max(least, key=lambda pair: pair[0])
+    return ClaimEstimate.exact(value, control=n_outliers, neurons=tuple(chosen.values()))
 
 
 @measure("geometry")
-def share_of_rows(subject: Subject, role: Role, first_row: int) -> Measured:
+def share_of_rows(model_runs: ModelRuns, role: Role, first_row: int) -> ClaimEstimate:
     """Return the share of the rows of the table of positions in which an outlier is the most extreme neuron.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         role: Role of the outlier.
         first_row: The first row that counts, from 0.
     """
-    neuron = subject.neuron(role)
-    rows = [row for row in _of(neuron, _position_rows(subject)) if row["row"] >= first_row]
+    neuron = model_runs.neuron(role)
+    rows = [row for row in _of(neuron, _position_rows(model_runs)) if row["row"] >= first_row]
     if not rows:
         raise NotMeasurable(f"its table of positions has no row {first_row}")
-    return Measured.exact(sum(_rank(subject, row, role) == 1 for row in rows) / len(rows), neurons=(neuron,))
+    return ClaimEstimate.exact(sum(_rank(model_runs, row, role) == 1 for row in rows) / len(rows), neurons=(neuron,))
 
 
 @measure("geometry")
 def ranks_in_norms(
-    subject: Subject, role: Role, norm: Literal[1, 2], parameter: Literal["gain", "bias"], at_most: Mapping[str, int]
-) -> Measured:
+    model_runs: ModelRuns,
+    role: Role,
+    norm: Literal[1, 2],
+    parameter: Literal["gain", "bias"],
+    at_most: Mapping[str, int],
+) -> ClaimEstimate:
     """Return the share of the statements on an outlier's rank in the norms of blocks that are true of the model.
 
     A rank is that of the signed value, 1 for the largest. Layers that the model does not have are left out. Where all
     blocks share their norms (ALBERT), a rank is that of every layer.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         role: Role of the outlier.
         norm: 1 for the first norm of each block, after attention, or 2 for the second.
         parameter: The parameter.
         at_most: The highest rank in some layers, such as 6 in `1-10`.
     """
-    geometry: Result = subject.run("geometry")
-    neuron = subject.neuron(role)
+    geometry: Result = model_runs.run("geometry")
+    neuron = model_runs.neuron(role)
     rows = [row for row in _of(neuron, geometry.parameters) if row["parameter"] == parameter]
     second = {row["layer"]: row["rank"] for row in rows if row.get("layer", 0) > 0}
     # The output of a block's first norm is not the hidden state of a layer, so that its rows have no layer number.
@@ -638,41 +648,41 @@ def ranks_in_norms(
     so = [ranks[layer] <= most for layers, most in at_most.items() for layer in layers_of(layers, max(ranks))]
     if not so:
         raise NotMeasurable(f"the claim names none of its layers up to {last}")
-    return Measured.exact(sum(so) / len(so), neurons=(neuron,))
+    return ClaimEstimate.exact(sum(so) / len(so), neurons=(neuron,))
 
 
 @measure("geometry", "stream")
-def deviation_with_ordinary_norms(subject: Subject, role: Role) -> Measured:
+def deviation_with_ordinary_norms(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
     """Return how far an outlier still is from the other neurons when all norms give it their mean gain and bias.
 
     The value is in sd, the largest over the layers in which the neuron is an outlier of the intact model. The control
     is the neuron's least deviation, over draws and these layers, when random neurons are changed instead.
     """
-    neuron = subject.neuron(role)
-    rows = [row for row in subject.run("stream").norm_changes if row["measure"] == "deviations"]
+    neuron = model_runs.neuron(role)
+    rows = [row for row in model_runs.run("stream").norm_changes if row["measure"] == "deviations"]
     rows = [row for row in above_embeddings(rows) if row["neuron"] == neuron]
     rows = [row for row in rows if row["kind"] == "intact" or row["where"] == "both"]
     lacking = "the norms of its blocks could not be changed, or it has no outlier behind them"
-    return _left_of_outlier(rows, role, neuron, lacking)
+    return _remaining_deviation(rows, role, neuron, lacking)
 
 
 @measure("geometry", "stream")
-def deviation_without_first_row(subject: Subject, role: Role) -> Measured:
+def deviation_without_first_row(model_runs: ModelRuns, role: Role) -> ClaimEstimate:
     """Return how far an outlier of words still is from the other neurons without its entry in the first position's row.
 
     The value is in sd, the largest over the layers in which the neuron is an outlier of the intact model. The control
     is the neuron's least deviation, over draws and these layers, when the entries of random neurons are changed
     instead.
     """
-    neuron = subject.neuron(role)
-    every = subject.run("stream").first_row
+    neuron = model_runs.neuron(role)
+    every = model_runs.run("stream").first_row
     if not every:
         raise NotMeasurable("it has no table of positions as wide as its hidden states, or no outliers")
     rows = [row for row in above_embeddings(every) if row["neuron"] == neuron]
-    return _left_of_outlier(rows, role, neuron, "it is an outlier of no layer")
+    return _remaining_deviation(rows, role, neuron, "it is an outlier of no layer")
 
 
-def _left_of_outlier(rows: Rows, role: Role, neuron: int, lacking: str) -> Measured:
+def _remaining_deviation(rows: Rows, role: Role, neuron: int, lacking: str) -> ClaimEstimate:
     """Return how far a changed outlier is from other neurons: the largest over the layers where it was an outlier.
 
     The control is the neuron's least deviation when random neurons are changed instead.
@@ -681,17 +691,17 @@ def _left_of_outlier(rows: Rows, role: Role, neuron: int, lacking: str) -> Measu
         NotMeasurable: If it was not changed in any such layer; the message is `lacking`.
     """
     layers = {row["layer"] for row in rows if row["kind"] == "intact" and row["outlier"] == "yes"}
-    here = [row for row in rows if row["layer"] in layers]
+    outlier_rows = [row for row in rows if row["layer"] in layers]
     changed, control = (
-        [SIGNS[role] * row["value"] for row in here if row["kind"] == kind] for kind in ("outliers", "random")
+        [SIGNS[role] * row["value"] for row in outlier_rows if row["kind"] == kind] for kind in ("outliers", "random")
     )
     if not changed:
         raise NotMeasurable(lacking)
-    return Measured.exact(max(changed), control=min(control, default=None), neurons=(neuron,))
+    return ClaimEstimate.exact(max(changed), control=min(control, default=None), neurons=(neuron,))
 
 
-def _position_rows(subject: Subject) -> list[Mapping[str, Any]]:
-    rows = [row for row in subject.run("geometry").parameters if row["parameter"] == "position"]
+def _position_rows(model_runs: ModelRuns) -> list[Mapping[str, Any]]:
+    rows = [row for row in model_runs.run("geometry").parameters if row["parameter"] == "position"]
     if not rows:
         raise NotMeasurable("it has no table of positions as wide as its hidden states")
     return rows
@@ -703,13 +713,13 @@ def _of(neuron: int, rows: Rows) -> list[Mapping[str, Any]]:
     Raises:
         NotMeasurable: If there is none: parameters are listed of neurons that some definition names as outliers.
     """
-    found = [row for row in rows if row["neuron"] == neuron]
-    if not found:
+    neuron_rows = [row for row in rows if row["neuron"] == neuron]
+    if not neuron_rows:
         raise NotMeasurable(f"neuron {neuron} is no outlier by any definition, so that its parameters are not listed")
-    return found
+    return neuron_rows
 
 
-def _rank(subject: Subject, row: Mapping[str, Any], role: Role) -> int:
+def _rank(model_runs: ModelRuns, row: Mapping[str, Any], role: Role) -> int:
     """Return the rank of a neuron's value in its row, 1 for the most extreme in the direction of its role."""
-    width = len({one["neuron"] for one in subject.run("geometry").dimensions})
+    width = len({dimension["neuron"] for dimension in model_runs.run("geometry").dimensions})
     return int(row["rank"] if role == "maximum" else width + 1 - row["rank"])

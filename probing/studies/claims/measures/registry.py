@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from probing.results import ends
 from probing.runs import Result
-from probing.studies.claims.verdict import Measured
+from probing.studies.claims.verdict import ClaimEstimate
 from probing.studies.cloze.tables import INTACT
 from probing.studies.hierarchy.tables import ITSELF, LINEAR, of_model
 
@@ -21,7 +21,7 @@ ROLES: tuple[Role, ...] = ("minimum", "maximum")
 # The direction in which an outlier of each role deviates.
 SIGNS: Mapping[Role, int] = {"minimum": -1, "maximum": 1}
 
-_Function = TypeVar("_Function", bound=Callable[..., Measured])
+_Function = TypeVar("_Function", bound=Callable[..., ClaimEstimate])
 
 
 class NotMeasurable(Exception):
@@ -29,7 +29,7 @@ class NotMeasurable(Exception):
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelRuns:
     """A model and its finished runs.
 
     Args:
@@ -84,11 +84,11 @@ class Subject:
         """
         if roles is not None:
             return {role: self.neuron(role) for role in roles}
-        found: dict[Role, int] = {}
+        outliers: dict[Role, int] = {}
         for role in ROLES:
             with suppress(NotMeasurable):
-                found[role] = self.neuron(role)
-        return found or {ROLES[0]: self.neuron(ROLES[0])}
+                outliers[role] = self.neuron(role)
+        return outliers or {ROLES[0]: self.neuron(ROLES[0])}
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class Measure:
 
     Args:
         name: Its name in files of claims.
-        function: Takes a subject and the arguments that a claim gives; raises `NotMeasurable` where the runs have
+        function: Takes the runs of a model and the arguments of a claim; raises `NotMeasurable` where the runs have
             nothing to measure.
         runs: Names of the runs that it reads.
     """
 
     name: str
-    function: Callable[..., Measured]
+    function: Callable[..., ClaimEstimate]
     runs: tuple[str, ...]
 
     def problem_with(self, arguments: Any) -> str | None:
@@ -120,7 +120,7 @@ class Measure:
 def from_row(
     row: Mapping[str, Any], value: str = "value", interval: str = "", control: float | None = None,
     neurons: tuple[int, ...] = (),
-) -> Measured:  # fmt: skip
+) -> ClaimEstimate:  # fmt: skip
     """Return a value of a table with its interval.
 
     Args:
@@ -133,21 +133,23 @@ def from_row(
     Raises:
         NotMeasurable: If the row has no interval, as where there are too few sentences.
     """
-    found = ends(row, interval)
-    if found is None:
+    bounds = ends(row, interval)
+    if bounds is None:
         raise NotMeasurable("the run has no interval, for which it would need more text")
-    return Measured(row[value], min(found[0], row[value]), max(found[1], row[value]), control, neurons)
+    return ClaimEstimate(row[value], min(bounds[0], row[value]), max(bounds[1], row[value]), control, neurons)
 
 
-def difference(a: Measured, b: Measured) -> Measured:
+def difference(a: ClaimEstimate, b: ClaimEstimate) -> ClaimEstimate:
     """Return a - b; their covariance is not known, so that its interval is the widest that both intervals allow."""
-    return Measured(a.value - b.value, a.low - b.high, a.high - b.low)
+    return ClaimEstimate(a.value - b.value, a.low - b.high, a.high - b.low)
 
 
-def magnitude(one: Measured) -> Measured:
+def magnitude(estimate: ClaimEstimate) -> ClaimEstimate:
     """Return the magnitude of a value; its interval begins at 0 where that of the value has 0 in it."""
-    nearest = 0.0 if one.low <= 0 <= one.high else min(abs(one.low), abs(one.high))
-    return Measured(abs(one.value), nearest, max(abs(one.low), abs(one.high)), one.control, one.neurons)
+    nearest = 0.0 if estimate.low <= 0 <= estimate.high else min(abs(estimate.low), abs(estimate.high))
+    return ClaimEstimate(
+        abs(estimate.value), nearest, max(abs(estimate.low), abs(estimate.high)), estimate.control, estimate.neurons
+    )
 
 
 MEASURES: dict[str, Measure] = {}
@@ -171,19 +173,19 @@ def measure(*runs: str) -> Callable[[_Function], _Function]:
 
 @measure()
 def claims_that_hold(
-    subject: Subject, claims: list[int], instead: Mapping[str, list[int]] = MappingProxyType({})
-) -> Measured:
+    model_runs: ModelRuns, claims: list[int], instead: Mapping[str, list[int]] = MappingProxyType({})
+) -> ClaimEstimate:
     """Return the share of some other claims whose criterion this model meets.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         claims: Their numbers.
         instead: The numbers for models for which other claims count, by model.
     """
-    found = {number: subject.holds(number) for number in instead.get(subject.model, claims)}
-    if missing := [str(number) for number, holds in found.items() if holds is None]:
+    verdicts = {number: model_runs.holds(number) for number in instead.get(model_runs.model, claims)}
+    if missing := [str(number) for number, holds in verdicts.items() if holds is None]:
         raise NotMeasurable(f"of claim {', '.join(missing)} nothing could be measured")
-    return Measured.exact(sum(map(bool, found.values())) / len(found))
+    return ClaimEstimate.exact(sum(map(bool, verdicts.values())) / len(verdicts))
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -192,15 +194,15 @@ def claims_that_hold(
 
 
 @measure("minimal_pairs")
-def share_of_pairs(subject: Subject, group: str, beside: str | None = None) -> Measured:
+def share_of_pairs(model_runs: ModelRuns, group: str, beside: str | None = None) -> ClaimEstimate:
     """Return the share of pairs in a group in which the model finds the right word more likely than the wrong one.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         group: The group.
         beside: A group whose share is the control.
     """
-    run: Result = subject.run("minimal_pairs")
+    run: Result = model_runs.run("minimal_pairs")
     rows = {row["group"]: row for row in run.groups}
     if missing := [name for name in (group, beside) if name is not None and name not in rows]:
         raise NotMeasurable(f"pairs of the group `{missing[0]}` in the file that `--cloze` names")
@@ -208,17 +210,17 @@ def share_of_pairs(subject: Subject, group: str, beside: str | None = None) -> M
 
 
 @measure("changed_text")
-def loss_in_changed_text(subject: Subject, condition: str, against: str = INTACT) -> Measured:
+def loss_in_changed_text(model_runs: ModelRuns, condition: str, against: str = INTACT) -> ClaimEstimate:
     """Return by how many nats the loss of masked words is higher in changed text than in the text to compare with.
 
     If that text is changed, too, the control is the difference from the unchanged text.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         condition: The change, such as `words_shuffled`.
         against: What it is compared with: the text as it is, or another change.
     """
-    run: Result = subject.run("changed_text")
+    run: Result = model_runs.run("changed_text")
     rows = {row["against"]: row for row in run.changes if row["condition"] == condition and row.get("against")}
     if against not in rows:
         raise NotMeasurable("a treebank as `--corpus`, with sentences that have both a name and a noun to replace")
@@ -230,39 +232,39 @@ _UNTRAINED = "untrained"
 
 
 @measure("hierarchy")
-def linear_answers_in_first_layer(subject: Subject, task: str) -> Measured:
+def linear_answers_in_first_layer(model_runs: ModelRuns, task: str) -> ClaimEstimate:
     """Return the share of sentences in which the probe of layer 1 gives the wrong answer that linear order implies.
 
     The control is the probe's accuracy on test sentences of the kind that it was trained on.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         task: The task, such as `main_auxiliary`.
     """
-    (first, *_), linear = _above_embeddings(subject, task, ITSELF), LINEAR[task]
+    (first, *_), linear = _above_embeddings(model_runs, task, ITSELF), LINEAR[task]
     return from_row(first, linear, linear, first["test"])
 
 
 @measure("hierarchy")
-def preference_for_hierarchy(subject: Subject, task: str, from_depth: float) -> Measured:
+def preference_for_hierarchy(model_runs: ModelRuns, task: str, from_depth: float) -> ClaimEstimate:
     """Return by how much right answers are more frequent than those of linear order: the least over the upper layers.
 
     The control is the largest such difference of a randomly initialised model in these layers.
 
     Args:
-        subject: The model.
+        model_runs: The model.
         task: The task, such as `main_auxiliary`.
         from_depth: The least depth of an upper layer, as a share of the number of blocks.
     """
-    own, untrained = (
-        _upper(_above_embeddings(subject, task, condition), from_depth) for condition in (ITSELF, _UNTRAINED)
+    trained, untrained = (
+        _upper(_above_embeddings(model_runs, task, condition), from_depth) for condition in (ITSELF, _UNTRAINED)
     )
-    least = min(own, key=lambda row: row["preference"])
+    least = min(trained, key=lambda row: row["preference"])
     return from_row(least, "preference", "preference", max(row["preference"] for row in untrained))
 
 
-def _above_embeddings(subject: Subject, task: str, condition: str) -> list[Mapping[str, Any]]:
-    run: Result = subject.run("hierarchy")
+def _above_embeddings(model_runs: ModelRuns, task: str, condition: str) -> list[Mapping[str, Any]]:
+    run: Result = model_runs.run("hierarchy")
     rows = [row for row in of_model(run.hierarchy, task, condition) if row["layer"] > 0]
     if not rows:
         raise NotMeasurable(f"a run of `hierarchy` with {task} and its control {_UNTRAINED}")
