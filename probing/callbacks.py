@@ -34,7 +34,7 @@ from probing.probes.closed_forms import NumberFit
 from probing.probes.evidence import basis_table, directions_of
 from probing.probes.training import LayerFit
 from probing.probes.transforms import centred, of_neurons
-from probing.runs.finished import Asked, measure
+from probing.runs.finished import EvidenceConfig, measure
 from probing.runtime import Stopwatch, drop_garbage, heap_set_aside, quiet_libraries
 from probing.runtime.processes import of_first_rank
 from probing.runtime.terminal import silence
@@ -294,7 +294,7 @@ class Measurement:
 
     def _accuracies(self, source: ActivationSource, sides: Sides) -> dict[str, float]:
         """Train the probes and their controls as `fit` does, and return what `accuracy.csv` would have of them."""
-        asked = Asked(0, False, False, "none", self.options.seed, ranking=False)
+        asked = EvidenceConfig(0, False, False, "none", self.options.seed, ranking=False)
         controls = control_sides(self.controls, sides, self.corpora, source, self.options.seed)
         if self.options.probe.bias:
             sides, controls, _ = centred(sides, controls, source.layers)

@@ -30,7 +30,7 @@ from probing.models.anatomy import examine
 from probing.models.loading import HeadOf, load_with_head
 from probing.models.residual_stream import word_table
 from probing.probes.transforms import centred
-from probing.runs.finished import Asked, measure
+from probing.runs.finished import EvidenceConfig, measure
 from probing.runs.loading import checkpoint_name
 from probing.runtime import Stopwatch
 from probing.runtime.files import regular, replacing
@@ -378,7 +378,7 @@ def _of_probe(sides: Sides, seed: int, trainer: Mapping[str, Any]) -> Baseline:
     probe = ProbeOptions(bias=True) if sides.validation.n_tokens else ProbeOptions(bias=True, l2=1e-4)
     own = {name: value for name, value in trainer.items() if name in _OF_PROCESSES}
     centred_sides, _, _ = centred(sides, {}, [0])
-    asked = Asked(0, False, False, "none", seed, ranking=False)
+    asked = EvidenceConfig(0, False, False, "none", seed, ranking=False)
     found = measure(centred_sides, {}, [0], probe, asked, own, Stopwatch(), silence, None, None)
     (fit,) = found.fits
     if sides.numbers:

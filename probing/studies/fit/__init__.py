@@ -119,7 +119,7 @@ def fit(
     with quiet_libraries():
         from probing.activations.source import ActivationSource
         from probing.data.labelling import n_heads_of
-        from probing.runs.finished import Asked, measure
+        from probing.runs.finished import EvidenceConfig, measure
 
         watch, weights_seed = Stopwatch(), seed if random_weights else None
         source = ActivationSource.of(
@@ -127,7 +127,9 @@ def fit(
             batch_tokens=batch_tokens, random_weights_seed=weights_seed, say=say, site=site,
             tokenizer=tokenizer, without_first=first_token == "exclude",
         )  # fmt: skip
-        asked = Asked(replicates, evidence == "all", mdl, transform, seed, extremes=True, n_rotations=rotations)
+        asked = EvidenceConfig(
+            replicates, evidence == "all", mdl, transform, seed, extremes=True, n_rotations=rotations
+        )
         sides, others, fitted, stores = _read(source, text, token_task, fixed, group_by, probe, wanted, asked, watch)
         folder = RunFolder(place, name, _usual_name(source, config)) if is_main_process() else None
         kept = keep_inputs(config, source.model.name, folder) if folder else []
@@ -174,7 +176,7 @@ def _read(
         group_by: The option's value.
         probe: How the probe is trained.
         controls: Names of the controls.
-        asked: The `probing.runs.finished.Asked` of the run.
+        asked: The `probing.runs.finished.EvidenceConfig` of the run.
         watch: Notes how long reading takes.
     """
     from probing.data.labelling import kept_features, read_sides, say_what_is_not_read
@@ -222,7 +224,7 @@ def _write(
     Args:
         folder: The run's folder.
         config: The resolved configuration.
-        measured: The `probing.runs.results.Measured` of the run.
+        measured: The `probing.runs.results.ClassResults` of the run.
         fitted: Transform of each layer, if activations were transformed or centred.
         stores: Activations of each corpus.
         corpus: The test corpus.
@@ -412,7 +414,7 @@ def probe(
     wanted, formats = chosen("controls", controls, list(CONTROLS), "none"), figure_formats(figure_format)
     refuse(_problems_with_tracking(tracked, place := _place(runs, name), logger, trainer))
     from probing.data.arrays import sides_of_arrays
-    from probing.runs.finished import Asked, measure
+    from probing.runs.finished import EvidenceConfig, measure
     from probing.runtime.trainer import algorithms_kept, check_trainer_options
     from probing.studies.fit.estimate import stages_of_probes
 
@@ -431,7 +433,7 @@ def probe(
             "transform": "none",
         }  # fmt: skip
         expect(stages_of_probes([*others], replicates, evidence == "all", mdl, options, sides.numbers))
-        asked = Asked(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
+        asked = EvidenceConfig(replicates, evidence == "all", mdl, "none", seed, n_rotations=rotations)
         measured = partial(measure, sides, others, layers, options, asked, trainer or {}, watch, say)
         if place is None:
             return _passing(measured(logger, None), config, watch, fitted)
@@ -564,7 +566,7 @@ def _write_arrays(
 
     Args:
         folder: The run's folder.
-        measured: The `probing.runs.results.Measured` of the run.
+        measured: The `probing.runs.results.ClassResults` of the run.
         config: The resolved configuration.
         watch: Notes how long writing takes.
         fitted: Transform of each layer, if activations were centred.

@@ -30,7 +30,7 @@ from probing.runs.call import tracking
 from probing.runs.checks import leaves_out_first
 from probing.runs.folder import RunFolder
 from probing.runs.places import read_from
-from probing.runs.results import Measured, write, write_summary
+from probing.runs.results import ClassResults, write, write_summary
 from probing.runtime.files import parse_json, regular, write_tensors
 from probing.runtime.terminal import silence
 from probing.statistics.moments import Moments
@@ -153,7 +153,7 @@ def run_stack(trials: Sequence[Trial], done: Sequence[Trial], context: StackCont
             probes, penalty = data.keys(trial), {"l2": _penalty(trial).l2}
             of_layers = [evidence[layer] for layer, _ in probes]
             heads = n_heads_of(stores[0])
-            measured = Measured(sides, [fits[key] for key in probes], of_layers, penalty=penalty, n_heads=heads)
+            measured = ClassResults(sides, [fits[key] for key in probes], of_layers, penalty=penalty, n_heads=heads)
             _write(trial, measured, cached_of, timings, context, data.source.model.short_name)
         with suppress(FileNotFoundError):
             (context.trials.parent / "progress.safetensors").unlink()
@@ -282,7 +282,7 @@ def _penalty(trial: Trial) -> Penalty:
 
 def _write(
     trial: Trial,
-    measured: Measured,
+    measured: ClassResults,
     cached: dict[str, dict[str, Any]],
     timings: dict[str, float],
     context: StackContext,
