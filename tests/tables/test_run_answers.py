@@ -14,7 +14,7 @@ from probing.statistics import MIN_SENTENCES
 from probing.studies.compare.tables import agreement_tables, everywhere_sentence, unread_lines, verdicts
 from probing.studies.disable.tables import conclusions
 from probing.tables import UNINFORMATIVE, accuracy_flag, r2_flag
-from probing.tables.conclusions import held_against, held_against_by_layer, leading, why_leading
+from probing.tables.conclusions import compare_layers_with_controls, compare_with_controls, leading, why_leading
 from probing.tables.probes import (
     accuracies,
     answer,
@@ -98,17 +98,17 @@ def test_without_controls_numbers_are_held_against_a_constant_answer_and_one_lay
 @pytest.mark.parametrize(("low", "high", "is_said"), [(-0.4, -0.2, True), (-0.1, 0.1, False), (0.1, 0.2, False)])
 def test_a_randomly_initialised_model_that_is_read_better_is_explained(low: float, high: float, is_said: bool) -> None:
     beside = {"untrained_accuracy": 0.9, "above_untrained_low": low, "above_untrained_high": high}
-    said = held_against(layer(0, 0.5, **beside, above_majority_low=0.1, above_majority_high=0.2), "position")
+    said = compare_with_controls(layer(0, 0.5, **beside, above_majority_low=0.1, above_majority_high=0.2), "position")
     end = "the randomly initialised model (0.900), a ceiling, not a floor: it passes position on as it comes in."
     assert said.endswith(end) is is_said
     assert ("ceiling" in said) is is_said
-    assert "ceiling" not in held_against(layer(0, 0.5), "position")
+    assert "ceiling" not in compare_with_controls(layer(0, 0.5), "position")
 
 
 def test_the_ceiling_is_the_last_of_the_controls_that_are_not_beaten() -> None:
     low = {"low": -0.4, "high": -0.2}
     beside = {f"above_{name}_{end}": value for name in ("untrained", "token") for end, value in low.items()}
-    said = held_against(layer(0, 0.5, untrained_accuracy=0.9, token_accuracy=0.8, **beside), "position")
+    said = compare_with_controls(layer(0, 0.5, untrained_accuracy=0.9, token_accuracy=0.8, **beside), "position")
     assert "below the token alone (0.800) and the randomly initialised model (0.900), a ceiling" in said
 
 
@@ -144,13 +144,13 @@ def test_every_layer_is_held_against_each_control() -> None:
         return {**scores, **ends}
 
     rows = [layer(i, 0.6, **beside(*apart)) for i, apart in enumerate([(0.0, -0.2), (0.2, -0.2), (-0.2, -0.2)])]
-    assert held_against_by_layer(rows, "position") == (
+    assert compare_layers_with_controls(rows, "position") == (
         "In every layer it is above the majority class; below the randomly initialised model, a ceiling, not a floor: "
         "it passes position on as it comes in. It is above the token alone in layer 1, not told apart from it in layer "
         "0 and below it in layer 2."
     )
     few = [{"layer": i, "accuracy": 0.6, "majority_accuracy": 0.1} for i in range(2)]
-    assert held_against_by_layer(few, "position") == "In layer 1, compare it with the majority class (0.100)."
+    assert compare_layers_with_controls(few, "position") == "In layer 1, compare it with the majority class (0.100)."
 
 
 def test_layers_that_are_led_by_a_mean_are_named_with_what_ranks_otherwise() -> None:
