@@ -192,7 +192,7 @@ def _read_sets(typed: str | Sequence[str] | None, say: Callable[[str], None]) ->
     from probing.interventions.pair_cosines import read_similarity
 
     sets = read_similarity(*(folder.strip() for folder in folders), option="--sts ")
-    for line in (line for one in sets for line in one.said()):
+    for line in (line for one in sets for line in one.messages()):
         say(line)
     return sets
 
