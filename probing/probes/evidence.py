@@ -568,15 +568,13 @@ def with_number_replicates(
         The evidence, and the replicates' weights on raw hidden states, shape (n, n_layers, 1, d_model).
     """
     draws = bootstrap(decomposed.sides.train, n, seed).double()
-    strengthened, weights = [], []
+    extended, weights = [], []
     for fit, layer_evidence in zip(fits, evidence, strict=True):
         weight = _replicates(decomposed.sides.train, fit, draws, l2)[:, None]
         scores = np.stack([_scores(replicate, layer_evidence) for replicate in weight])
-        strengthened.append(
-            replace(layer_evidence, stability=stability_of(_scores(fit.weight, layer_evidence), scores))
-        )
+        extended.append(replace(layer_evidence, stability=stability_of(_scores(fit.weight, layer_evidence), scores)))
         weights.append(weight)
-    return strengthened, torch.stack(weights, 1)
+    return extended, torch.stack(weights, 1)
 
 
 def _replicates(train: Examples, fit: NumberFit, draws: Tensor, l2: float) -> Tensor:

@@ -101,7 +101,7 @@ class Retraining:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LocalCurvature:
     """What is known near the optimum of one layer's finished probe.
 
     Args:
@@ -114,7 +114,7 @@ class Surroundings:
     curvature: ClassCurvature | None
 
 
-def strengthened(
+def add_retraining_evidence(
     evidence: Sequence[Evidence], retraining: Retraining, n_replicates: int, removals: bool
 ) -> tuple[list[Evidence], Tensor | None]:
     """Add to each layer's evidence what was asked for; return it with the replicates' weights, None without them."""
@@ -123,7 +123,7 @@ def strengthened(
         # One layer after the other, since the curvature of a single layer may take a gigabyte.
         drop_garbage()  # the stacks of the last layer, which hold its curvature
         layer_retraining = retraining.of_layer(i)
-        near = surroundings(layer_retraining, with_curvature=removals or _pays(layer_retraining, n_replicates))
+        near = local_curvature(layer_retraining, with_curvature=removals or _pays(layer_retraining, n_replicates))
         if n_replicates:
             layer_evidence, weight = _with_replicates(layer_evidence, layer_retraining, n_replicates, near)
             weights.append(weight)
@@ -148,7 +148,7 @@ def with_replicates(
         The evidence, and the replicates' weights on raw hidden states, shape (n_replicates, n_layers, n_classes,
         d_model).
     """
-    extended, weight = strengthened(evidence, retraining, n_replicates, removals=False)
+    extended, weight = add_retraining_evidence(evidence, retraining, n_replicates, removals=False)
     assert weight is not None
     return extended, weight
 
@@ -160,13 +160,13 @@ def with_removals(evidence: Sequence[Evidence], retraining: Retraining) -> list[
     """
     layers = (retraining.of_layer(i) for i in range(len(evidence)))
     return [
-        _with_removals(layer_evidence, layer_retraining, surroundings(layer_retraining))
+        _with_removals(layer_evidence, layer_retraining, local_curvature(layer_retraining))
         for layer_evidence, layer_retraining in zip(evidence, layers, strict=True)
     ]
 
 
 def _with_replicates(
-    evidence: Evidence, retraining: Retraining, n_replicates: int, near: Surroundings
+    evidence: Evidence, retraining: Retraining, n_replicates: int, near: LocalCurvature
 ) -> tuple[Evidence, Tensor]:
     """Do for one layer what `with_replicates` does; its weights have the shape (n_replicates, n_classes, d_model)."""
     (fit,), (layer,) = retraining.fits, retraining.layers
@@ -177,7 +177,7 @@ def _with_replicates(
     return replace(evidence, stability=stability), weight[..., : len(evidence.moments.mean)]
 
 
-def _with_removals(evidence: Evidence, retraining: Retraining, near: Surroundings) -> Evidence:
+def _with_removals(evidence: Evidence, retraining: Retraining, near: LocalCurvature) -> Evidence:
     """Do for one layer what `with_removals` does."""
     (fit,), (layer,), penalty = retraining.fits, retraining.layers, retraining.training.penalty
     others = _preconditioned(penalty_problems(1, penalty, retraining.starts), near)
@@ -193,7 +193,7 @@ def _with_removals(evidence: Evidence, retraining: Retraining, near: Surrounding
     )
 
 
-def _preconditioned(problems: Sequence[Problem], near: Surroundings) -> list[Problem]:
+def _preconditioned(problems: Sequence[Problem], near: LocalCurvature) -> list[Problem]:
     """Return the problems with the curvature near the layer's finished probe, which reduces their passes to a third.
 
     The curvature includes the penalty of the finished probe, also for problems with another penalty. This costs them
@@ -251,7 +251,7 @@ def _start_with_intercept(weight: Tensor, scaling: Scaling) -> Tensor:
 
 
 def _ablation_effects(
-    retraining: Retraining, evidence: Evidence, scores: Tensor, near: Surroundings
+    retraining: Retraining, evidence: Evidence, scores: Tensor, near: LocalCurvature
 ) -> tuple[dict[int, AblationEffect], list[int]]:
     """Retrain one layer's probe without each of its first neurons and without each of as many matched neurons."""
     (fit,), training, sides = retraining.fits, retraining.training, retraining.sides
@@ -320,7 +320,7 @@ def _pays(retraining: Retraining, n_replicates: int) -> bool:
     return cost_in_passes(retraining.sides.train.n_tokens, fit.weight.shape[1]) < SAVED * n_replicates
 
 
-def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroundings:
+def local_curvature(retraining: Retraining, with_curvature: bool = True) -> LocalCurvature:
     """Stream one layer's tokens, divided among ranks, and return test cross-entropy and curvature near its probe."""
     (fit,), (layer,), sides, training = retraining.fits, retraining.layers, retraining.sides, retraining.training
     weight = fit.weight.to(dtype_that_solves([fit.moments], training.penalty.l2, training.solver.tolerance))
@@ -334,14 +334,14 @@ def surroundings(retraining: Retraining, with_curvature: bool = True) -> Surroun
     gradient, doubt = (sum_over_ranks(total) / sides.test.n_tokens for total in (gradient, doubt))
     readout = Readout(gradient.float(), fit.objective, RESOLUTION, SHARE)
     if not with_curvature or not curvature_fits(n_classes, d_model):
-        return Surroundings(readout, None)
+        return LocalCurvature(readout, None)
     thresholds = doubt.float() * (sides.train.n_tokens / (SAMPLES * d_model))
     blocks = ClassCurvatureAccumulator(weight, thresholds, retraining.seed)
     for batch in read_share(sides.train, [layer]):
         blocks.update(batch.hidden_states[0])
     blocks.all_reduce(sum_over_ranks)
     curvature = blocks.result(training.scaling(fit.moments), sides.train.n_tokens, training.penalty.l2)
-    return Surroundings(readout, curvature)
+    return LocalCurvature(readout, curvature)
 
 
 def _scores(weights: Tensor, evidence: Evidence) -> NDArray[np.float64]:

@@ -86,7 +86,7 @@ def places(cache: str | None, runs: str, name: str | None) -> tuple[Path, Path]:
     return cached, place
 
 
-def keep_inputs(config: dict[str, Any], model: str, folder: RunFolder) -> list[Path]:
+def save_input_text(config: dict[str, Any], model: str, folder: RunFolder) -> list[Path]:
     """Replace objects in the configuration by text: the model by its name, lists of sentences by files that hold them.
 
     Args:
@@ -115,7 +115,7 @@ def keep_inputs(config: dict[str, Any], model: str, folder: RunFolder) -> list[P
     return files
 
 
-def say_where(folder: Path, where: str | None, in_full: str = "") -> None:
+def print_output_location(folder: Path, where: str | None, in_full: str = "") -> None:
     """Print where the results are, the last lines of every command that writes some.
 
     Args:
@@ -143,7 +143,7 @@ def say_results(result: Result, where: str | None, quiet: bool) -> None:
     terminal.tell(*result.conclusions()[len(answer) :])
     if more and not quiet and not result.config.get("verbose"):
         print("Further tables: --verbose, or `report` of these results.")
-    say_where(result.folder, where)
+    print_output_location(result.folder, where)
 
 
 def writable_folder(path: str | Path, flag_text: str, way_out: str) -> Path:
@@ -301,7 +301,7 @@ class Call:
             UserError: If the folder cannot be written.
         """
         folder = RunFolder(self.place, self.name, f"{model.short_name}-{self.study.name}")
-        keep_inputs(self.config, model.name, folder)
+        save_input_text(self.config, model.name, folder)
         return self.write_into(folder, measure)
 
     def write_into(self, folder: RunFolder | ResumableFolder, measure: Callable[[Path], Measured]) -> Result:

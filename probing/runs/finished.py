@@ -42,7 +42,7 @@ from probing.probes.neuron_profiles import extremes, predicted_classes, profile_
 from probing.probes.pairs import Method, Pair, Ranked, Readings, compare_pair, cross_moments, rank_on_clusters
 from probing.probes.rankings import control_task_shares, mean_contribution, null_rankings
 from probing.probes.removal import PENALTIES
-from probing.probes.retraining import Retraining, strengthened
+from probing.probes.retraining import Retraining, add_retraining_evidence
 from probing.probes.solvers import Penalty
 from probing.probes.training import Lbfgs, Training, online_code, penalised, train_controls, train_probes, training_of
 from probing.probes.transforms import moments_with_constant, of_neurons, transformed, with_constant
@@ -490,7 +490,7 @@ def _measure_classes(
         if isinstance(training.solver, Lbfgs) and all(fit.converged for fit in fits):
             others = {name: path.starts(decades) for name, decades in PENALTIES.items()} if path else {}
             retraining = Retraining(read, layers, trained, training, config.seed, others)
-            evidence, replicates = strengthened(evidence, retraining, config.n_replicates, config.retraining)
+            evidence, replicates = add_retraining_evidence(evidence, retraining, config.n_replicates, config.retraining)
             directions = directions_of(fits, sides.test, probe.penalty_space, config.rotations, config.seed)
             evidence = [
                 replace(layer_evidence, directions=layer_directions)

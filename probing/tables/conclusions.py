@@ -66,7 +66,7 @@ def compare_layers_with_controls(rows: Sequence[Mapping[str, Any]], task: str) -
         task: What the probe predicts.
 
     Returns:
-        What `held_against` says of the last layer where there are no intervals, or is a single layer.
+        What `compare_with_controls` says of the last layer where there are no intervals, or is a single layer.
     """
     if len(rows) == 1:
         return compare_with_controls(rows[0], task)

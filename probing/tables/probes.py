@@ -504,7 +504,7 @@ def _led_by_means(neurons: Rows) -> str:
     return say("led_by_means", layers=layers_named(led)) if led else ""
 
 
-def distrust(
+def caveats(
     accuracy: Rows, neurons: Rows, scores: Rows, task: str, results: Mapping[str, Any], config: Mapping[str, Any],
     beside: Rows = (),
 ) -> list[str]:  # fmt: skip

@@ -19,9 +19,9 @@ from probing.tables.probes import (
     accuracies,
     answer,
     are_unequal,
+    caveats,
     classes_table,
     confusion_shares,
-    distrust,
     layers_table,
     worst_class,
 )
@@ -125,7 +125,7 @@ def test_layers_whose_rankings_are_not_to_be_read_are_named_once() -> None:
     accuracy = [layer(0, 0.9), layer(1, 0.1, flag=UNINFORMATIVE), layer(2, 0.1, flag=UNINFORMATIVE)]
     over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}}
     results = {"layers": [{"layer": i, "converged": i != 2} for i in range(3)], **over}
-    said = distrust(accuracy, [], [], "position", results, {"test_corpus": None})
+    said = caveats(accuracy, [], [], "position", results, {"test_corpus": None})
     assert said[0].startswith("Do not read the rankings of layers 1 and 2:") or "layers 1-2" in said[0]
     assert "layer 2" in said[1]
 
@@ -157,12 +157,12 @@ def test_layers_that_are_led_by_a_mean_are_named_with_what_ranks_otherwise() -> 
     accuracy = [layer(i, 0.9) for i in range(3)]
     over = {"intervals_over": {"unit": "sentence", "n": 100}, "n_sentences": {"test": 100}, "layers": []}
     ranked = [*neurons(0, ["offset", ""]), *neurons(1, ["", "offset"]), *neurons(2, ["offset no-signal", ""])]
-    said = " ".join(distrust(accuracy, ranked, [], "position", over, {"test_corpus": None}))
+    said = " ".join(caveats(accuracy, ranked, [], "position", over, {"test_corpus": None}))
     assert "In layers 0 and 2 the first neuron contributes mostly by its mean" in said
     by_centred = {"test_corpus": None, "sort": "centred"}  # shows other neurons first, and is what would be advised
-    assert "by its mean" not in " ".join(distrust(accuracy, ranked, [], "position", over, by_centred))
+    assert "by its mean" not in " ".join(caveats(accuracy, ranked, [], "position", over, by_centred))
     others = [*neurons(0, ["", "offset"]), *neurons(1, [""]), *neurons(2, [""])]
-    assert "by its mean" not in " ".join(distrust(accuracy, others, [], "position", over, {"test_corpus": None}))
+    assert "by its mean" not in " ".join(caveats(accuracy, others, [], "position", over, {"test_corpus": None}))
 
 
 def scores(label: str, n: int, right: int, n_predicted: int, other: str = "", n_other: int = 0) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from probing.errors import UserError, refuse
 from probing.models import ModelSource, SiteName, layer_numbers, site_of
 from probing.results import layers_named, read_csv, with_named_layer
 from probing.runs import Result, Study
-from probing.runs.call import keep_inputs, places, runs_folder, say_where, tracking
+from probing.runs.call import places, print_output_location, runs_folder, save_input_text, tracking
 from probing.runs.checks import check_documents, check_tables, check_tensors
 from probing.runs.folder import RunFolder, check_name, read_json, read_yaml
 from probing.runs.run import Run, load_fit, read_run
@@ -134,7 +134,7 @@ def fit(
             source, text, token_task, fixed, group_by, probe, selected, evidence_config, watch
         )
         folder = RunFolder(place, name, _default_name(source, config)) if is_main_process() else None
-        input_files = keep_inputs(config, source.model.name, folder) if folder else []
+        input_files = save_input_text(config, source.model.name, folder) if folder else []
         with tracking(folder, wandb, config) as tracker:
             results = measure(
                 sides, others, source.layers, probe, replace(evidence_config, n_heads=n_heads_of(stores[0])),
@@ -185,7 +185,7 @@ def _read(
     from probing.data.labelling import kept_features, read_sides, say_what_is_not_read
     from probing.data.module import READ_AGAIN, control_sides, source_of_control
     from probing.probes.transforms import centred, transform_all
-    from probing.studies.fit.estimate import announced, stages_of_probes
+    from probing.studies.fit.estimate import estimate_callback, stages_of_probes
 
     applicable = [
         name for name in controls if name not in READ_AGAIN or source_of_control(name, source, evidence_config.seed)
@@ -195,7 +195,7 @@ def _read(
     reads = [Cost("reading", 1), *[Cost("reading", again)] * bool(again), *[None] * (is_transformed + probe.bias)]
     compared = [*applicable, *["untransformed"] * is_transformed]
     more = evidence_config.n_replicates, evidence_config.retraining, evidence_config.codes
-    announce = announced(source, text[0], controls, evidence_config.seed, *more, probe)
+    announce = estimate_callback(source, text[0], controls, evidence_config.seed, *more, probe)
     expect([*reads, *stages_of_probes(compared, *more, probe, predicts_numbers(task))])
     say_what_is_not_read(text[0], task, source.say)
     sides, stores = read_sides(source, *text, task, probe, group_by, announce, given)
@@ -280,11 +280,9 @@ def _report(run: Run, where: str | None, quiet: bool, verbose: bool, sort: Order
         terminal.tell(*(sentence for sentence in run.conclusions() if sentence not in sentences))
     else:
         terminal.tell(*bases_lines([row for row in run.bases if row["layer"] == layer], task))
-        terminal.tell(
-            *tables_probes.distrust(rows, neurons, run.class_scores, task, run.results, run.config, run.basis)
-        )
+        terminal.tell(*tables_probes.caveats(rows, neurons, run.class_scores, task, run.results, run.config, run.basis))
     terminal.tell(*probes.transform_lines(run.transform, rows))
-    say_where(run.folder, where, "" if quiet or verbose else tables_probes.IN_FULL)
+    print_output_location(run.folder, where, "" if quiet or verbose else tables_probes.IN_FULL)
 
 
 def _show(run: Run, layer: int, verbose: bool, sort: Order) -> None:
@@ -548,7 +546,7 @@ def _saved_run(
         written.log(tracker, [summary], page)
     run = load_fit(folder.finish())
     if not quiet:
-        say_where(run.folder, tracker.where(run.folder))
+        print_output_location(run.folder, tracker.where(run.folder))
     return run
 
 

@@ -271,7 +271,7 @@ def stages_of_probes(
     return [*(None if numbers else Cost("pass", passes[name]) for name in stages), BRIEF]
 
 
-def announced(
+def estimate_callback(
     source: ActivationSource, corpora: Sequence[Corpus], controls: Sequence[str], seed: int, *options: Any
 ) -> Callable[[Tokens, int, int], None]:
     """Return a function to call when the tokens and classes of a run of `fit` are known, before a model reads them.

@@ -23,7 +23,7 @@ from probing.errors import UserError, did_you_mean, out_of_range, refuse
 from probing.models import from_the_end, layer_numbers, site_of, what_is_a_neuron
 from probing.results import Row, Table, layers_named
 from probing.runs import Result, Study, refuse_several
-from probing.runs.call import say_where, writable_folder
+from probing.runs.call import print_output_location, writable_folder
 from probing.runs.loading import (
     RANKING_KEY,
     TABLES,
@@ -188,7 +188,7 @@ def _report(rankings: Rankings, run: Run, where: str | None, quiet: bool) -> Non
     terminal.tell(*curves_lines(rankings.curves))
     if (rankings.evaluation or rankings.erasure or rankings.curves) and (few := few_clusters(run.results)):
         print(few)
-    say_where(rankings.folder, where)
+    print_output_location(rankings.folder, where)
 
 
 def _sizes(k: int | Sequence[int] | str | None) -> list[int] | None:

@@ -65,7 +65,7 @@ class LanguageModel(ContinuedModule):
 
     Args:
         model: The encoder of transformers with its language-model head.
-        arm: Name of its arm, which says what it is model_inputs of positions.
+        arm: Name of its arm, which says what it is told of positions.
         recipe: How it is trained.
         seed: Seed of dropout. A draw depends only on the seed, the step, the batch and the process, so that a continued
             run draws the same.
