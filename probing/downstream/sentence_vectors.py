@@ -385,14 +385,14 @@ def by_layer(candidates: Sequence[Similarities], sets: Sequence[SentencePairs], 
 
 
 def chosen(
-    everything: Sequence[Similarities], targets: Sequence[SentencePairs], sets: Sequence[SentencePairs], seed: int
+    all_similarities: Sequence[Similarities], targets: Sequence[SentencePairs], sets: Sequence[SentencePairs], seed: int
 ) -> list[Row]:
     """Return the result of each space on each set by either protocol, as in `chosen.csv`.
 
     `gain` is the difference from the plain space under the same protocol, with its interval over resampled pairs.
 
     Args:
-        everything: Cosines for every pooling, layer and space.
+        all_similarities: Cosines for every pooling, layer and space.
         targets: Sets that are reported on.
         sets: All sets that have cosines.
         seed: Seed of the bootstraps.
@@ -400,8 +400,8 @@ def chosen(
     rows: list[Row] = []
     for target in targets:
         draws, on = Draws.of(target.subset, seed), choice(target, sets)
-        for pooling in dict.fromkeys(candidate.pooling for candidate in everything):
-            candidates = [candidate for candidate in everything if candidate.pooling == pooling]
+        for pooling in dict.fromkeys(candidate.pooling for candidate in all_similarities):
+            candidates = [candidate for candidate in all_similarities if candidate.pooling == pooling]
             rows += _chosen_on_other_pairs(candidates, target, on, draws) + _published(candidates, target, draws)
     return rows
 
